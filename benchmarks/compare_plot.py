@@ -11,11 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from matplotlib import rc_context
-
 from llamabatch.tools.compare.plot import figure
 from llamabatch.tools.compare.report import Advice, Report, Row, Spread
-from llamabatch.utils.plotting import STYLE
+from llamabatch.utils.plotting import save
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "compare-tiny.json"
@@ -57,5 +55,4 @@ def _row(row: Mapping[str, Any]) -> Row:
 
 
 if __name__ == "__main__":
-    with rc_context(STYLE):
-        figure(report(json.loads(RESULT.read_text(encoding="utf-8")))).savefig(PICTURE, dpi=110, facecolor="white")
+    save(lambda: figure(report(json.loads(RESULT.read_text(encoding="utf-8")))), PICTURE, dpi=110)

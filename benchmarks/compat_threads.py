@@ -29,7 +29,7 @@ from benchmarks import facts, places
 from llamabatch.compat import Llama
 from llamabatch.gguf.resolve import resolve
 
-QUESTIONS = Path(__file__).resolve().parents[1] / "models" / "heldout.jsonl"
+QUESTIONS = Path(__file__).resolve().parents[1] / "models" / "tiny" / "heldout.jsonl"
 TEXTS = Path(__file__).with_name("prompts-64.txt")
 OURS, LOCKED, LOCKED_ALL = "compat.Llama", "llama_cpp.Llama, lock", "llama_cpp.Llama, lock, all cores"
 

@@ -32,7 +32,7 @@ from benchmarks.process import PeerFailure, ended_by_signals, environment
 from benchmarks.workloads import N_SLOTS, Job, Shape, Workload
 from llamabatch.config import EngineConfig
 from llamabatch.llama.model import Model
-from llamabatch.native_patches.tools import SetupFailure
+from llamabatch.native_build.tools import SetupFailure
 from llamabatch.planning.machine import Machine
 from llamabatch.tools import workload as bundled
 

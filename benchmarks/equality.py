@@ -35,14 +35,14 @@ from llamabatch.llama.batch import Batch
 from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import load
 from llamabatch.llama.model import Model
-from llamabatch.native_patches.tools import cache_dir, make_folder
+from llamabatch.native_build.tools import cache_dir, make_folder
 from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, ScheduledSpan
 from llamabatch.tools.synth import SHAPES
 
-HELDOUT = Path(__file__).parents[1] / "models" / "heldout.jsonl"
+HELDOUT = Path(__file__).parents[1] / "models" / "tiny" / "heldout.jsonl"
 GREEDY = SamplingParams(temperature=0, max_tokens=48)
 SWITCHES = ("GGML_CPU_AMX", "GGML_CPU_TILED_MM")  # of kernels
 WAYS: dict[str, dict[str, object]] = {

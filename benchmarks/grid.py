@@ -1,4 +1,4 @@
-"""The best flags of llama-server for a workload, out of a fixed grid, and their record in a file.
+"""The best flags of llama-server or of another peer for a workload, out of a fixed grid, and their record in a file.
 
 Each combination runs the workload in a cut-down form, once. The best flags are kept in the user's cache for the build,
 the model and the number of threads, and used until one of them changes.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ _GIVE_UP = 1.5
 _LEAST_S = 20.0
 
 Flags = tuple[str, ...]
+Stage = Callable[[Flags], Sequence[Flags]]
 
 
 def combinations() -> list[Flags]:
@@ -51,17 +52,21 @@ class Remembered:
 
     Args:
         key: build, model and threads that they hold for; flags of another key are not used.
+        usual: for workloads that no grid was run for.
+        stages: each gives the combinations to try, from the best one so far.
     """
 
-    def __init__(self, path: Path, key: str) -> None:
-        self._path, self._key = path, key
+    def __init__(
+        self, path: Path, key: str, usual: Flags = USUAL, stages: Sequence[Stage] = (lambda best: combinations(),)
+    ) -> None:
+        self._path, self._key, self._usual, self._stages = path, key, usual, stages
         self.found: dict[str, dict[str, Any]] = {}
         if path.is_file():
             self.found = json.loads(path.read_text(encoding="utf-8")).get(key, {})
 
     def flags(self, name: str) -> Flags:
         """The best ones of a workload, or the usual ones where no grid was run."""
-        return tuple(self.found[name]["flags"]) if name in self.found else USUAL
+        return tuple(self.found[name]["flags"]) if name in self.found else self._usual
 
     def search(
         self, workload: Workload, run: Callable[[Flags, Workload, float], Result], say: Callable[[str], None]
@@ -69,11 +74,11 @@ class Remembered:
         """Run the grid for a workload and keep the best. A combination that fails drops out.
 
         Args:
-            run: (flags, seconds at most) -> the measurement of llama-server; raises PeerFailure.
+            run: (flags, workload, seconds at most) -> the measurement; raises PeerFailure.
         """
         figures: dict[Flags, Result] = {}
         failures: dict[Flags, str] = {}
-        for flags in combinations():
+        for flags in self._combinations(workload, figures, failures):
             try:
                 best = min((figure.wall_s for figure in figures.values()), default=float("inf"))
                 figures[flags] = run(flags, workload.cut(), max(_LEAST_S, best * _GIVE_UP))
@@ -94,6 +99,14 @@ class Remembered:
         self.found[workload.name] = {"flags": list(choose(workload, figures)), "measured": measured, "failed": failed}
         known = json.loads(self._path.read_text(encoding="utf-8")) if self._path.is_file() else {}
         self._path.write_text(json.dumps({**known, self._key: self.found}, indent=1) + "\n", encoding="utf-8")
+
+    def _combinations(
+        self, workload: Workload, figures: Mapping[Flags, Result], failures: Mapping[Flags, str]
+    ) -> Iterator[Flags]:
+        for stage in self._stages:
+            for flags in stage(choose(workload, figures) if figures else ()):
+                if flags not in figures and flags not in failures:
+                    yield flags
 
 
 def text(flags: Flags) -> str:

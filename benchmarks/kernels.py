@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import stock
 from benchmarks.facts import command_line, facts
 from benchmarks.kernels_plot import NO_AMX, PATCHED, STOCK, STOCK_OFF, Point
 from benchmarks.places import ROOT, installed_build, log_folder, synth_model
@@ -35,8 +36,8 @@ from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import library
 from llamabatch.llama.environment import OnLoad, environment_defaults
 from llamabatch.llama.model import Model
-from llamabatch.native_patches import build, stock
-from llamabatch.native_patches.tools import main_guard
+from llamabatch.native_build import machine
+from llamabatch.native_build.tools import main_guard
 from llamabatch.planning.model_facts import ModelFacts
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
@@ -48,7 +49,7 @@ PREFILL = 512
 TIMEOUT_S = 900.0
 SERIES = (STOCK, STOCK_OFF, PATCHED)
 HEADS = {STOCK: "stock ms", STOCK_OFF: "fa off", PATCHED: "patched", NO_AMX: "no AMX"}
-HELDOUT = ROOT / "models" / "heldout.jsonl"
+HELDOUT = ROOT / "models" / "tiny" / "heldout.jsonl"
 
 
 def with_best_rates(points: Sequence[Point]) -> list[Point]:
@@ -209,7 +210,7 @@ def main() -> None:
     for path in filter(None, (args.json, args.picture)):
         path.parent.mkdir(parents=True, exist_ok=True)  # not after ten minutes
     installed_build()  # raises SetupFailure where the library is not ours
-    libraries = stock.libraries(build.make_plan("cpu"))
+    libraries = stock.libraries(machine.make_plan("cpu"))
     series = (*SERIES, NO_AMX) if library.amx_can_be_off() else SERIES
     speed = bandwidth(args.threads)
     options = Options(args.threads, args.steps, args.rounds, libraries, speed, max(args.context), series)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from benchmarks.plot import STYLE
+from llamabatch.utils.plotting import save
 
 STOCK, STOCK_OFF, PATCHED, NO_AMX = "stock", "stock, no flash attention", "patched", "patched, no AMX"
 _COLORS = (
@@ -47,8 +47,7 @@ class Point:
 
 def draw(points: Sequence[Point], series: Sequence[str], path: Path) -> None:
     """Writes the picture; its kind follows from the ending of the name."""
-    with rc_context(STYLE):
-        figure(points, series).savefig(path, dpi=140, facecolor="white")
+    save(lambda: figure(points, series), path, style=STYLE)
 
 
 def figure(points: Sequence[Point], series: Sequence[str]) -> Figure:

@@ -23,17 +23,19 @@ from typing import Any
 
 import click
 
+from benchmarks import stock
 from benchmarks.facts import command_line, facts
 from benchmarks.kernels import bandwidth
 from benchmarks.places import installed_build, log_folder
 from benchmarks.process import Program, ended_by_signals, environment
 from llamabatch.llama.environment import environment_defaults
-from llamabatch.native_patches import build, stock
-from llamabatch.native_patches.tools import main_guard
+from llamabatch.native_build import machine
+from llamabatch.native_build.tools import main_guard
 
 PROGRAM = Path(__file__).parent / "programs" / "steps.py"
 ROOFS = PROGRAM.with_name("roofs.c")
 TIMEOUT_S = 900.0
+_OF_BYTES = ("vpdpbusd", "tdpbssd")
 SERIES = {
     "patched": {},
     "no AMX": {"GGML_CPU_AMX": "0"},
@@ -67,7 +69,7 @@ def shares(point: dict[str, Any], roofs: dict[str, float], read_roof: float) -> 
     if not spent:
         return {}
     products = sum(point["products"].values()) / spent
-    found = {f"of {instruction}": products / roof for instruction, roof in roofs.items()}
+    found = {f"of {name}": products / roofs[name] for name in _OF_BYTES if name in roofs}
     if any(name.startswith("MUL_MAT_ID") for name in point["products"]):
         return found  # few rows read some experts only
     return {**found, "of reading": sum(point["weight_bytes"].values()) / spent / read_roof}
@@ -77,7 +79,7 @@ def start(name: str, model: Path, sequences: int, cells: int, threads: int) -> P
     """The child program of a series, with the model loaded. Raises PeerFailure."""
     env = environment({**os.environ, **environment_defaults(model.stat().st_size), **SERIES[name]})
     if name == "stock":
-        libraries = str(stock.libraries(build.make_plan("cpu")))
+        libraries = str(stock.libraries(machine.make_plan("cpu")))
         env |= {"LLAMA_CPP_LIB_PATH": libraries, "LD_LIBRARY_PATH": libraries}
     log = log_folder() / f"operations-{name.replace(' ', '-')}.log"
     program = Program(name, [sys.executable, str(PROGRAM)], env, log, lines=True)

@@ -26,7 +26,7 @@ from benchmarks.peers.base import LOAD_TIMEOUT_S, SAMPLING, Setup, check_tokens
 from benchmarks.peers.child import PROGRAMS, ChildSession
 from benchmarks.process import PeerFailure, ended_by_signals, environment
 from benchmarks.workloads import N_SLOTS, WORKLOADS, Workload
-from llamabatch.native_patches.tools import SetupFailure
+from llamabatch.native_build.tools import SetupFailure
 from llamabatch.planning.machine import Machine
 from llamabatch.utils.format import significant
 

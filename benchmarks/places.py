@@ -9,13 +9,14 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks import stock
+from benchmarks.llama_programs import PROGRAMS, folder, programs
 from benchmarks.peers.base import Model
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import library
 from llamabatch.llama.model import Model as LoadedModel
-from llamabatch.native_patches import build, source, stock
-from llamabatch.native_patches.programs import PROGRAMS, folder, programs
-from llamabatch.native_patches.tools import SetupFailure, lock, make_folder, run_logged
+from llamabatch.native_build import machine, source
+from llamabatch.native_build.tools import SetupFailure, lock, make_folder, run_logged
 from llamabatch.planning import binding_choice
 from llamabatch.tools import synth
 from llamabatch.utils.paths import cache_dir
@@ -25,6 +26,7 @@ VENV = ROOT / ".venv-bench"
 REQUIREMENTS = Path(__file__).resolve().parent / "requirements.txt"
 SHAPE, QUANT = "qwen2.5-0.5b", "Q8_0"
 LARGER = ("Q4_K_M", "llama-3.2-1b")
+HYBRID, WINDOW = ("Q8_0", "qwen3.5-0.8b"), ("Q8_0", "gemma-3-270m")
 _SERVER = "examples/server/server.py"
 
 Say = Callable[[str], None]
@@ -56,10 +58,12 @@ def describe_model(path: Path) -> Model:
 
 
 def models(names: set[str], say: Say) -> dict[str, Model]:
-    """The models that workloads name: "synth", "synth 1B" and "tiny"."""
+    """The models that workloads name: "synth", "synth 1B", "synth hybrid", "synth window" and "tiny"."""
     paths = {
         "synth": lambda: synth_model(say),
         "synth 1B": lambda: synth_model(say, *LARGER),
+        "synth hybrid": lambda: synth_model(say, *HYBRID),
+        "synth window": lambda: synth_model(say, *WINDOW),
         "tiny": lambda: resolve("tiny"),
     }
     return {name: describe_model(paths[name]()) for name in sorted(names)}
@@ -98,7 +102,7 @@ def built_programs(say: Say) -> Path | None:
 def stock_programs(say: Say) -> Path | None:
     """The same two without our patches, with the flags of the sources' plan; None, with the reason said: not built."""
     try:
-        return stock.stock_programs(build.make_plan("auto"))
+        return stock.stock_programs(machine.make_plan("auto"))
     except SetupFailure as failure:
         say(f"llama-server, stock is left out: {failure}")
         return None
@@ -106,7 +110,7 @@ def stock_programs(say: Say) -> Path | None:
 
 def _programs() -> Path:
     """Always of the build that is installed, or the peers would not run the same library."""
-    installed, plan = installed_build(), build.make_plan("auto")
+    installed, plan = installed_build(), machine.make_plan("auto")
     if installed == plan.key:
         return programs(plan)
     if all((folder(installed) / name).is_file() for name in PROGRAMS):

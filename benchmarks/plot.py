@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from benchmarks.report import (
@@ -22,7 +21,7 @@ from benchmarks.report import (
 )
 from benchmarks.rounds import Series
 from llamabatch.utils.format import seconds, significant
-from llamabatch.utils.plotting import INK
+from llamabatch.utils.plotting import INK, save
 
 STYLE = {
     "font.size": 9.5, "axes.titlesize": 11, "axes.titleweight": "bold",
@@ -40,8 +39,7 @@ _COLUMNS = 3
 
 def draw(series: Sequence[Series], title: str, path: Path) -> None:
     """Writes the picture; its kind follows from the ending of the name."""
-    with rc_context(STYLE):
-        figure(series, title).savefig(path, dpi=140, facecolor="white")
+    save(lambda: figure(series, title), path, style=STYLE)
 
 
 def figure(series: Sequence[Series], title: str) -> Figure:

@@ -17,6 +17,7 @@ OURS, LOOP, LIMIT = "ours", "Llama loop", "limit"
 STOCK, STOCK_BEST = "llama-server, stock", "llama-server, stock, best flags"
 PATCHED, PATCHED_BEST = "llama-server, patched", "llama-server, patched, best flags"
 SERVERS = (STOCK, STOCK_BEST, PATCHED, PATCHED_BEST)
+OPENVINO, OPENVINO_BEST = "OpenVINO GenAI", "OpenVINO GenAI, best settings"
 SCHEMA_VERSION = 1
 
 # Tokens/s of ours over the peer's, at least.
@@ -31,6 +32,10 @@ TARGETS: Mapping[str, Mapping[str, float]] = {
     "long prompt among talkers": dict.fromkeys(SERVERS, 1.0),
     "busy laptop": {STOCK: 5.0, STOCK_BEST: 5.0, PATCHED: 3.0, PATCHED_BEST: 1.5, LOOP: 5.0},
     "tiny": {STOCK: 3.0, STOCK_BEST: 3.0, PATCHED: 1.5, PATCHED_BEST: 1.5, LOOP: 5.0, LIMIT: 0.85},
+    "shared prefix, hybrid": {STOCK: 4.0, STOCK_BEST: 4.0},
+    "second turn, hybrid": {},
+    "shared prefix, window": {},
+    "second turn, window": {},
 }
 # Figures of ours over the peer's, at most.
 MOST_GAP = 0.5  # p95 gap between tokens, over any llama-server's
@@ -180,6 +185,7 @@ def _series(row: Series) -> dict[str, Any]:
                 "first_token_s": _rounded(r.first_token_s),
                 "peak_memory_bytes": r.peak_memory_bytes,
                 "client_cpu_s": _rounded(r.client_cpu_s),
+                "others_cpu_percent": _rounded(r.others_cpu_percent),
                 "counts": r.facts.get("counts"),
             }
             for r in row.results

@@ -43,14 +43,15 @@ def run(
         series += rows
         for number in range(rounds):
             # each peer begins once: the first one meets a colder machine
-            for at in _turned(len(rows), number):
+            for at in turned(len(rows), number):
                 if rows[at].failure is None:
                     _measure(setup, workload, measured[at], rows[at], f"{seed}-{workload.name}-{number}", say)
             after_round(series)
     return series
 
 
-def _turned(n: int, by: int) -> list[int]:
+def turned(n: int, by: int) -> list[int]:
+    """The numbers below n in order, from another one on."""
     return [(i + by) % n for i in range(n)]
 
 

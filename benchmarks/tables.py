@@ -2,9 +2,11 @@
 
 python -m benchmarks.tables [FILE.json]...
 
-With files, which lie in benchmarks/results, the tables get their figures; without, those of the files that they name.
-README's columns are llamabatch, the stock llama-server and the loop; docs/benchmarks.md has all peers. A file without
-the stock llama-server leaves README with the patched one, and the page says so.
+Each table names its files. With FILES, which lie in benchmarks/results, the table that names one of them gets their
+figures, or the only table of a page does; the other tables are filled from the files that they name. README's columns
+are llamabatch, the stock llama-server, OpenVINO GenAI and the loop; docs/benchmarks.md has all peers. A file without
+the stock llama-server leaves README with the patched one, and the page says so. A workload of which a peer has fewer
+rounds than the file has at most is left out: its run was stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 import click
 
 from benchmarks import report
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import PEER_WORKLOADS, WORKLOADS
 from llamabatch.utils.format import seconds, significant
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,9 +32,10 @@ _BEGIN, _END = "<!-- measured:begin", "<!-- measured:end -->"
 _BLOCK = re.compile(re.escape(_BEGIN) + r"(?P<files>[^>]*)-->\n(?P<body>.*?)" + re.escape(_END), re.DOTALL)
 
 _STOCK = (report.STOCK, report.STOCK_BEST)
-_README_PEERS = (report.OURS, *_STOCK, report.LOOP, report.LIMIT)
+_OPENVINO = (report.OPENVINO, report.OPENVINO_BEST)
+_README_PEERS = (report.OURS, *_STOCK, report.OPENVINO_BEST, report.LOOP, report.LIMIT)
 _ALL_PEERS = (
-    report.OURS, *report.SERVERS, "xllamacpp", "llama-cpp-python server", report.LOOP, report.LIMIT,
+    report.OURS, *report.SERVERS, *_OPENVINO, "xllamacpp", "llama-cpp-python server", report.LOOP, report.LIMIT,
 )  # fmt: skip
 PAGES: Mapping[str, tuple[str, ...]] = {"README.md": _README_PEERS, "docs/benchmarks.md": _ALL_PEERS}
 
@@ -49,6 +52,13 @@ ROWS = {
     "the same, p95 between a talker's tokens": ("long prompt among talkers", "p95_gap_s"),
     "burst beside a busy process": ("busy laptop", "tokens_per_s"),
     "tiny: 256 x (16..256 + 8..256)": ("tiny", "tokens_per_s"),
+    "ragged: 32 x (16..256 + 8..256)": ("ragged, 32 requests", "tokens_per_s"),
+    "SmolLM2-135M at Q4_1, burst": ("burst, SmolLM2 Q4_1", "tokens_per_s"),
+    "the same, ragged": ("ragged, 32 requests, SmolLM2 Q4_1", "tokens_per_s"),
+    "the same, shared prefix": ("shared prefix, SmolLM2 Q4_1", "tokens_per_s"),
+    "the same, shared prefix in the cache": ("shared prefix, warm, SmolLM2 Q4_1", "tokens_per_s"),
+    "the same, one request": ("one request, SmolLM2 Q4_1", "tokens_per_s"),
+    "the same, first token of 1,500": ("one long prompt, SmolLM2 Q4_1", "first_token_s"),
 }
 _NAMES = {report.OURS: "llamabatch", report.LOOP: "loop over `llama_cpp.Llama`"}
 _IS_STOCK = (
@@ -57,9 +67,12 @@ _IS_STOCK = (
 )
 _MEANINGS = {
     report.STOCK: f"{_IS_STOCK} It has its defaults with `-np 32`.",
-    report.STOCK_BEST: "Best flags are the best of a grid of eight for each workload, and of the defaults.",
+    report.STOCK_BEST: "Best flags are the best of the defaults and a grid of eight, without a grid its usual winner.",
     report.PATCHED: "llama-server, patched is built from the same tree as llamabatch, our kernels included, and has "
     "its defaults with `-np 32`.",
+    report.OPENVINO: "OpenVINO GenAI reads the same file, and has its defaults, among them a cache of 8 bits.",
+    report.OPENVINO_BEST: "OpenVINO GenAI has the better of its defaults and a grid's settings, without a grid 2,048 "
+    "tokens in a batch and the prefix cache; its cache has 8 bits.",
     report.LIMIT: "The limit is llama-batched-bench of the patched tree, which samples nothing.",
 }
 _NO_STOCK = "The stock llama-server was not measured."
@@ -111,9 +124,12 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
         document = json.loads(path.read_text(encoding="utf-8"))
         _check(path, document)
         about = document["machine"]
-        machines.append(f"{about['cores']} cores of {about['cpu']}")
+        machines.append(f"{about['cores']} cores of {about['cpu']}{_amx(document)}")
         rounds.add(document["options"]["rounds"])
+        stopped = _stopped(document)
         for row in document["series"]:
+            if row["workload"] in stopped:
+                continue
             medians[row["workload"], row["peer"]] = row["median"]
             options = row["facts"].get("options", {})
             if row["peer"] == report.OURS and row["workload"] in report.GAPS and "prefill_share" not in options:
@@ -123,14 +139,30 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
     return Figures(tuple(names), medians, tuple(sorted(rounds)), machines[0], tuple(notes))
 
 
+def _amx(document: Mapping[str, Any]) -> str:
+    """Whether a Xeon shows its AMX, as virtual machines need not."""
+    if "Xeon" not in document["machine"]["cpu"] or "cpu_flags" not in document:
+        return ""
+    return " with AMX" if "amx_int8" in document["cpu_flags"] else " without AMX"
+
+
+def _stopped(document: Mapping[str, Any]) -> set[str]:
+    """The workloads of which a peer has some rounds, but not all, or none and no failure: its run was stopped."""
+    most = document["options"]["rounds"]
+    return {
+        row["workload"] for row in document["series"]
+        if len(row["rounds"]) < most and (row["rounds"] or row.get("failure") is None)
+    }  # fmt: skip
+
+
 def _check(path: Path, document: Mapping[str, Any]) -> None:
     options = document.get("options", {})
     if "series" not in document or "quick" not in options:
-        raise click.ClickException(f"{path} is no file of python -m benchmarks.bench")
+        raise click.ClickException(f"{path} is no file of python -m benchmarks.bench or bench_peers")
     shortened = [name for name in ("quick", "cut") if options[name]]
     if shortened:
         raise click.ClickException(f"{path} is of a run with --{shortened[0]}; the tables hold whole runs alone")
-    unknown = {row["workload"] for row in document["series"]} - WORKLOADS.keys()
+    unknown = {row["workload"] for row in document["series"]} - WORKLOADS.keys() - PEER_WORKLOADS.keys()
     if unknown:
         raise click.ClickException(f"{path} has the workload {min(unknown)!r}, of which no row is known")
 
@@ -158,11 +190,21 @@ def block(figures: Figures, peers: Sequence[str], results: str) -> str:
     header = ["workload", *(_NAMES.get(peer, peer) for peer in columns)]
     table = [header, ["---"] * len(header)]
     for label, (workload, figure) in ROWS.items():
-        values = [figures.medians.get((workload, peer), {}).get(figure) for peer in columns]
+        values = [_value(figures, workload, peer, figure) for peer in columns]
         if any(values):
             table.append([label, *map(_cell, [figure] * len(values), columns, values, [values[0]] * len(values))])
     text = "\n".join(f"| {' | '.join(cells)} |".replace("|  ", "| ") for cells in table).replace("| --- ", "|---")
     return "\n".join(lines) + "\n\n" + text.replace("--- |", "---|") + "\n"
+
+
+def _value(figures: Figures, workload: str, peer: str, figure: str) -> float | None:
+    """The median of a peer; of best settings the better of these and the defaults."""
+    pair = next((each for each in (_STOCK, _OPENVINO) if each[1] == peer), (peer,))
+    found = [figures.medians.get((workload, name), {}).get(figure) for name in pair]
+    measured = [value for value in found if value]
+    if not found[-1] or not measured:
+        return None
+    return max(measured) if figure == "tokens_per_s" else min(measured)
 
 
 def _cell(figure: str, peer: str, value: float | None, ours: float | None) -> str:
@@ -182,11 +224,16 @@ def _cell(figure: str, peer: str, value: float | None, ours: float | None) -> st
 
 def fill(text: str, peers: Sequence[str], results: str, names: Sequence[str] = ()) -> str:
     """A page with its table anew, from the files `names`, or else from those that its first line names."""
-    if len(_BLOCK.findall(text)) != 1:
-        raise click.ClickException(f"the page has no single pair of lines {_BEGIN} FILE... --> and {_END}")
+    tables = [set(found["files"].split()) for found in _BLOCK.finditer(text)]
+    if not tables:
+        raise click.ClickException(f"the page has no pair of lines {_BEGIN} FILE... --> and {_END}")
+    if names and len(tables) > 1 and sum(bool(each & set(names)) for each in tables) != 1:
+        raise click.ClickException(f"not exactly one table of the page names one of {', '.join(names)}")
 
     def anew(found: re.Match[str]) -> str:
-        files = names or found["files"].split()
+        files = found["files"].split()
+        if names and (len(tables) == 1 or set(files) & set(names)):
+            files = list(names)
         return f"{_BEGIN} {' '.join(files)} -->\n{block(read(files), peers, results)}{_END}"
 
     return _BLOCK.sub(anew, text)

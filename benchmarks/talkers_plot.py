@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from benchmarks import report
 from benchmarks.talkers_curve import Point, read
-from llamabatch.utils.plotting import OURS, STYLE, tidy
+from llamabatch.utils.plotting import OURS, save, tidy
 
 _PANELS = {"p99_gap_s": "99 of 100 gaps are shorter", "max_gap_s": "The longest gap"}
 _CURVES = {
@@ -26,8 +25,7 @@ _CURVES = {
 
 def draw(points: Sequence[Point], machine: str, path: Path) -> None:
     """Writes the picture; its kind follows from the ending of the name."""
-    with rc_context(STYLE):
-        figure(points, machine).savefig(path, dpi=140, facecolor="white")
+    save(lambda: figure(points, machine), path)
 
 
 def figure(points: Sequence[Point], machine: str) -> Figure:

@@ -45,10 +45,11 @@ class Workload:
     """A row of the table in docs/benchmarks.md.
 
     Attributes:
-        model: "synth", "synth 1B" or "tiny".
+        model: "synth", "synth 1B", "synth hybrid", "synth window" or "tiny".
         n_ctx: tokens that one request may use; a multiple of 256, to which llama.cpp rounds.
         shared: tokens at the front of every prompt that are the same in all of them.
         warm: the same number of requests with the same shared part went before, with other ids behind it.
+        second_turn: of a warm one: the shared part alone went before, as the first turn of a chat.
         neighbour: one other process uses a whole core meanwhile.
         streamed: tokens are delivered one by one, and the gaps between them are measured.
         loop_every: the loop over llama_cpp.Llama runs only every n-th request, by length: its speed depends on the
@@ -64,6 +65,7 @@ class Workload:
     streamed: bool = False
     loop_every: int = 4
     warm: bool = False
+    second_turn: bool = False
 
     @property
     def n_generated(self) -> int:
@@ -89,7 +91,8 @@ class Workload:
         if not self.warm:
             return []
         n = self.shared
-        prompts = [[*job.prompt[:n], *_ids(rng, n_vocab, len(job.prompt) - n)] for job in jobs]
+        behind = [0 if self.second_turn else len(job.prompt) - n for job in jobs]
+        prompts = [[*job.prompt[:n], *_ids(rng, n_vocab, more)] for job, more in zip(jobs, behind, strict=True)]
         return [dataclasses.replace(job, prompt=prompt) for job, prompt in zip(jobs, prompts, strict=True)]
 
     def warm_up(self, rng: random.Random, n_vocab: int, n: int = N_SLOTS) -> list[Job]:
@@ -136,6 +139,7 @@ def _ragged(n: int, prompts: tuple[int, int], generated: tuple[int, int]) -> tup
 
 
 _BURST = tuple([Shape(64, 64)] * 32)
+_SHARED = tuple([Shape(544, 64)] * 32)
 _TALK = (
     *[Shape(64, 128)] * TALKERS,
     *[Shape(2000, 16, arrival_s, talker=False) for arrival_s in (1.5, 3.0, 4.5, 6.0)],
@@ -147,12 +151,41 @@ WORKLOADS = {
         Workload("burst", "synth", _BURST, n_ctx=256),
         Workload("burst, 1B Q4_K_M", "synth 1B", _BURST, n_ctx=256),
         Workload("ragged", "synth", _ragged(96, (16, 256), (8, 256)), n_ctx=512, loop_every=8),
-        Workload("shared prefix", "synth", tuple([Shape(544, 64)] * 32), n_ctx=768, shared=512),
-        Workload("shared prefix, warm", "synth", tuple([Shape(544, 64)] * 32), n_ctx=768, shared=512, warm=True),
+        Workload("shared prefix", "synth", _SHARED, n_ctx=768, shared=512),
+        Workload("shared prefix, warm", "synth", _SHARED, n_ctx=768, shared=512, warm=True),
         Workload("one request", "synth", (Shape(64, 128),), n_ctx=256, loop_every=1),
         Workload("one long prompt", "synth", (Shape(1500, 16),), n_ctx=2048, streamed=True),
         Workload("long prompt among talkers", "synth", _TALK, n_ctx=2048, streamed=True),
         Workload("busy laptop", "synth", _BURST, n_ctx=256, neighbour=True, loop_every=16),
         Workload("tiny", "tiny", _ragged(256, (16, 256), (8, 256)), n_ctx=512, loop_every=8),
+        *(
+            workload
+            for kind in ("hybrid", "window")
+            for workload in (
+                Workload(f"shared prefix, {kind}", f"synth {kind}", _SHARED, n_ctx=768, shared=512),
+                Workload(
+                    f"second turn, {kind}", f"synth {kind}", (Shape(2100, 32),), n_ctx=2304, shared=2000, warm=True,
+                    second_turn=True, streamed=True,
+                ),
+            )
+        ),
     )
+}  # fmt: skip
+
+PEER_MODELS = {"synth": "", "synth 1B": "1B Q4_K_M", "smollm2": "SmolLM2 Q4_1"}
+"""The models of bench_peers.py, and how its workloads are called."""
+
+
+def _peer_workloads(model: str, suffix: str) -> list[Workload]:
+    kinds = [WORKLOADS[name] for name in ("burst", "one request", "shared prefix", "shared prefix, warm")]
+    fewer = _ragged(32, (16, 256), (8, 256))
+    kinds.append(dataclasses.replace(WORKLOADS["ragged"], name="ragged, 32 requests", shapes=fewer))
+    kinds.append(WORKLOADS["one long prompt"])
+    return [
+        dataclasses.replace(kind, name=f"{kind.name}, {suffix}" if suffix else kind.name, model=model) for kind in kinds
+    ]
+
+
+PEER_WORKLOADS = {
+    workload.name: workload for name, suffix in PEER_MODELS.items() for workload in _peer_workloads(name, suffix)
 }

@@ -14,26 +14,31 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "llamabatch"
 IMAGES = ROOT / "docs" / "images"
+SERVER = PACKAGE / "server"
+FILES = ("errors", "options", "openapi", "vertex", "application", "run")  # rooms of one file
 
 INK, PALE, LINE = "#1f2933", "#f4f6f8", "#9aa5b1"
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"  # Okabe and Ito
 STYLE = "font-family: system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 
-def room_of(module: str) -> str | None:
-    """The room of a dotted module; None for what is no room."""
+def room_of(module: str, package: Path = PACKAGE) -> str | None:
+    """The room of a dotted module within a package: a folder, or a file that stands beside the folders; None for what
+    is no room."""
     parts = module.split(".")
-    if parts[0] != "llamabatch" or len(parts) < 2:
+    place = len(package.relative_to(ROOT).parts)
+    if parts[:place] != list(package.relative_to(ROOT).parts) or len(parts) <= place:
         return None
-    return parts[1] if (PACKAGE / parts[1] / "__init__.py").exists() or parts[1] in ("errors", "config") else None
+    room = parts[place]
+    return room if (package / room / "__init__.py").exists() or room in FILES else None
 
 
-def rooms() -> dict[str, set[str]]:
-    """Room -> the rooms that its files import, function-level imports included."""
+def rooms(package: Path = PACKAGE) -> dict[str, set[str]]:
+    """Room -> the rooms of the package that its files import, function-level imports included."""
     edges: dict[str, set[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        own = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
-        if own is None or own == "models":
+    for path in sorted(package.rglob("*.py")):
+        own = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts), package)
+        if own is None or own == "bundled":
             continue
         edges.setdefault(own, set())
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -42,7 +47,8 @@ def rooms() -> dict[str, set[str]]:
                 named = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 named = [f"{node.module}.{alias.name}" for alias in node.names]
-            edges[own] |= {room for room in map(room_of, named) if room not in (None, own, "models")}  # type: ignore[misc]
+            found = (room_of(name, package) for name in named)
+            edges[own] |= {room for room in found if room not in (None, own, "bundled")}  # type: ignore[misc]
     return edges
 
 
@@ -77,19 +83,21 @@ def direct(edges: dict[str, set[str]]) -> list[tuple[str, str]]:
     ]
 
 
-def sentence(room: str) -> str:
+def sentence(room: str, package: Path = PACKAGE) -> str:
     """The beginning of the room's docstring, up to its first full stop or colon."""
-    path = PACKAGE / room / "__init__.py"
-    text = ast.get_docstring(ast.parse((path if path.exists() else PACKAGE / f"{room}.py").read_text(encoding="utf-8")))
+    path = package / room / "__init__.py"
+    text = ast.get_docstring(ast.parse((path if path.exists() else package / f"{room}.py").read_text(encoding="utf-8")))
     first = " ".join((text or "").split())
     for mark in (". ", ": ", "; ", ", "):
         first = first.split(mark)[0]
     return first.rstrip(".")
 
 
-def rooms_picture() -> str:
-    """A box a room, the rooms that import nothing at the bottom."""
-    edges = rooms()
+def rooms_picture(
+    package: Path = PACKAGE, title: str = "The rooms of llamabatch and their imports", margin: int = 20
+) -> str:
+    """A box a room, the rooms that import nothing at the bottom; lines may pass in the margins."""
+    edges = rooms(package)
     depth = depths(edges)
     rows: dict[int, list[str]] = {}
     for room in sorted(edges, key=lambda name: (name in ("errors", "config"), name)):
@@ -97,8 +105,8 @@ def rooms_picture() -> str:
     width, height, step, top = 960, 44, 70, 20
     at: dict[str, tuple[float, float, float]] = {}
     for level, names in rows.items():
-        box_width = min(290.0, (width - 100) / len(names) - 20)
-        gap = min(110.0, (width - 40 - len(names) * box_width) / max(1, len(names) - 1))  # lines pass in it
+        box_width = min(290.0, (width - 60 - 2 * margin) / len(names) - 20)
+        gap = min(110.0, (width - 2 * margin - len(names) * box_width) / max(1, len(names) - 1))  # lines pass in it
         for i, name in enumerate(names):
             middle = width / 2 + (i - (len(names) - 1) / 2) * (box_width + gap)
             at[name] = (middle - box_width / 2, top + step * level, box_width)
@@ -111,11 +119,16 @@ def rooms_picture() -> str:
             taken.append(lane)
         parts.append(connection(x1 + w1 / 2, y1 + height, x2 + w2 / 2, y2, lane if between else None, step - height))
     for name, (x, y, w) in at.items():
-        parts.append(box(x, y, w, height, name, sentence(name), ORANGE if name == "llama" else INK))
+        parts.append(box(x, y, w, height, name, sentence(name, package), ORANGE if name == "llama" else INK))
     bottom = top + step * len(rows) + 24
     note = "An arrow goes from a room to one that it imports; arrows that a longer way implies are left out."
     parts.append(text(width / 2, bottom - 12, note, size=12, color="#52606d"))
-    return svg(width, bottom, parts, "The rooms of llamabatch and their imports")
+    return svg(width, bottom, parts, title)
+
+
+def server_picture() -> str:
+    """The same of the server."""
+    return rooms_picture(SERVER, "The rooms of the server and their imports", margin=70)
 
 
 def free_lane(boxes: list[tuple[float, float]], taken: list[float], wanted: float) -> float:
@@ -276,7 +289,12 @@ def svg(width: int, height: int, parts: Iterable[str], title: str) -> str:
     )
 
 
-PICTURES = {"rooms.svg": rooms_picture, "threads.svg": threads_picture, "slots.svg": slots_picture}
+PICTURES = {
+    "rooms.svg": rooms_picture,
+    "server_rooms.svg": server_picture,
+    "threads.svg": threads_picture,
+    "slots.svg": slots_picture,
+}
 
 
 if __name__ == "__main__":

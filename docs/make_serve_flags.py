@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from llamabatch.cli.flag_rows import LLAMA, MANY, VLLM, Row
+from llamabatch.cli.flag_table import LLAMA, MANY, VLLM, Row
 from llamabatch.cli.serve_flags import ROWS, meaning
 
 PAGE = Path(__file__).with_name("serve_flags.md")

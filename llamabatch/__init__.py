@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from llamabatch.utils.version import __version__
 
 TYPE_CHECKING = False  # typing itself takes longer to import than all the rest
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
         UnknownOptionError,
         UnknownParameterError,
     )
-    from llamabatch.gguf.metadata import MetadataArray
+    from llamabatch.gguf.header import MetadataArray
     from llamabatch.monitor.monitor import Monitor
     from llamabatch.planning.capacity import Plan
     from llamabatch.request.logprobs import Logprob
@@ -117,7 +119,7 @@ _NAMES = {
         "UnknownOptionError",
         "UnknownParameterError",
     ),
-    "gguf.metadata": ("MetadataArray",),
+    "gguf.header": ("MetadataArray",),
     "monitor.monitor": ("Monitor",),
     "planning.capacity": ("Plan",),
     "request.logprobs": ("Logprob",),
@@ -152,7 +154,29 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name != module:
             raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    others = importlib.import_module("llamabatch.utils.other_names")
+    absent = importlib.import_module("llamabatch.utils.absent")
+    missing: Exception = absent.absent_from(__name__, name, others.OF_PACKAGE | others.MODULES)
+    raise missing
+
+
+class _OtherModules:
+    """Python's last finder of modules: of vLLM's and llama_cpp's, the error says what there is in their place."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """None, for any module but those. Raises ModuleNotFoundError."""
+        package, _, rest = name.partition(".")
+        if package != __name__ or not rest:
+            return
+        import importlib
+
+        modules = importlib.import_module("llamabatch.utils.other_names").MODULES
+        if rest in modules:
+            raise ModuleNotFoundError(f"there is no module {name}: {modules[rest]}", name=name)
+
+
+sys.meta_path.append(_OtherModules)
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+# Control characters but tab and newline, marks that turn the direction of text, separators of lines, lone surrogates.
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """A text for people, with Python's escapes in place of characters that a terminal would obey or cannot show: the
+    name of a file may hold any."""
+    return _INVISIBLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class LlamaBatchError(Exception):
@@ -38,6 +48,9 @@ class LlamaBatchError(Exception):
     """
 
     outputs: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 class InputError(LlamaBatchError, ValueError):
@@ -77,10 +90,12 @@ class ContextLengthError(PromptError):
 
     Attributes:
         n_tokens: of the prompt. n_allowed: n_ctx; for a text to embed, the smaller of n_ctx and n_batch.
+        is_cured_by_n_ctx: a larger n_ctx takes it, as n_tokens are counted and nothing else bounds them.
     """
 
     n_tokens: int = 0
     n_allowed: int = 0
+    is_cured_by_n_ctx: bool = False
 
 
 class JobStoppedError(InputError):

@@ -1,11 +1,9 @@
-"""The client that has the engine, behind those of an LLM that count requests or take answers apart."""
+"""The client that has the engine, behind the front of an LLM."""
 
 from llamabatch.client.base import EngineClient
-from llamabatch.client.middleware import PassingClient
+from llamabatch.client.front_client import FrontClient
 
 
 def innermost(llm) -> EngineClient:
     client = llm._client
-    while isinstance(client, PassingClient):
-        client = client.inner
-    return client
+    return client.inner if isinstance(client, FrontClient) else client

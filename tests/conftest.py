@@ -1,5 +1,6 @@
 """Fixtures of all tests."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from llamabatch.planning import profile_store
+from tests import paced
 
 # The same examples each time, however slow the machine: `--hypothesis-profile search` looks for others.
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -100,3 +102,25 @@ class Begun:
 def begun():
     """By the test."""
     return Begun()
+
+
+def pytest_itemcollected(item):
+    """A test that paces steps is one in which time matters."""
+    if "steps" in inspect.signature(getattr(item, "function", None) or print).parameters:
+        item.add_marker("timed")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def speed_of_steps():
+    """What LLAMABATCH_TEST_SPEED says, here and in all that tests start: `slow`, `instant`, or as they come."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get(paced.SPEED):
+            paced.set_speed(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """Holds and paces the steps of the engines that a test of the module makes, and those of their children."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield paced.Steps(tmp_path_factory.mktemp("paced") / "order", patch)

@@ -1,4 +1,5 @@
-"""The manifests of deploy/kubernetes as kustomize makes them, as far as they use it: resources, images, patches."""
+"""The manifests of deploy/kubernetes as kustomize makes them, as far as they use it: resources, generated ConfigMaps,
+images, patches, replacements; labels of kustomizations are left out."""
 
 import copy
 from pathlib import Path
@@ -20,8 +21,21 @@ def rendered(name):
     """The objects of a folder by their kind."""
     folder = DEPLOY / "kubernetes" / name
     [kustomization] = documents(folder / "kustomization.yaml")
-    found = {each["kind"] + "/" + each["metadata"]["name"]: each
-             for file in kustomization["resources"] for each in documents(folder / file)}  # fmt: skip
+    found = {}
+    for resource in kustomization["resources"]:
+        if (folder / resource).is_dir():
+            found |= rendered((folder / resource).resolve().name)
+        else:
+            found |= {f"{each['kind']}/{each['metadata']['name']}": each for each in documents(folder / resource)}
+    for made in kustomization.get("configMapGenerator", ()):
+        data = {file: (folder / file).read_text(encoding="utf-8") for file in made["files"]}
+        metadata = {"name": made["name"], "labels": made["options"]["labels"]}
+        found[f"ConfigMap/{made['name']}"] = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata,
+            "data": data,
+        }
     for patch in kustomization.get("patches", ()):
         [operations] = documents(folder / patch["path"])
         apply(operations, found[f"{patch['target']['kind']}/{patch['target']['name']}"])
@@ -29,6 +43,13 @@ def rendered(name):
         for container in containers(list(found.values())):
             if container["image"] == image["name"]:
                 container["image"] = f"{image['newName']}:{image['newTag']}"
+    for each in kustomization.get("replacements", ()):
+        source = each["source"]
+        value = at(source["fieldPath"].split("."), found[f"{source['kind']}/{source['name']}"])
+        for target in each["targets"]:
+            for path in target["fieldPaths"]:
+                *steps, last = path.split(".")
+                at(steps, found[f"{target['select']['kind']}/{target['select']['name']}"])[last] = value
     return found
 
 
@@ -36,7 +57,8 @@ def containers(document):
     """All containers, at any depth."""
     inner = list(document.values()) if isinstance(document, dict) else document if isinstance(document, list) else []
     found = [each for value in inner for each in containers(value)]
-    return found + (document.get("containers", []) if isinstance(document, dict) else [])
+    own = document if isinstance(document, dict) else {}
+    return found + own.get("initContainers", []) + own.get("containers", [])
 
 
 def pod(workload):
@@ -48,11 +70,16 @@ def apply(operations, document):
     for operation in operations:
         assert operation["op"] == "add"
         *path, last = operation["path"].strip("/").split("/")
-        at = document
-        for step in path:
-            at = at[int(step)] if isinstance(at, list) else at[step]
+        parent = at(path, document)
         value = copy.deepcopy(operation["value"])
-        if isinstance(at, list):
-            at.insert(len(at) if last == "-" else int(last), value)
+        if isinstance(parent, list):
+            parent.insert(len(parent) if last == "-" else int(last), value)
         else:
-            at[last] = value
+            parent[last] = value
+
+
+def at(path, document):
+    """What stands at a path of names and numbers."""
+    for step in path:
+        document = document[int(step)] if isinstance(document, list) else document[step]
+    return document

@@ -10,12 +10,12 @@ import os
 import shutil
 from pathlib import Path
 
-from llamabatch.native_patches import binding, helper, source
-from llamabatch.native_patches.build import make_plan
-from llamabatch.native_patches.plan import MARKER, Plan
-from llamabatch.native_patches.programs import PROGRAMS, compile_targets, flags
-from llamabatch.native_patches.tools import SetupFailure, cache_dir, make_folder
-from llamabatch.native_patches.user_build import marker
+from benchmarks.llama_programs import PROGRAMS, compile_targets, flags
+from llamabatch.native_build import binding, recipe, sampler_library, source
+from llamabatch.native_build.builds import marker
+from llamabatch.native_build.machine import make_plan
+from llamabatch.native_build.plan import MARKER, Plan
+from llamabatch.native_build.tools import SetupFailure, cache_dir, make_folder
 from llamabatch.utils.version import __version__
 
 _LIBRARIES = (".so", ".dylib")
@@ -23,7 +23,7 @@ TARGETS = ("llama", "mtmd", *PROGRAMS)
 _SHARED = (
     "-DBUILD_SHARED_LIBS=ON",
     "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # programs find the libraries beside them, wherever the folder goes
-    f"-DCMAKE_PROJECT_INCLUDE={binding.OWN_NAMES}",
+    f"-DCMAKE_PROJECT_INCLUDE={recipe.OWN_NAMES}",
 )
 
 
@@ -64,9 +64,9 @@ def build(backend: str, log: Path) -> Plan:
     for path in made.iterdir():
         if path.suffix in _LIBRARIES or path.name in PROGRAMS:
             shutil.copy2(path, libraries / path.name)
-    if not any(path.stem == f"lib{binding.PREFIX}llama" for path in libraries.iterdir()):
-        raise SetupFailure(f"The build made no library {binding.PREFIX}llama: see {log}.")
-    helper.compile_library(libraries / helper.LIBRARY)
+    if not any(path.stem == f"lib{recipe.PREFIX}llama" for path in libraries.iterdir()):
+        raise SetupFailure(f"The build made no library {recipe.PREFIX}llama: see {log}.")
+    sampler_library.compile_library(libraries / sampler_library.LIBRARY)
     binding.prove(ready / binding.PACKAGE)
     shutil.rmtree(package(plan), ignore_errors=True)
     os.replace(ready / binding.PACKAGE, package(plan))

@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.gpu import build, report
 from llamabatch.llama.rpc import SERVERS_VARIABLE
-from llamabatch.native_patches.build import default_backend, make_plan
-from llamabatch.native_patches.tools import SetupFailure, main_guard, make_folder, say
+from llamabatch.native_build.machine import default_backend, make_plan
+from llamabatch.native_build.tools import SetupFailure, main_guard, make_folder, say
 from llamabatch.planning.binding_choice import VARIABLE
 from llamabatch.utils.atomic_file import write_text
 

@@ -21,8 +21,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.places import ROOT, log_folder
-from llamabatch.native_patches import source
-from llamabatch.native_patches.tools import SetupFailure, explain, main_guard, make_folder, run_logged, say
+from llamabatch.native_build import source
+from llamabatch.native_build.tools import SetupFailure, explain, main_guard, make_folder, run_logged, say
 
 MOST_BYTES = 60 * 2**20
 FOLDER = "gpu-check"

@@ -30,8 +30,8 @@ from benchmarks.workloads import WORKLOADS, Shape, Workload
 from llamabatch import LLM, SamplingParams
 from llamabatch.llama import library
 from llamabatch.llama.rpc import SERVERS_VARIABLE
-from llamabatch.native_patches.build import make_plan
-from llamabatch.native_patches.tools import make_folder
+from llamabatch.native_build.machine import make_plan
+from llamabatch.native_build.tools import make_folder
 from llamabatch.planning.binding_choice import VARIABLE
 from llamabatch.planning.machine import Machine
 from llamabatch.tools import synth

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.process import PeerFailure, neighbour
-from benchmarks.workloads import Job, Workload
+from benchmarks.workloads import N_SLOTS, Job, Workload
+from llamabatch.monitor.host import MachineSampler
 from llamabatch.tools.processes import PeakMemory
 
 SAMPLING = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.0}
@@ -79,6 +80,7 @@ class Result:
         times_s: of each job's tokens since the start, where tokens were delivered one by one.
         began_s: of each job's request since the start, there.
         first_token_s: from the request to its first token, the mean of those that are not talkers, or of all, there.
+        others_cpu_percent: of the CPU that other processes used meanwhile, the workload's own neighbour among them.
     """
 
     wall_s: float
@@ -90,6 +92,7 @@ class Result:
     times_s: list[list[float]] = field(default_factory=list)
     began_s: list[float] = field(default_factory=list)
     first_token_s: float | None = None
+    others_cpu_percent: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -139,27 +142,48 @@ class Opens(Protocol):
     def open(self, setup: Setup, workload: Workload) -> Session: ...
 
 
-def measure(peer: Opens, setup: Setup, workload: Workload, rng: random.Random, *, n_warm_up: int = 32) -> Result:
+def measure(peer: Opens, setup: Setup, workload: Workload, rng: random.Random, *, n_warm_up: int = N_SLOTS) -> Result:
     """Start a peer, warm it up, run the workload once, end it. Raises PeerFailure."""
-    model = setup.models[workload.model]
-    session = peer.open(setup, workload)
+    session = open_warm(peer, setup, workload, rng, n_warm_up=n_warm_up)
     try:
-        warm_up = workload.warm_up(rng, model.n_vocab, n_warm_up)
-        session.run(warm_up, streamed=False, timeout_s=LOAD_TIMEOUT_S)
-        jobs = workload.jobs(rng, model.n_vocab)
-        if earlier := workload.earlier(jobs, rng, model.n_vocab):
-            session.run(earlier, streamed=False, timeout_s=setup.timeout_s)
-        with neighbour(workload.neighbour, setup.env), PeakMemory(session.pids) as memory:
-            cpu = time.process_time()
-            result = session.run(jobs, streamed=workload.streamed, timeout_s=setup.timeout_s)
-            cpu = time.process_time() - cpu
-            peak = memory.read()
-        check_tokens(result.tokens, jobs)
-        facts = {**session.facts, **result.facts}
-        first = first_token_s(result, jobs)
-        return dataclasses.replace(result, peak_memory_bytes=peak, client_cpu_s=cpu, facts=facts, first_token_s=first)
+        return measure_once(session, setup, workload, rng)
     finally:
         session.close()
+
+
+def open_warm(
+    peer: Opens, setup: Setup, workload: Workload, rng: random.Random, *, n_warm_up: int = N_SLOTS
+) -> Session:
+    """A peer that has loaded its model, and has touched its weights and slots. Raises PeerFailure."""
+    session = peer.open(setup, workload)
+    try:
+        warm_up = workload.warm_up(rng, setup.models[workload.model].n_vocab, n_warm_up)
+        session.run(warm_up, streamed=False, timeout_s=LOAD_TIMEOUT_S)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def measure_once(session: Session, setup: Setup, workload: Workload, rng: random.Random) -> Result:
+    """Run the workload once, with token ids that `rng` draws. Raises PeerFailure."""
+    n_vocab = setup.models[workload.model].n_vocab
+    jobs = workload.jobs(rng, n_vocab)
+    if earlier := workload.earlier(jobs, rng, n_vocab):
+        session.run(earlier, streamed=False, timeout_s=setup.timeout_s)
+    with neighbour(workload.neighbour, setup.env), PeakMemory(session.pids) as memory:
+        machine, cpu = MachineSampler(lambda: session.pids), time.process_time()
+        try:
+            result = session.run(jobs, streamed=workload.streamed, timeout_s=setup.timeout_s)
+            cpu = time.process_time() - cpu
+            peak, others = memory.read(), machine.sample().others_cpu_percent
+        finally:
+            machine.close()
+    check_tokens(result.tokens, jobs)
+    return dataclasses.replace(
+        result, peak_memory_bytes=peak, client_cpu_s=cpu, facts={**session.facts, **result.facts},
+        first_token_s=first_token_s(result, jobs), others_cpu_percent=others,
+    )  # fmt: skip
 
 
 def check_tokens(tokens: list[int], jobs: list[Job]) -> None:

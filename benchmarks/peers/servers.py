@@ -16,9 +16,9 @@ from benchmarks.peers.base import LOAD_TIMEOUT_S, SAMPLING, Result, Setup, measu
 from benchmarks.peers.child import PROGRAMS
 from benchmarks.peers.client import HttpSession, wait_until_up
 from benchmarks.process import PeerFailure, Program
+from benchmarks.stock import NEEDED
 from benchmarks.workloads import N_SLOTS, Job, Workload
-from llamabatch.native_patches.stock import NEEDED
-from llamabatch.native_patches.tools import make_folder
+from llamabatch.native_build.tools import make_folder
 from llamabatch.planning.machine import Machine
 from llamabatch.utils.paths import cache_dir
 

@@ -87,7 +87,7 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
             "engine_cpu_s": sum(map(cpu_s, engine)) - engine_before,
         }
 
-    config = {name: value for name, value in vars(llm.plan.config.asked()).items() if name != "model"}
+    config = {name: value for name, value in vars(llm.plan.config.requested()).items() if name != "model"}
     return {"options": config}, handle
 
 

@@ -24,17 +24,13 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
         return SamplingParams(max_tokens=job["generate"], ignore_eos=True, **options["sampling"])
 
     def together(jobs: list[dict[str, Any]]) -> dict[str, Any]:
-        before = vars(llm.stats()).copy()
         begin = time.perf_counter()
         outputs = llm.generate([job["prompt"] for job in jobs], [params(job) for job in jobs])
         wall_s = time.perf_counter() - begin
         failed = [output.error for output in outputs if output.error]
         if failed:
             raise RuntimeError(failed[0])
-        counts = {
-            name: n - before[name] for name, n in vars(llm.stats()).items() if isinstance(n, int)
-        }  # older revisions are run, too
-        return {"wall_s": wall_s, "tokens": [len(output.token_ids) for output in outputs], "counts": counts}
+        return {"wall_s": wall_s, "tokens": [len(output.token_ids) for output in outputs]}
 
     def streamed(jobs: list[dict[str, Any]]) -> dict[str, Any]:
         times: list[list[float]] = [[] for _ in jobs]
@@ -84,12 +80,15 @@ def start(options: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
         return {"wall_s": wall_s, "tokens": [len(seen) for seen in times], "times": times, "began": began}
 
     def handle(message: dict[str, Any]) -> dict[str, Any]:
-        jobs = message["jobs"]
-        return streamed(jobs) if message["streamed"] else together(jobs)
+        jobs, before = message["jobs"], vars(llm.stats()).copy()
+        answer = streamed(jobs) if message["streamed"] else together(jobs)
+        after = vars(llm.stats()).items()  # older revisions are run, too
+        return {**answer, "counts": {name: n - before[name] for name, n in after if isinstance(n, int)}}
 
     resolved = llm.plan.config  # an older revision has no other form of it
-    asked = resolved.asked() if hasattr(resolved, "asked") else resolved
-    config = {name: value for name, value in vars(asked).items() if name != "model"}
+    form = next((name for name in ("requested", "asked") if hasattr(resolved, name)), None)
+    requested = resolved if form is None else getattr(resolved, form)()
+    config = {name: value for name, value in vars(requested).items() if name != "model"}
     facts = {"import_s": imported - began, "load_s": loaded - imported, "options": config}
     return {**facts, "folder": llamabatch.__path__[0]}, handle
 

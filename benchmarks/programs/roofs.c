@@ -1,4 +1,4 @@
-// How many products a second this CPU's instructions for 8-bit integers make, from registers alone.
+// How many products a second this CPU's instructions for 8-bit integers, BF16 and floats make, from registers alone.
 //
 //     cc -O3 -march=native -pthread roofs.c -o roofs && ./roofs THREADS
 //
@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#if defined(__AVX512VNNI__) || defined(__AMX_INT8__)
+#if defined(__AVX512F__) || defined(__AMX_INT8__)
 #include <immintrin.h>
 #endif
 
@@ -24,29 +24,38 @@ static double now(void) {
     return time.tv_sec + 1e-9 * time.tv_nsec;
 }
 
+// `products` of each instruction; twelve sums hide its latency
+#define VECTOR(name, instruction, products)                                                                            \
+    static void * name(void * result) {                                                                                \
+        __m512i       s[12];                                                                                           \
+        const __m512i a = _mm512_setzero_si512(), b = _mm512_setzero_si512();                                          \
+        const long    n = 20000000;                                                                                    \
+        _Pragma("GCC unroll 12") for (int i = 0; i < 12; i++) {                                                        \
+            s[i] = _mm512_setzero_si512();                                                                             \
+        }                                                                                                              \
+        const double begin = now();                                                                                    \
+        for (long k = 0; k < n; k++) {                                                                                 \
+            __asm__ volatile(                                                                                          \
+                instruction " %13, %12, %0\n " instruction " %13, %12, %1\n " instruction " %13, %12, %2\n"            \
+                instruction " %13, %12, %3\n " instruction " %13, %12, %4\n " instruction " %13, %12, %5\n"            \
+                instruction " %13, %12, %6\n " instruction " %13, %12, %7\n " instruction " %13, %12, %8\n"            \
+                instruction " %13, %12, %9\n " instruction " %13, %12, %10\n " instruction " %13, %12, %11\n"          \
+                : "+v"(s[0]), "+v"(s[1]), "+v"(s[2]), "+v"(s[3]), "+v"(s[4]), "+v"(s[5]), "+v"(s[6]), "+v"(s[7]),      \
+                  "+v"(s[8]), "+v"(s[9]), "+v"(s[10]), "+v"(s[11])                                                     \
+                : "v"(a), "v"(b));                                                                                     \
+        }                                                                                                              \
+        *(double *) result = 12.0 * (products) * n / (now() - begin);                                                  \
+        return NULL;                                                                                                   \
+    }
+
 #if defined(__AVX512VNNI__)
-// each instruction has 64 products; twelve sums hide its latency
-static void * vnni(void * result) {
-    __m512i       s[12];
-    const __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(5);
-    const long    n = 20000000;
-#pragma GCC unroll 12
-    for (int i = 0; i < 12; i++) {
-        s[i] = _mm512_set1_epi32(i);
-    }
-    const double begin = now();
-    for (long k = 0; k < n; k++) {
-        __asm__ volatile(
-            "vpdpbusd %13, %12, %0\n vpdpbusd %13, %12, %1\n vpdpbusd %13, %12, %2\n vpdpbusd %13, %12, %3\n"
-            "vpdpbusd %13, %12, %4\n vpdpbusd %13, %12, %5\n vpdpbusd %13, %12, %6\n vpdpbusd %13, %12, %7\n"
-            "vpdpbusd %13, %12, %8\n vpdpbusd %13, %12, %9\n vpdpbusd %13, %12, %10\n vpdpbusd %13, %12, %11\n"
-            : "+v"(s[0]), "+v"(s[1]), "+v"(s[2]), "+v"(s[3]), "+v"(s[4]), "+v"(s[5]), "+v"(s[6]), "+v"(s[7]),
-              "+v"(s[8]), "+v"(s[9]), "+v"(s[10]), "+v"(s[11])
-            : "v"(a), "v"(b));
-    }
-    *(double *) result = 12.0 * 64 * n / (now() - begin);
-    return NULL;
-}
+VECTOR(vnni, "vpdpbusd", 64)
+#endif
+#if defined(__AVX512BF16__)
+VECTOR(bf16, "vdpbf16ps", 32)
+#endif
+#if defined(__AVX512F__)
+VECTOR(fused, "vfmadd231ps", 16)
 #endif
 
 #if defined(__AMX_INT8__)
@@ -106,6 +115,14 @@ int main(int argc, char ** argv) {
     printf("{");
 #if defined(__AVX512VNNI__)
     printf("%s\"vpdpbusd\": %.4g", separator, measure(vnni, threads));
+    separator = ", ";
+#endif
+#if defined(__AVX512BF16__)
+    printf("%s\"vdpbf16ps\": %.4g", separator, measure(bf16, threads));
+    separator = ", ";
+#endif
+#if defined(__AVX512F__)
+    printf("%s\"vfmadd231ps\": %.4g", separator, measure(fused, threads));
     separator = ", ";
 #endif
 #if defined(__AMX_INT8__)

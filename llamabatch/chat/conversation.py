@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, fields
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from llamabatch.chat import tool_prompts
-from llamabatch.chat.named_templates import TEMPLATES
+from llamabatch.chat.named_templates import IN_PYTHON, TEMPLATES
 from llamabatch.chat.tool_parsers import types_of
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.utils.checks import boolean, nearest, show
+from llamabatch.utils.late_import import late_import
 from llamabatch.utils.paths import absolute
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class ChatOptions:
         tool_choice: "auto": the model decides whether it calls; "none": its text is not read for calls; "required": it
             can only call; {"type": "function", "function": {"name": …}}: it can only call this one. None: "auto".
         parallel_tool_calls: more than one call may come.
+        reasoning_format: "none": thinking stays in the text; None: as the engine has it.
 
     Raises:
         PromptError: the tools are no such list, or tool_choice fits none of them; a variable has a reserved name or a
@@ -76,6 +78,7 @@ class ChatOptions:
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool = True
     usual: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_format: str | None = None
 
     def __post_init__(self) -> None:
         if self.tools is not None:
@@ -173,7 +176,10 @@ def template_source(given: str | os.PathLike[str] | None) -> str | None:
     if given in TEMPLATES:
         return TEMPLATES[str(given)]
     advice = f"give the path of a file, a text of jinja2, which has {{{{ or {{% in it, or one of {', '.join(TEMPLATES)}"
-    path = absolute(given)
+    try:
+        path = absolute(given)
+    except ConfigError as error:
+        raise ConfigError(f"chat_template cannot be read: {error}; {advice}") from error
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe might never end
         raise ConfigError(f"chat_template {show(given)} is no file; {advice}")
     try:
@@ -189,14 +195,41 @@ def template_source(given: str | os.PathLike[str] | None) -> str | None:
         raise ConfigError(f"chat_template {show(given)} cannot be read: {why}; {advice}") from error
 
 
+def without_template(option: str) -> str:
+    """The message for a model without a chat template.
+
+    Args:
+        option: as it is written in the place of the caller, with the template that llama-server would take.
+    """
+    return f"this model has no chat template; give {option}, or the template of its family"
+
+
+class TemplateKeywords(TypedDict, total=False):
+    """The keywords of LLM.apply_chat_template, for type checkers; a test compares them with chat_options."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template: str | os.PathLike[str] | None
+    add_generation_prompt: bool | None
+    continue_final_message: bool
+    chat_template_kwargs: Mapping[str, Any] | None
+
+
+class ChatKeywords(TemplateKeywords, total=False):
+    """The keywords of LLM.chat, LLM.stream and LLM.as_completed that are about conversations."""
+
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+
+
 def chat_options(
+    *,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
+    tool_choice: ToolChoice = None,
+    parallel_tool_calls: bool = True,
     chat_template: str | os.PathLike[str] | None = None,
     add_generation_prompt: bool | None = None,
     continue_final_message: bool = False,
-    tool_choice: ToolChoice = None,
-    parallel_tool_calls: bool = True,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> ChatOptions:
     """The options of a call: those of ChatOptions, with a template that may be in a file. Raises as both."""
     kwargs = {} if chat_template_kwargs is None else chat_template_kwargs
@@ -242,9 +275,7 @@ def render(
     options = options or ChatOptions()
     source = template if options.template is None else options.template
     if source is None:
-        raise ConfigError(
-            "this model has no chat template; give chat_template, or use generate with a prompt of its own format"
-        )
+        raise ConfigError(f"{without_template(IN_PYTHON)}, or use generate with a prompt of its own format")
     messages = [_message(message) for message in _messages(conversation)]
     compiled = _compile(source)
     _check_known(compiled, options)
@@ -261,6 +292,8 @@ def render(
         "bos_token": bos,
         "eos_token": eos,
     }
+    from llamabatch.chat.template import TemplateLimit, describe
+
     refusal: Exception | None = None
     for form in _forms(messages, source, compiled, options):
         try:
@@ -271,9 +304,10 @@ def render(
         except PromptError:
             raise
         except Exception as error:  # a template is a program: it can raise any exception
-            refusal = refusal or error
-    from llamabatch.chat.template import describe
-
+            # without the traceback, in whose frames are this variable, a cycle, and all values that the template had
+            refusal = refusal or error.with_traceback(None)
+            if isinstance(error, TemplateLimit):
+                break  # other forms would each take as much again
     assert refusal is not None
     raise PromptError(f"the chat template refuses this conversation: {describe(refusal)}") from refusal
 
@@ -283,7 +317,8 @@ def _forms(
 ) -> list[list[Message]]:
     """The messages as the template can show them; of several forms the first that it accepts counts.
 
-    The last one has "" for an answer's content that is None, as beside tool calls: some templates look into it unasked.
+    Some have "" for an answer's content that is None, as beside tool calls: some templates look into it unasked. The
+    last ones have turns that take turns, which some templates demand.
     """
     if "tools" in template.variables:
         forms = [messages]
@@ -292,7 +327,23 @@ def _forms(
         forms = tool_prompts.described(messages, options.tools, source) if options.tools else [messages]
     if any(map(_is_bare_answer, messages)):
         forms = [*forms, *([{**m, "content": ""} if _is_bare_answer(m) else m for m in form] for form in forms)]
-    return forms
+    return [*forms, *(joined for form in forms if (joined := _joined(form)) != form)]
+
+
+def _joined(messages: list[Message]) -> list[Message]:
+    """The messages with one system message, at the start: those behind it at once are part of it, and a later one is a
+    user's. Neighbours of a user are one message. Agents send such conversations, and some templates refuse them."""
+    made: list[Message] = []
+    for message in messages:
+        last = made[-1] if made else None
+        if message["role"] == "system" and last is not None and last["role"] != "system":
+            message = {**message, "role": "user"}
+        if last is not None and message["role"] == last["role"] in ("system", "user"):
+            texts = (last["content"], message["content"])
+            made[-1] = {**last, "content": "\n\n".join(text for text in texts if text)}
+        else:
+            made.append(message)
+    return made
 
 
 def _is_bare_answer(message: Message) -> bool:
@@ -465,12 +516,13 @@ def _check_tools(tools: object) -> None:
     if isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence):
         raise PromptError(f"tools is {show(tools)}; give a list of function tools")
     names: set[str] = set()
-    for tool in tools:
+    for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise PromptError(f'a tool is {show(tool)}; give {{"type": "function", "function": {{"name": …}}}}')
+            form = '{"type": "function", "function": {"name": …}}'
+            raise PromptError(f"tools[{index}] is {show(tool)}; give {form}")
         if tool.get("type", "function") != "function":
-            raise PromptError(f"a tool is of type {show(tool['type'])}; only functions are known")
+            raise PromptError(f"tools[{index}] is of type {show(tool['type'])}; only functions are known")
         name, parameters = function["name"], function.get("parameters")
         if not name or name in names:
             raise PromptError(f"tools has {'two functions' if name else 'a function'} of the name {show(name)}")
@@ -488,6 +540,7 @@ def _check_tools(tools: object) -> None:
 
 @functools.lru_cache(maxsize=8)
 def _compile(template: str) -> BoundedTemplate:
-    from llamabatch.chat.template import BoundedTemplate  # with jinja2, which only chats need
+    with late_import("the code for chat templates"):
+        from llamabatch.chat.template import BoundedTemplate  # with jinja2, which only chats need
 
     return BoundedTemplate(template)

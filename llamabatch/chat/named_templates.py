@@ -52,6 +52,8 @@ _GEMMA = (
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
 )
 
+DEFAULT = "chatml"  # what llama-server takes for a model without one (common_chat_templates_init)
+IN_PYTHON, ON_A_LINE = f'chat_template="{DEFAULT}"', f"--chat-template {DEFAULT}"
 TEMPLATES: dict[str, str] = {
     "chatml": _turns({"": ("<|im_start|>{role}\n", "<|im_end|>\n")}, "<|im_start|>assistant\n"),
     "command-r": _turns(

@@ -12,13 +12,14 @@ from __future__ import annotations
 import functools
 import json
 import re
+import sys
 import threading
 from collections import abc
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from datetime import datetime
 from types import MethodType
-from typing import Any
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.meta
@@ -226,6 +227,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = self._now
+
+    def handle_exception(self, source: str | None = None) -> NoReturn:
+        """Raises the exception of a template as it is.
+
+        jinja2 would give the traceback the lines of the template, in a cycle with all values that the template had.
+        """
+        if isinstance(sys.exc_info()[1], jinja2.TemplateSyntaxError):  # whose text has the line
+            super().handle_exception(source)
+        raise  # without a variable, which would be a cycle, too
 
     def metered(self, meter: Meter) -> _Metered:
         """A `with` block in which this thread pays from that meter."""

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 from llamabatch.chat import tool_parsers
 from llamabatch.chat.tool_parsers import STRING, Reader, Schemas, types_of
 from llamabatch.errors import SamplingError
+from llamabatch.request.json_schema import held
+from llamabatch.request.structured_outputs import TOOLS
 from llamabatch.request.tool_calls import ToolCall
 from llamabatch.utils.checks import integer, show
 
@@ -273,6 +275,10 @@ def call_id(tool_format: ToolFormat, seed: int, prompt_token_ids: Sequence[int],
 
 Spell = Callable[[str], str]  # a mark -> its form in Lark: a text in quotes, or the name of a special token
 
+LARK = "x-lark"
+"""Of the schema of an argument that is a string: a grammar in Lark's notation, which it follows where a notation holds
+strings as they are. As JSON they have escapes, which no grammar of the text has."""
+
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}
 
@@ -301,7 +307,9 @@ def _grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, parallel: bo
         schema = _closed(schema)
         if isinstance(notation, JsonNotation):
             written = json.dumps(name, ensure_ascii=False)[1:-1] if notation.quoted else name
-            arguments = lark.rule(f"arguments{n}", f"%json {json.dumps({**schema, 'x-guidance': _GUIDANCE})}")
+            arguments = lark.rule(
+                f"arguments{n}", f"%json {json.dumps({**held(schema, TOOLS), 'x-guidance': _GUIDANCE})}"
+            )
             parts = lark.text(notation.head + written, *notation.middle), arguments, lark.text(notation.tail)
             calls.append(lark.rule(f"call{n}", " ".join(filter(None, parts))))
         else:
@@ -417,7 +425,9 @@ def _tagged_value(lark: _Lark, notation: TaggedNotation, n: int, k: int, value: 
     if types is not None and "string" not in types:
         inner = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         made = {**value, **inner, "x-guidance": _GUIDANCE}
-        return lark.rule(rule, f"%json {json.dumps(made)}") + " " + lark.text(notation.end)
+        return lark.rule(rule, f"%json {json.dumps(held(made, TOOLS))}") + " " + lark.text(notation.end)
+    if isinstance(value, Mapping) and isinstance(value.get(LARK), str):
+        return lark.rule(rule, f"%lark {{\n{value[LARK]}\n}}") + " " + lark.text(notation.end)
     choices = _choices(value)
     if choices is not None:
         return "(" + " | ".join(lark.text(_as_text(each)) for each in choices) + ") " + lark.text(notation.end)

@@ -19,7 +19,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from llamabatch.errors import InputError, LlamaBatchError
+from llamabatch.errors import InputError, LlamaBatchError, visible
 from llamabatch.utils import interrupts
 from llamabatch.utils.checks import nearest
 
@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             raise click.UsageError(f"No such command {name!r}{nearest(name, COMMANDS)}", ctx)
         found, command, rest = super().resolve_command(ctx, args)
-        wants_help = {"-h", "--help"} & set(rest)  # which a broken file must not stop
+        wants_help = {"-h", "--help", "--help-all"} & set(rest)  # which a broken file must not stop
         if command is not None and not (ctx.resilient_parsing or wants_help or name in _WITHOUT_DEFAULTS):
             from llamabatch.cli.config_file import defaults
 
@@ -157,10 +157,10 @@ def _narrow() -> dict[str, Any]:
 
 
 def echo_wrapped(text: str, *, err: bool = True) -> None:
-    """Prints sentences to stderr or stdout, wrapped between words if that is a terminal."""
+    """Prints sentences to stderr or stdout, wrapped between words if that is a terminal, and visible."""
     from llamabatch.utils.console import for_terminal  # with rich; most commands print no sentence
 
-    click.echo(for_terminal(text, sys.stderr if err else sys.stdout), err=err)
+    click.echo(for_terminal(visible(text), sys.stderr if err else sys.stdout), err=err)
 
 
 def _leave_stdout() -> None:

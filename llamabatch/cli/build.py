@@ -10,14 +10,14 @@ import click
 
 from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.errors import InputError, SetupError
-from llamabatch.native_patches import build as native
-from llamabatch.native_patches import user_build
-from llamabatch.native_patches.tools import Heartbeat, SetupFailure
+from llamabatch.native_build import builds
+from llamabatch.native_build import machine as native
+from llamabatch.native_build.tools import Heartbeat, SetupFailure
 from llamabatch.utils import interrupts
 from llamabatch.utils.version import __version__
 
 if TYPE_CHECKING:
-    from llamabatch.native_patches.tools import Display
+    from llamabatch.native_build.tools import Display
 
 
 @click.command(cls=GroupedCommand)
@@ -46,10 +46,10 @@ def build(backend: str | None, portable: bool, list_kept: bool, remove: str | No
         return
     try:
         if remove is not None:
-            click.echo(f"Removed {user_build.remove(remove)}", err=True)
+            click.echo(f"Removed {builds.remove(remove)}", err=True)
             return
-        plan = native.make_plan(backend or "auto", portable=portable, multimodal=True)
-        package, built = user_build.make(plan, __version__, _display)
+        plan = native.make_plan(backend or "auto", portable=portable)
+        package, built = builds.make(plan, __version__, _display)
     except SetupFailure as failure:
         raise (InputError if remove is not None else SetupError)(str(failure)) from failure
     except OSError as error:
@@ -68,9 +68,9 @@ def _list() -> None:
 
     from llamabatch.utils.console import console, print_table
 
-    kept = user_build.kept()
+    kept = builds.kept()
     if not kept:
-        click.echo(f"No builds are kept in {user_build.builds_folder()}.", err=True)
+        click.echo(f"No builds are kept in {builds.builds_folder()}.", err=True)
         return
     table = Table(box=None, pad_edge=False)
     for name in ("key", "backend", "for", "release", "MB", "made"):

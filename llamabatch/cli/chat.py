@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from llamabatch.chat.conversation import template_source
+from llamabatch.chat.named_templates import ON_A_LINE
 from llamabatch.cli import echo_wrapped
 from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import (
@@ -22,12 +23,14 @@ from llamabatch.cli.options import (
     model_option,
     sampling_options,
 )
+from llamabatch.config import EngineConfig
+from llamabatch.engine.resolve_config import check_chat_template
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import EngineClosedError, LlamaBatchError, PromptError
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.tools.chat_session import NAMES, ChatSession, Leave
-from llamabatch.utils import interrupts
+from llamabatch.utils import interrupts, system
 
 _PROMPT, _MORE = "> ", ". "
 # what a model writes moves no cursor and changes no title
@@ -55,11 +58,13 @@ def chat(
     if params.n != 1 or params.best_of is not None:
         raise click.UsageError("a chat has one answer at a time; leave n and best_of out")
     template = template_source(chat_template)
+    engine["adapters"], scales = adapters_of(loras)
+    if template is None:
+        check_chat_template(EngineConfig.from_options(model, engine), ON_A_LINE)
     interactive = sys.stdin.isatty()
     message = "" if interactive else sys.stdin.buffer.read().decode(errors="replace").strip()
     if not interactive and not message:
         raise PromptError("the message is empty; give at least one character")
-    engine["adapters"], scales = adapters_of(loras)
     engine.setdefault("n_slots", 1)
     with LLM(model, **engine) as llm:
         interrupts.careful()
@@ -73,17 +78,16 @@ def chat(
 
 def _talk(session: ChatSession) -> None:
     """Reads lines until the user leaves. Raises EngineClosedError; KeyboardInterrupt for signals other than Ctrl-C."""
-    with contextlib.suppress(ImportError):  # without it a line cannot be edited
-        _complete_commands()
+    system.edit_lines(_completed, " \n")
     while True:
         try:
             line = _read()
             if line.startswith("/") and not line.startswith("//"):
-                told = session.command(line)
-                if isinstance(told, str):
-                    click.echo(told)
+                answer = session.command(line)
+                if isinstance(answer, str):
+                    click.echo(answer)
                 else:
-                    _show(told)
+                    _show(answer)
             elif line:
                 _show(session.answer(line.removeprefix("/") if line.startswith("//") else line))
         except (EOFError, Leave):
@@ -118,17 +122,10 @@ def _line(prompt: str) -> str:
         raise
 
 
-def _complete_commands() -> None:
-    """History and the keys of a line editor, and Tab for the commands. Raises ImportError."""
-    import readline
-
-    def complete(text: str, state: int) -> str | None:
-        found = [name for name in NAMES if name.startswith(text)] if text.startswith("/") else []
-        return found[state] if state < len(found) else None
-
-    readline.set_completer(complete)
-    readline.set_completer_delims(" \n")
-    readline.parse_and_bind("tab: complete")
+def _completed(text: str, state: int) -> str | None:
+    """The command that Tab makes of a text, one a state; None behind the last one."""
+    found = [name for name in NAMES if name.startswith(text)] if text.startswith("/") else []
+    return found[state] if state < len(found) else None
 
 
 def _show(pieces: Generator[SequenceOutput, None, None]) -> None:

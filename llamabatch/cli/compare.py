@@ -13,11 +13,10 @@ from llamabatch.cli.param_types import File, Names, Numbers
 from llamabatch.cli.progress import CompareProgress
 from llamabatch.scheduler.policies import STRATEGIES
 from llamabatch.tools.compare.document import document
-from llamabatch.tools.compare.report import Report
 from llamabatch.tools.compare.run import Settings, run
 from llamabatch.tools.compare.table import show
 from llamabatch.utils import interrupts
-from llamabatch.utils.console import check_targets, console, write_json
+from llamabatch.utils.console import check_targets, write_report
 
 
 @click.command(cls=GroupedCommand)
@@ -47,17 +46,6 @@ def compare(json_file: Path | None, plot_file: Path | None, engine: dict[str, An
     check_targets(json_file, plot_file)
     with CompareProgress() as progress:
         report = run(chosen, progress)
-    write(report, json_file, plot_file)
+    write_report(report, json_file, plot_file, show=show, document=document, plot="llamabatch.tools.compare.plot")
     if report.failed:
         click.get_current_context().exit(1)
-
-
-def write(report: Report, json_file: Path | None, plot_file: Path | None) -> None:
-    """Writes the table to stdout, unless JSON goes there; JSON and picture to their files."""
-    if str(json_file) != "-":
-        show(report, console())
-    write_json(document(report), json_file)
-    if plot_file is not None:
-        from llamabatch.tools.compare.plot import draw  # matplotlib is optional, and takes a second to import
-
-        draw(report, plot_file)

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from llamabatch.utils.checks import nearest, show
+from llamabatch.utils.checks import nearest, reason, show
 from llamabatch.utils.paths import absolute
 
 VARIABLE = "LLAMABATCH_CONFIG"
@@ -57,19 +57,24 @@ def config_path() -> Path:
     return Path(platformdirs.user_config_dir("llamabatch", appauthor=False)) / "config.toml"
 
 
-def read_settings(path: Path, commands: Iterable[str]) -> list[Setting]:
-    """The defaults in a file; none if it is missing. Raises UsageError."""
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML document. Raises ValueError."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
+    return tomllib.loads(text)
+
+
+def read_settings(path: Path, commands: Iterable[str]) -> list[Setting]:
+    """The defaults in a file; none if it is missing. Raises UsageError."""
     try:
         text = path.read_text(encoding="utf-8")
-        found = tomllib.loads(text)
+        found = parse_toml(text)
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors
-        raise click.UsageError(f"{path} cannot be read: {error}") from error
+        raise click.UsageError(f"{path} cannot be read: {reason(error)}") from error
     lines, settings = _lines(text), []
     for key, value in found.items():
         if isinstance(value, dict):

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +67,13 @@ def eval(model: str, json_file: Path | None, engine: dict[str, Any], **given: An
 
     check_targets(json_file, None)
     ours = {name: given.pop(name) for name in _OURS}
-    config, tasks = _configured(model, given)
-    lm = LlamaBatchLM(model, **ours, **{"seed": _seed(config.seed, SEED), "isolate": True, **engine})
-    try:
-        results = _evaluated(lm, model, config, tasks)
-    finally:
-        lm.close()
+    with _quiet():
+        config, tasks = _configured(model, given)
+        lm = LlamaBatchLM(model, **ours, **{"seed": _seed(config.seed, SEED), "isolate": True, **engine})
+        try:
+            results = _evaluated(lm, model, config, tasks)
+        finally:
+            lm.close()
     if json_file is not None:
         write_json(_plain(results), json_file)
     if str(json_file) != "-":
@@ -113,6 +120,70 @@ def _number(value: Any) -> str:
     if isinstance(value, (int, float)):
         return f"{value:.4f}"
     return "" if value in (None, "N/A") else str(value)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leaves stdout to the results, and stderr to the bars of the engine.
+
+    lm_eval and datasets have a bar for each phase of each task, and git, which lm_eval asks for a commit, complains
+    outside of a repository.
+    """
+    import datasets
+    import tqdm
+    from lm_eval import evaluator
+    from lm_eval.api import metrics, model, task
+
+    bar = tqdm.tqdm
+    bootstrap: Any = getattr(metrics, "bootstrap_stderr", None)
+
+    def no_bar(*args: Any, **given: Any) -> Any:
+        return bar(*args, **{**given, "disable": True})
+
+    def quiet_bootstrap(*args: Any, **given: Any) -> Any:
+        with contextlib.redirect_stdout(io.StringIO()), _replaced((tqdm, "tqdm", no_bar)):
+            return bootstrap(*args, **given)  # replaces it, so it is there
+
+    had_bars = not datasets.are_progress_bars_disabled() and "HF_DATASETS_DISABLE_PROGRESS_BARS" not in os.environ
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        _replaced(
+            (task, "tqdm", no_bar),
+            (model, "tqdm", no_bar),
+            (metrics, "bootstrap_stderr", quiet_bootstrap),
+            (evaluator, "get_git_commit_hash", _commit),
+        ),
+    ):
+        if had_bars:
+            datasets.disable_progress_bars()
+        try:
+            yield
+        finally:
+            if had_bars:
+                datasets.enable_progress_bars()
+
+
+@contextlib.contextmanager
+def _replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Gives modules other attributes: (module, name, value) each. One that a module does not have is left out: they are
+    no part of lm_eval's interface, and another version may have none."""
+    changes = tuple(each for each in changes if hasattr(each[0], each[1]))
+    before = [(module, name, getattr(module, name)) for module, name, _ in changes]
+    try:
+        for module, name, value in changes:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+def _commit() -> str | None:
+    """The commit of the working folder, for lm_eval's results; None: it is in no repository, or git is not there."""
+    with contextlib.suppress(OSError):
+        found = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True)
+        return found.stdout.strip() if found.returncode == 0 else None
+    return None
 
 
 def _configured(model: str, given: dict[str, Any]) -> tuple[Any, Any]:

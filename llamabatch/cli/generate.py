@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from llamabatch.chat.conversation import template_source
+from llamabatch.chat.named_templates import ON_A_LINE
 from llamabatch.cli import echo_wrapped
 from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import (
@@ -18,6 +19,8 @@ from llamabatch.cli.options import (
     model_option,
     sampling_options,
 )
+from llamabatch.config import EngineConfig
+from llamabatch.engine.resolve_config import check_chat_template
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import PromptError
 from llamabatch.request.outputs import SequenceOutput
@@ -49,10 +52,12 @@ def generate(
     if chat_template is not None and not chat:
         raise click.UsageError("--chat-template needs --chat")
     template = template_source(chat_template)  # refused before the model is loaded
+    engine["adapters"], scales = adapters_of(loras)
+    if chat and template is None:
+        check_chat_template(EngineConfig.from_options(model, engine), ON_A_LINE)
     text = sys.stdin.buffer.read().decode(errors="replace") if prompt == "-" else prompt
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
-    engine["adapters"], scales = adapters_of(loras)
     engine.setdefault("n_slots", 1)  # one prompt: more slots would only cost memory and time at the start
     with LLM(model, **engine) as llm:
         interrupts.careful()

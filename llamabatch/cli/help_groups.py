@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import click
 
 # Groups of shared options by the names of their parameters. What is in none belongs to the command itself.
@@ -23,6 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "type_v",
             "swa_full",
             "cache_prefix",
+            "cache_ram",
             "flash_attn",
             "batch_invariant",
         ),
@@ -59,28 +63,75 @@ SERVER_GROUPS: dict[str, tuple[str, ...]] = {
         *("cors_methods", "cors_headers", "cors_credentials"),
     ),
     "Bounds": (
-        *("max_body_bytes", "max_bodies_bytes", "max_header_bytes", "max_headers", "max_connections"),
+        *("max_body_bytes", "max_bodies_bytes", "max_logprobs", "max_header_bytes", "max_headers", "max_connections"),
         *("header_timeout_s", "body_timeout_s", "keep_alive_s", "write_timeout_s", "drain_s", "sse_ping_s", "threads"),
     ),
     "Batches": ("batches", "data_dir", "max_disk_bytes", "max_file_bytes"),
     "Log": ("log_level", "log_file", "access_log"),
 }
+_SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "others")
+_ENGINE = ("n_ctx", "n_threads", "n_gpu_layers")
+# The options that `--help` of a command with many shows; `--help-all` shows all.
+SHORT: dict[str, tuple[str, ...]] = {
+    "generate": ("model", "chat", "system", "loras", *_SAMPLING, "stop", *_ENGINE, "speculate", "show_plan", "help"),
+    "chat": ("model", "system", "chat_template", "loras", *_SAMPLING, *_ENGINE, "reasoning_format", "help"),
+    "run": (
+        *("model", "prompt", "chat", "system", "embed", "id_column", "keep", "answer", "json_schema", "parse"),
+        *("limit", "retry_errors", "dry_run", "max_tokens", "temperature", "others", "n_slots", "n_ctx"),
+        *("n_gpu_layers", "help"),
+    ),
+    "serve": (
+        *("model", "served_model_names", "loras", "host", "port", "api_keys", "no_key", "batches", "data_dir"),
+        *("log_level", "access_log", "max_tokens", "temperature", "others", "n_slots", "max_queue", *_ENGINE, "help"),
+    ),
+}
+ALL = "--help-all"
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options by groups."""
+    """A command whose help shows its options by groups; one of SHORT shows all of them with ALL alone."""
 
     groups = GROUPS
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        if self.name in SHORT:
+            option = click.Option(
+                [ALL], is_flag=True, is_eager=True, expose_value=False, help="Show all options.", callback=_show,
+                hidden=True,  # the last line of the help names it
+            )  # fmt: skip
+            self.params.append(option)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes its own options, then a section for each group."""
+        self.write_options(ctx, formatter, SHORT.get(str(self.name), ()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Says where the other options are, if some are not shown."""
+        super().format_epilog(ctx, formatter)
+        short = SHORT.get(str(self.name))
+        if short is not None and not ctx.meta.get(ALL):
+            shown = sum(not getattr(each, "hidden", True) for each in self.get_params(ctx))
+            formatter.write_paragraph()
+            formatter.write_text(f"{ALL} shows all {shown} options.")
+
+    def write_options(self, ctx: click.Context, formatter: click.HelpFormatter, short: Collection[str]) -> None:
+        """Writes the options of these names, or all."""
         group_of = {name: group for group, names in self.groups.items() for name in names}
         rows: dict[str, list[tuple[str, str]]] = {"Options": [], **{group: [] for group in self.groups}}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None and not isinstance(param, click.Argument):
+            is_short = not short or ctx.meta.get(ALL) or param.name in short
+            if record is not None and is_short and not isinstance(param, click.Argument):
                 rows[group_of.get(str(param.name), "Options")].append(record)
         for group, found in rows.items():
             if found:
                 with formatter.section(group):
-                    formatter.write_dl(found)
+                    formatter.write_dl(found, col_max=min(30, formatter.width // 3))
+
+
+def _show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()

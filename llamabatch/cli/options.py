@@ -40,7 +40,8 @@ plot_option = click.option(
 )
 
 chat_template_option = click.option(
-    "--chat-template", help="A file with a jinja2 template, or its text, in place of the model's own chat template."
+    "--chat-template",
+    help="A file with a jinja2 template, its text, or a name as chatml, in place of the model's own chat template.",
 )
 
 lora_option = click.option(
@@ -107,7 +108,7 @@ def _option(field: Field[Any]) -> Callable[[Command], Command]:
     elif field.name == "reasoning_tags":
         kind = Tags()
     elif field.default == "auto" and "int" in str(field.type):
-        kind = AutoInt()
+        kind = AutoInt("fit") if field.name == "n_ctx" else AutoInt()
     elif str(field.type).startswith("int"):
         kind = int
     elif str(field.type).startswith("float"):

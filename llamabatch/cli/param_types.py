@@ -16,17 +16,24 @@ from llamabatch.utils.paths import TINY, absolute
 
 
 class AutoInt(click.ParamType):  # type: ignore[type-arg]  # generic in some releases of click only
-    """A whole number, or "auto"."""
+    """A whole number, "auto", or another word.
 
-    name = "integer|auto"
+    Args:
+        words: the others.
+    """
+
+    def __init__(self, *words: str) -> None:
+        self._words = ("auto", *words)
+        self.name = "|".join(("integer", *self._words))
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "auto" or isinstance(value, int):
+        if value in self._words or isinstance(value, int):
             return value
         try:
             return int(value)
         except ValueError:
-            self.fail(f"{value!r} is neither a whole number nor 'auto'", param, ctx)
+            words = " nor ".join(map(repr, self._words))
+            self.fail(f"{value!r} is neither a whole number nor {words}", param, ctx)
 
 
 class Shares(click.ParamType):  # type: ignore[type-arg]

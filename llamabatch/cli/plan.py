@@ -11,11 +11,13 @@ from llamabatch.cli import echo_wrapped
 from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import engine_options, model_option, plot_option
 from llamabatch.cli.param_types import AutoInt, File
-from llamabatch.tools.plan.kubernetes import patch, yaml
+from llamabatch.tools.plan.kubernetes import model_in_pod, patch, yaml
 from llamabatch.tools.plan.report import Report, document
 from llamabatch.tools.plan.run import Question, answer, size_in_bytes
 from llamabatch.tools.plan.table import show
-from llamabatch.utils.console import check_targets, console, write_json
+from llamabatch.utils.console import check_targets, write_json, write_plot, write_report
+
+_PLOT = "llamabatch.tools.plan.plot"
 
 
 @click.command(cls=GroupedCommand)
@@ -32,13 +34,13 @@ from llamabatch.utils.console import check_targets, console, write_json
 @click.option(
     "--kubernetes",
     is_flag=True,
-    help="Print a patch of kustomize: the memory, CPUs and options of a container; YAML, with --json JSON.",
+    help="Print a patch of kustomize: model, memory, CPUs and options of a container; YAML, with --json JSON.",
 )
 @plot_option
 @engine_options(exclude=("n_slots",))
 def plan(
     model: str, slots: Any, memory: str | None, latency: float | None, as_json: bool, kubernetes: bool,
-    plot_file: Path | None, engine: dict[str, Any], **asked: Any,
+    plot_file: Path | None, engine: dict[str, Any], **others: Any,
 ) -> None:  # fmt: skip
     """Show what fits in memory: slots, context, engines, the strategy that suits, and what to change. Loads no model.
 
@@ -47,26 +49,18 @@ def plan(
     if slots is not None:
         engine["n_slots"] = slots
     free = None if memory is None else size_in_bytes(memory)
-    question = Question(model, engine, memory_bytes=free, latency_ms=latency, **asked)
+    question = Question(model, engine, memory_bytes=free, latency_ms=latency, **others)
     check_targets(None, plot_file)
     report = answer(question)
     if kubernetes and report.fits:
-        write_patch(report, engine, as_json, plot_file)
+        write_patch(report, {"model": model_in_pod(question.model), **engine}, as_json, plot_file)
     elif kubernetes:
         echo_wrapped(str(report.refusal))
     else:
-        write(report, as_json, plot_file)
+        json_file = Path("-") if as_json else None
+        write_report(report, json_file, plot_file, show=show, document=document, plot=_PLOT)
     if not report.fits:
         click.get_current_context().exit(1)
-
-
-def write(report: Report, as_json: bool, plot_file: Path | None) -> None:
-    """Writes the tables, or JSON, to stdout; the picture to its file."""
-    if as_json:
-        write_json(document(report), Path("-"))
-    else:
-        show(report, console())
-    _draw(report, plot_file)
 
 
 def write_patch(report: Report, engine: dict[str, Any], as_json: bool, plot_file: Path | None) -> None:
@@ -76,11 +70,4 @@ def write_patch(report: Report, engine: dict[str, Any], as_json: bool, plot_file
         write_json(operations, Path("-"))
     else:
         click.echo(yaml(operations, report), nl=False)
-    _draw(report, plot_file)
-
-
-def _draw(report: Report, plot_file: Path | None) -> None:
-    if plot_file is not None:
-        from llamabatch.tools.plan.plot import draw  # matplotlib is optional, and takes a second to import
-
-        draw(report, plot_file)
+    write_plot(_PLOT, report, plot_file)

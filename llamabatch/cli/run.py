@@ -33,7 +33,7 @@ from llamabatch.jobs.summary import Summary
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils import interrupts
 from llamabatch.utils.checks import show
-from llamabatch.utils.console import check_targets, write_json
+from llamabatch.utils.console import check_targets, write_json, write_plot
 from llamabatch.utils.paths import absolute
 
 FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
@@ -49,7 +49,11 @@ FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex",
 @click.option("--system", help="With --chat: a system message in front; may be a template, too.")
 @chat_template_option
 @click.option("--embed", is_flag=True, help="These prompts are texts to embed.")
-@click.option("--id-column", help="The column that holds the ids.  [default: id of lines of JSON, else numbers]")
+@click.option("--id-column", help="The column of the ids; '': numbers.  [default: id or custom_id, else numbers]")
+@click.option(
+    "--params-from", type=Columns(), metavar="NAMES",
+    help="With a template: columns that are parameters of their row, as 'max_tokens,seed'; all others are data.",
+)  # fmt: skip
 @click.option("--keep", type=Columns(), help="Columns of IN that OUT gets too, as 'name,label'; all: all of them.")
 @click.option("--answer", default="text", show_default=True, help="The column of OUT that holds the generated text.")
 @click.option("--json-schema", help="Answers are JSON of this schema: a file, or its text.")
@@ -122,7 +126,8 @@ def run(
         SamplingParams.from_options(**sampling),
         task="chat" if chat else "embedding" if embed else "completion",
         chat_template=template_source(given.pop("chat_template")),
-        **{name: given.pop(name) for name in ("template", "prompt", "system", "id_column", "keep", "shard", "limit")},
+        **{name: given.pop(name) for name in ("template", "prompt", "system", "id_column", "keep", "params_from")},
+        **{name: given.pop(name) for name in ("shard", "limit")},
     )
     records = RecordOptions(**{name: given.pop(name) for name in ("shape", "token_ids", "times", "answer", "parse")})
     writing = OutputOptions(
@@ -147,7 +152,7 @@ def run(
         except JobInterrupted as interruption:
             summary = interruption.summary
             interrupts.acknowledge()
-            again = "the same command begins anew" if output == "-" else "the same command goes on from there"
+            again = "the same command begins again" if output == "-" else "the same command goes on from there"
             progress.say(f"Interrupted: what had finished is written; {again}.")
         except OutputError as error:
             if isinstance(error.__cause__, BrokenPipeError):  # the reader of stdout has left
@@ -177,10 +182,8 @@ def _form(json_schema: str | None, choice: tuple[str, ...] | None, regex: str | 
 def _report(summary: Summary, json_file: Path | None, plot_file: Path | None) -> None:
     echo_wrapped(summary.describe())
     write_json(summary.document(), json_file)
-    if plot_file is not None and summary.timeline.points:
-        from llamabatch.jobs.plot import draw  # matplotlib is optional, and takes a second to import
-
-        draw(summary, plot_file)
+    if summary.timeline.points:
+        write_plot("llamabatch.jobs.plot", summary, plot_file)
 
 
 engine_variables(run)

@@ -27,6 +27,7 @@ from llamabatch.config import MIN_CTX
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.resolve import local, resolve
 from llamabatch.planning.memory import mib
+from llamabatch.request.samplers import KNOWN, known_samplers
 from llamabatch.server.options import LOG_LEVELS, ServerOptions
 from llamabatch.utils.checks import show
 from llamabatch.utils.paths import TINY
@@ -37,18 +38,6 @@ _KEY_VARIABLES = (variable_of("api_key"), "LLAMA_API_KEY", "VLLM_API_KEY")
 _FLAGS = {"api_keys": "--api-key", "allowed_hosts": "--allowed-host", "served_model_names": "--served-model-name"}
 _FLAGS["threads"] = "--threads-http"  # --threads is llama-server's, for the engine
 _ELSEWHERE = ("sampling", "chat_template", "chat_template_kwargs", "default_adapters")  # options of their own
-# llama-server's samplers, in the order in which they run here, too, and the fields with which each does nothing.
-_SAMPLERS: tuple[tuple[tuple[str, ...], str, dict[str, float]], ...] = (
-    (("penalties",), "e", {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}),
-    (("dry",), "d", {"dry_multiplier": 0.0}),
-    (("top_n_sigma", "top-n-sigma", "top_nsigma"), "s", {"top_n_sigma": -1.0}),
-    (("top_k", "top-k"), "k", {"top_k": 0}),
-    (("typ_p", "typ-p", "typical_p", "typical"), "y", {"typical_p": 1.0}),
-    (("top_p", "top-p", "nucleus"), "p", {"top_p": 1.0}),
-    (("min_p", "min-p"), "m", {"min_p": 0.0}),
-    (("xtc",), "x", {"xtc_probability": 0.0}),
-    (("temperature", "temp"), "t", {"temperature": 1.0}),
-)
 
 
 class ServeCommand(GroupedCommand):
@@ -176,13 +165,13 @@ def serve(
     Exit code 1 if the engine does not fit in memory; the sum is shown before anything is loaded.
     """
     from llamabatch.server.application import engine_config  # late: they need the extra
-    from llamabatch.server.logs import configure
+    from llamabatch.server.http.logs import configure
     from llamabatch.server.run import serve as run
 
     model = _model(model_tag, model, hf_repo, hf_file)
     if n_predict is not None and "max_tokens" not in sampling:
         sampling["max_tokens"] = None if n_predict < 0 else n_predict
-    sampling |= _without(samplers, sampler_seq)
+    sampling |= _samplers(samplers, sampler_seq)
     given: dict[str, Any] = {
         name: ",".join(value) if isinstance(value, tuple) else value for name, value in server.items()
     }
@@ -243,9 +232,11 @@ def _model(tag: str | None, model: str, repo: str | None, file: str | None) -> s
 
 def _context(total: int, engine: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Options of the engine for llama-server's --ctx-size, which all slots share; 0: as the model was trained."""
-    from llamabatch.planning.model_facts import ModelFacts
+    from llamabatch.config import EngineConfig
+    from llamabatch.engine.resolve_config import read_facts
 
-    trained = ModelFacts.read(resolve(model)).n_ctx_train
+    changed = EngineConfig(model, kv_overrides=engine.get("kv_overrides", ()))
+    trained = read_facts(changed, resolve(model)).n_ctx_train
     slots, kv = engine.get("n_slots"), engine.get("kv", "auto")
     if total <= 0:
         return {"n_ctx": trained}
@@ -258,27 +249,15 @@ def _context(total: int, engine: Mapping[str, Any], model: str) -> dict[str, Any
     return {"n_ctx": min(each, trained), **cells}
 
 
-def _without(names: str | None, letters: str | None) -> dict[str, Any]:
-    """Fields that turn off the samplers that --samplers, or --sampler-seq, leaves out.
-
-    Raises:
-        UsageError: a name is unknown, or the order is another.
-    """
+def _samplers(names: str | None, letters: str | None) -> dict[str, Any]:
+    """The field samplers of --samplers, or of --sampler-seq; {}: neither is given."""
     if names is None and letters is None:
         return {}
-    by_name = {name: i for i, (several, _, _) in enumerate(_SAMPLERS) for name in several}
-    by_letter = {letter: i for i, (_, letter, _) in enumerate(_SAMPLERS)}
-    asked = [name.strip() for name in names.split(";")] if names is not None else list(letters or "")
-    known: Mapping[str, int] = by_name if names is not None else by_letter
-    for name in asked:
-        if name and name not in known:
-            first = ", ".join(several[0] for several, _, _ in _SAMPLERS)
-            raise click.UsageError(f"there is no sampler {show(name)} (known: {first})")
-    places = [known[name] for name in asked if name]
-    if places != sorted(set(places)):
-        order = ";".join(several[0] for several, _, _ in _SAMPLERS)
-        raise click.UsageError(f"samplers run in one order here, {order}; some may be left out")
-    return {name: value for i, (_, _, off) in enumerate(_SAMPLERS) if i not in places for name, value in off.items()}
+    chain = [name.strip() for name in names.split(";") if name.strip()] if names is not None else list(letters or "")
+    found, unknown = known_samplers(chain)
+    for name in unknown:
+        echo_wrapped(f"{show(name)} of --samplers has no effect: known are {', '.join(KNOWN)}")
+    return {"samplers": tuple(found)}
 
 
 def _adapters(

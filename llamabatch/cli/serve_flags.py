@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from llamabatch.cli.flag_rows import ANY, FALSE, MANY, TRUE, Args, Row
-from llamabatch.cli.llama_server_flags import LLAMA_ROWS
-from llamabatch.cli.vllm_flags import VLLM_ROWS
+from llamabatch.cli.flag_table import FALSE, MANY, TRUE, Args, Row, read_rows
 
 
 @dataclass
@@ -30,7 +28,7 @@ class Translated:
     environ: dict[str, str] = field(default_factory=dict)
 
 
-ROWS: tuple[Row, ...] = LLAMA_ROWS + VLLM_ROWS
+ROWS = read_rows()
 
 
 def _by_name(rows: Iterable[Row]) -> dict[str, tuple[Row, bool]]:
@@ -46,7 +44,7 @@ def _by_name(rows: Iterable[Row]) -> dict[str, tuple[Row, bool]]:
 
 BY_NAME = _by_name(ROWS)
 # one flag for both programs, of which vLLM's may have several values
-_MANY = {name: row for row in VLLM_ROWS if row.takes == MANY for name in row.names}
+_MANY = {name: row for row in ROWS if row.takes == MANY for name in row.names}
 _VARIABLES = {"--hf-token": "HF_TOKEN", "--rpc": "LLAMABATCH_RPC"}
 
 
@@ -107,7 +105,7 @@ def _values(name: str, row: Row, rest: list[str]) -> list[str]:
 def apply(row: Row, name: str, values: Sequence[str], is_off: bool, found: Translated) -> None:
     """Adds what a flag with its values means. Raises UsageError with its name."""
     try:
-        if row.takes and row.args is not None and (not row.fine or row.fine == ANY or set(values) <= set(row.fine)):
+        if row.takes and row.args is not None and (not row.fine or set(values) <= set(row.fine)):
             args = [arg for value in values for arg in row.args(value)]
         elif row.cure and not (row.takes and values and set(values) <= set(row.fine)) and not is_off:
             raise click.UsageError(row.cure)

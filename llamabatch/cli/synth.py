@@ -13,8 +13,8 @@ from llamabatch.utils import interrupts
 from llamabatch.utils.paths import shown
 
 
-@click.command(cls=GroupedCommand)
-@click.argument("shape", type=click.Choice(sorted(library.SHAPES), case_sensitive=False))
+@click.command(cls=GroupedCommand, epilog=f"Shapes: {', '.join(sorted(library.SHAPES))}.")
+@click.argument("shape", metavar="SHAPE", type=click.Choice(sorted(library.SHAPES), case_sensitive=False))
 @click.argument("out", type=File())
 @click.option(
     "--quant",

@@ -12,11 +12,11 @@ from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import engine_options, json_option, model_option, plot_option
 from llamabatch.cli.progress import TuneProgress
 from llamabatch.config import EngineConfig
-from llamabatch.tools.tune.report import Report, document
+from llamabatch.tools.tune.report import document
 from llamabatch.tools.tune.run import NORMAL_S, QUICK_S, Settings, run
 from llamabatch.tools.tune.table import show
 from llamabatch.utils import interrupts
-from llamabatch.utils.console import check_targets, console, write_json
+from llamabatch.utils.console import check_targets, write_report
 
 # options that tuning does not choose and that decide its figures
 _GIVEN = (
@@ -43,6 +43,7 @@ _GIVEN = (
     type=float,
     help="Also find and keep the number of slots for which the p95 of the time between two tokens is at most this.",
 )
+@click.option("--beside-load", is_flag=True, help="Keep the profile even if other processes computed meanwhile.")
 @engine_options(exclude=tuple(field.name for field in fields(EngineConfig) if field.name not in _GIVEN))
 def tune(
     model: str,
@@ -52,29 +53,22 @@ def tune(
     seconds: float | None,
     allow_numerics: bool,
     p95_inter_token_ms: float | None,
+    beside_load: bool,
     engine: dict[str, Any],
 ) -> None:
     """Measure the fastest settings of a model on this machine, and keep them: engines use them from then on.
 
-    A setting replaces that of the rule only if it is faster by more than the noise.
+    A setting replaces that of the rule only if it is faster by more than the noise. Exit code 1 if nothing is kept,
+    since other processes computed meanwhile.
     """
     interrupts.careful()
     if quick and seconds is not None:
         raise click.UsageError("--quick and --seconds both say how long to measure; give one of them")
     time_s = seconds if seconds is not None else QUICK_S if quick else NORMAL_S
-    settings = Settings(model, time_s, allow_numerics, p95_inter_token_ms, engine)
+    settings = Settings(model, time_s, allow_numerics, p95_inter_token_ms, beside_load, engine)
     check_targets(json_file, plot_file)
     with TuneProgress() as progress:
         report = run(settings, progress)
-    write(report, json_file, plot_file)
-
-
-def write(report: Report, json_file: Path | None, plot_file: Path | None) -> None:
-    """Writes the table to stdout, unless JSON goes there; JSON and picture to their files."""
-    if str(json_file) != "-":
-        show(report, console())
-    write_json(document(report), json_file)
-    if plot_file is not None:
-        from llamabatch.tools.tune.plot import draw  # matplotlib is optional, and takes a second to import
-
-        draw(report, plot_file)
+    write_report(report, json_file, plot_file, show=show, document=document, plot="llamabatch.tools.tune.plot")
+    if report.file is None:
+        click.get_current_context().exit(1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
 
 logger = logging.getLogger(__name__)
+
+# Of a last output whose sink raises: the wait before its third delivery, seconds; each later wait is twice the one
+# before, up to the longest; and the time after which the sink is taken for one that always raises.
+_FIRST_WAIT_S, _LONGEST_WAIT_S, _PATIENCE_S = 0.05, 10.0, 60.0
 
 EngineMethod = Literal[
     "save_prefix", "load_prefix", "unload_prefix", "reset_prefix_cache", "load_adapter", "unload_adapter"
@@ -130,11 +135,11 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Outage:
-    """An engine that is gone, and is not being replaced.
+    """An engine that is gone, and is not being replaced at the moment.
 
     Attributes:
         reason: the error of calls.
-        retry_in_s: seconds until a call may start another engine, 0: the next call does; None: none will.
+        retry_in_s: seconds until another engine is started; None: none will be.
     """
 
     reason: str
@@ -153,19 +158,22 @@ class SharedSinks(Generic[S]):
     """Sinks around the sinks of callers: of one sink always the same one, so that the outputs of all its requests still
     go on together. Each lives as long as a request in flight has it.
 
-    Args:
-        around: makes the sink that stands around one, and keeps that one alive.
+    This keeps no reference to its client. A client in a cycle with its sinks would be freed by the next garbage
+    collection only, and so would the gigabytes of its engine.
     """
 
-    def __init__(self, around: Callable[[Sink], S]) -> None:
-        self._around = around
+    def __init__(self) -> None:
         self._made: weakref.WeakValueDictionary[int, S] = weakref.WeakValueDictionary()
 
-    def of(self, sink: Sink) -> S:
-        """The sink around this one."""
+    def of(self, sink: Sink, around: Callable[[Sink], S]) -> S:
+        """The sink around this one.
+
+        Args:
+            around: makes that sink, which keeps this one alive.
+        """
         made = self._made.get(id(sink))
         if made is None:  # made by two threads at once, the two only group less
-            made = self._made[id(sink)] = self._around(sink)
+            made = self._made[id(sink)] = around(sink)
         return made
 
 
@@ -188,9 +196,56 @@ def emit(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
 
 
 def emit_last(sink: Sink, output: SequenceOutput) -> None:
-    """Calls a sink with the error or abort that ends a request, and once more if the sink raises."""
-    if _call(sink, [output]) is not None:
-        _call(sink, [output])
+    """Calls a sink with the error or abort that ends a request, and again while the sink raises: a caller waits for it.
+
+    The second call follows at once, later ones come from another thread, so that other requests go on.
+    """
+    if _call(sink, [output]) is not None and _call(sink, [output]) is not None:
+        _undelivered.add(sink, output)
+
+
+class _Undelivered:
+    """Last outputs whose sinks have raised, for want of memory, say. One thread tries them again, for a minute."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left: list[tuple[float, Sink, SequenceOutput]] = []  # with the time.monotonic() of their ends
+        self._is_trying = False
+        self._added = threading.Event()
+
+    def add(self, sink: Sink, output: SequenceOutput) -> None:
+        self._added.set()
+        with self._lock:
+            self._left.append((time.monotonic() + _PATIENCE_S, sink, output))
+            if self._is_trying:
+                return
+            try:
+                threading.Thread(target=self._try, name="llamabatch-undelivered", daemon=True).start()
+                self._is_trying = True
+            except Exception:  # no thread can be started; the next output tries again, with this one
+                logger.exception("a last output could not be delivered yet")
+
+    def _try(self) -> None:
+        wait_s = _FIRST_WAIT_S
+        while True:
+            if self._added.wait(wait_s):
+                wait_s = _FIRST_WAIT_S
+                self._added.clear()
+                time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            with self._lock:
+                tried, self._left = self._left, []
+            failed = [
+                (until_s, sink, output)
+                for until_s, sink, output in tried
+                if _call(sink, [output]) is not None and time.monotonic() < until_s
+            ]
+            with self._lock:
+                self._left += failed
+                if not self._left:
+                    self._is_trying = False
+                    return
+            del tried, failed  # while this waits, no sink is kept that has its output
 
 
 def in_a_sink() -> bool:
@@ -213,6 +268,7 @@ class _Depth(threading.local):
 
 
 _depth = _Depth()  # of sinks that this thread is in
+_undelivered = _Undelivered()
 
 
 def _call(sink: Sink, outputs: list[SequenceOutput]) -> str | None:

@@ -49,6 +49,11 @@ _encoders: dict[type, _Convert] = {array: array.tobytes}
 _decoders: dict[type, _Convert] = {}
 
 
+def crosses(kind: type[T], encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
+    """Lets instances of a class cross, as the tuple that `encode` makes."""
+    _encoders[kind], _decoders[kind] = encode, decode
+
+
 class _Record(Generic[T]):
     """Fields in order: of a dataclass, a named tuple, or a tuple of fixed length.
 

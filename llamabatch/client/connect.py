@@ -13,20 +13,19 @@ from llamabatch.gguf.resolve import local
 from llamabatch.utils.lifetime import reap_collected
 
 if TYPE_CHECKING:
-    from llamabatch.client.middleware import CountingClient
+    from llamabatch.client.front_client import FrontClient
 
 
-def connect(config: EngineConfig) -> CountingClient:
+def connect(config: EngineConfig) -> FrontClient:
     """Starts the engines of a config, in this process or in children, and returns the client of all of them."""
-    return in_front(_connect(config), config.max_queue)
+    return with_front_client(_connect(config), config.max_queue)
 
 
-def in_front(client: EngineClient, max_queue: int | None) -> CountingClient:
-    """The client as entry points have it: it holds max_queue, takes answers apart, and counts requests."""
-    from llamabatch.client.middleware import BoundedClient, CountingClient
-    from llamabatch.client.parsing_client import ParsingClient
+def with_front_client(client: EngineClient, max_queue: int | None) -> FrontClient:
+    """The client as entry points have it."""
+    from llamabatch.client.front_client import FrontClient  # late: child processes need none
 
-    return CountingClient(ParsingClient(client if max_queue is None else BoundedClient(client, max_queue)))
+    return FrontClient(client, max_queue)
 
 
 def _connect(config: EngineConfig) -> EngineClient:

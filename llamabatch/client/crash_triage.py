@@ -22,7 +22,7 @@ from llamabatch.client.spawn import Child
 from llamabatch.client.wire import check_crosses, unpack_output
 from llamabatch.engine.hooks import Failover, Sink
 from llamabatch.errors import InputError, describe
-from llamabatch.request.logprobs import TokenLogprobs
+from llamabatch.request.logprobs import FlatLogprobs
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.request import Request, ResumedOutput
 from llamabatch.scheduler.deadlines import deadline_message
@@ -52,7 +52,7 @@ class _Emitted:
     pieces: list[str] = field(default_factory=list)
     n_chars: int = 0
     times: list[float] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: FlatLogprobs = field(default_factory=FlatLogprobs)
     n_repeated_tokens: int = 0
     n_repeated_chars: int = 0
 
@@ -108,7 +108,7 @@ class TrackedRequest:
             self.admitted_s = None
         first = self._emitted.get(0)
         if first is not None and first.token_ids and _can_resume(self.request):
-            logprobs = tuple(first.logprobs) if self.request.params.wants_logprobs else None
+            logprobs = FlatLogprobs(first.logprobs) if self.request.params.wants_logprobs else None
             known = ResumedOutput(tuple(first.token_ids), tuple(first.times), logprobs, self._first_admitted_s)
             self.request = replace(self.request, resumed=known)
             return
@@ -128,7 +128,7 @@ class TrackedRequest:
         if output.token_ids:
             emitted.token_ids += output.token_ids
             emitted.times += [time.perf_counter()] * len(output.token_ids)
-            emitted.logprobs += output.logprobs or ()
+            emitted.logprobs.extend(output.logprobs or ())
         if output.text:
             emitted.pieces.append(output.text)
             emitted.n_chars += len(output.text)

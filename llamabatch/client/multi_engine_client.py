@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -33,7 +34,9 @@ class MultiEngineClient(LocalClient, Router):
         self._pausing = threading.Lock()
         try:
             for _ in range(self.plan.config.instances - 1):
-                self._clients.append(ThreadClient(self.plan.config.asked(), model=self.model, alone=False, hooks=hooks))
+                self._clients.append(
+                    ThreadClient(self.plan.config.requested(), model=self.model, alone=False, hooks=hooks)
+                )
         except BaseException:
             self.close()
             raise
@@ -52,41 +55,44 @@ class MultiEngineClient(LocalClient, Router):
         Raises:
             EngineClosedError: one of the engines is gone.
         """
-        barrier = threading.Barrier(len(self._clients))
-        engines: list[Engine] = []
+        arrived: queue.SimpleQueue[Engine | None] = queue.SimpleQueue()  # None: one will not come
+        done = threading.Event()
 
-        def act(engine: Engine) -> None:
-            engines.append(engine)
-            barrier.wait()
+        def act(first: Engine) -> None:
+            engines = [first]
             try:
+                while len(engines) < len(self._clients):
+                    engine = arrived.get()
+                    if engine is None:
+                        raise EngineClosedError("one of the engines is gone")
+                    engines.append(engine)
                 action(engines)
             finally:
-                barrier.wait()
+                done.set()
 
         def pause(engine: Engine) -> None:
-            engines.append(engine)
-            barrier.wait()
-            barrier.wait()
+            arrived.put(engine)
+            done.wait()
 
-        def on_answer(done: Future[Any]) -> None:
-            if isinstance(done.exception(), EngineClosedError):  # it will never come to the barrier
-                barrier.abort()
+        def on_answer(answer: Future[Any]) -> None:
+            if isinstance(answer.exception(), EngineClosedError):  # this one never came
+                arrived.put(None)
+                done.set()
 
+        answers: list[Future[Any]] = []
         with self._pausing:  # two calls that pause the engines in different orders would wait for each other
-            answers: list[Future[Any]] = []
             try:
                 for client in self._clients:
                     answers.append(client.ask(pause if answers else act))
                     answers[-1].add_done_callback(on_answer)
-            except EngineClosedError:
-                barrier.abort()
+            except BaseException:  # one is gone, or Ctrl-C: those that were asked must not wait for the others
+                arrived.put(None)
                 raise
             wait(answers)
-        for answer in answers:
-            try:
-                answer.result()
-            except threading.BrokenBarrierError as error:
-                raise EngineClosedError("one of the engines is gone") from error
+        try:
+            answers[0].result()
+        finally:
+            answers.clear()  # the traceback of an error has this frame: else a cycle with the client in it
 
     def close(self) -> None:
         for client in self._clients:

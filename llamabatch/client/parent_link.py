@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
 import threading
 from typing import Any
 
+from llamabatch.client.child_socket import connected
 from llamabatch.client.wire import Wire
 from llamabatch.utils.lifetime import end_with_parent, leave_signals_to_parent
 
@@ -17,12 +17,15 @@ class ParentLink:
     during a load or a step: this process then ends without any care for its work.
 
     Messages wait here until `receive`, so that a parent is never held up by a child that it sends to.
+
+    Args:
+        number: the argument of this program.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, number: int) -> None:
         leave_signals_to_parent()
         end_with_parent()  # for a process that is stopped, or never comes to read
-        self._wire = Wire(socket.socket(fileno=fd))
+        self._wire = Wire(connected(number))
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="llamabatch-parent", daemon=True).start()
 

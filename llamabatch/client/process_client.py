@@ -57,8 +57,8 @@ class _ProcessClient:
         children = _Children(self.model)
         try:
             self.plan = plan(config, self.model.path, computes_here=False)
-            for asked, environment in instances(self.plan.config):
-                children.add(Supervisor(asked, environment, program, policy))
+            for own_config, environment in instances(self.plan.config):
+                children.add(Supervisor(own_config, environment, program, policy))
             for child in children.list:  # they load at the same time
                 child.wait_until_ready()
         except BaseException:
@@ -123,7 +123,7 @@ class ChildClient(_ProcessClient):
 
     def __init__(self, config: EngineConfig, program: str = WORKER, policy: RestartPolicy = RESTARTS) -> None:
         super().__init__(
-            config, lambda resolved: [(resolved.asked(), {})], lambda children, _: children[0], program, policy
+            config, lambda resolved: [(resolved.requested(), {})], lambda children, _: children[0], program, policy
         )
 
 
@@ -142,7 +142,7 @@ class RouterClient(_ProcessClient):
 
 
 def _instances(config: ResolvedConfig) -> list[Instance]:
-    one = replace(config.asked(), strategy=config.instance_strategy, instances=1)
+    one = replace(config.requested(), strategy=config.instance_strategy, instances=1)
     count, names = config.instances, [device.name for device in devices.used(one, library.load())]
     if len(names) < 2 or one.n_gpu_layers == 0:
         return [(one, {})] * count
@@ -170,6 +170,8 @@ class _Children:
         child.start()
 
     def drop(self) -> None:
+        if self.list:
+            self.list[0].at_end = self._model.close  # on the supervisor's thread: it waits for a lock
         for child in self.list:
             child.drop()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ENGINE_ENDED = "the engine process ended"  # the error of what waits once no other one follows begins with it
+GAVE_UP = "times in a row without a result"  # part of the error of requests that an engine given up has ended
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class RestartPolicy:
         first_s: delay before the second restart in a row, seconds. The first restart is immediate; each later delay is
             twice the one before.
         longest_s: the longest of these delays, seconds.
-        retry_s: after the last of them, a call may start one more child, but only so many seconds later. Each further
-            death without a result doubles this delay, up to longest_s. Unused if `most` is 0.
+        retry_s: after the last of them, requests in flight end, calls raise, and one more child starts so many seconds
+            later. Each further death without a result doubles this delay, up to longest_s. Unused if `most` is 0.
         hang_s: seconds without a sign of life after which a child is killed and replaced.
         start_s: the same, before its first sign of life: programs and libraries come from slow disks, too.
     """
@@ -54,16 +55,16 @@ class Restarts:
         self.in_a_row = 0
 
     def given_up(self, now: float) -> None:
-        """The last child is gone, and none starts until a call asks for one."""
+        """Sets the time of the next try: requests have ended, and calls raise until then."""
         wait_s = self._policy.retry_s * 2.0 ** min(self.in_a_row - self._policy.most - 1, 32)
         self._retry_at = now + min(wait_s, self._policy.longest_s) if self._policy.most else None
 
     def retry_in(self, now: float) -> float | None:
-        """Seconds until a call may start another child; None: never."""
+        """Seconds until the next try; None: there will be none."""
         return None if self._retry_at is None else max(0.0, self._retry_at - now)
 
     def retried(self) -> None:
-        """A call has asked for another child."""
+        """Counts the child of a try."""
         self.total += 1
 
     def after_death(self) -> float | None:
@@ -81,7 +82,7 @@ class Restarts:
         """The error of all requests that still wait, with the exit reason of the last child."""
         if self._policy.most == 0:
             return f"{ENGINE_ENDED}: {exit_reason}"
-        return f"{ENGINE_ENDED} {self.in_a_row} times in a row without a result, at last with {exit_reason}"
+        return f"{ENGINE_ENDED} {self.in_a_row} {GAVE_UP}, at last with {exit_reason}"
 
 
 class Silence:

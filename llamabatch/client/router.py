@@ -37,9 +37,6 @@ class Member(Protocol):
     @property
     def outage(self) -> Outage | None: ...
 
-    def revive(self) -> None:
-        """Starts another engine where it has given up, if it is time for one; returns at once."""
-
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None: ...
 
     def abort(self, request_ids: Iterable[str]) -> None: ...
@@ -68,16 +65,13 @@ class Router:
         self._aborted_on_move: set[str] = set()
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()
-        self._sinks = SharedSinks(self._accounting)
+        self._sinks = SharedSinks[Sink]()
         self._affinity = Affinity() if keeps_prefixes and len(self._members) > 1 else None
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._fork_guard.check()
         shares: dict[int, list[Request]] = {}
         scored: dict[tuple[int, ...], int] = {}  # by prompt: the member that scores all its continuations
-        for member in self._members:
-            if not member.up:
-                member.revive()
         with self._lock:
             alive = self._alive()
             best = [number for number in alive if self._members[number].up] or alive
@@ -91,7 +85,7 @@ class Router:
                 self._owners[request.request_id] = (number, request.expected_tokens)
                 shares.setdefault(number, []).append(request)
 
-        counted = self._sinks.of(sink)
+        counted = self._sinks.of(sink, self._accounting)
         sent: set[str] = set()
         try:
             for number, share in shares.items():
@@ -152,7 +146,7 @@ class Router:
 
     def stats(self) -> EngineStats:
         for number in self._alive():
-            with contextlib.suppress(EngineClosedError):  # it has given up, and takes a call to try again
+            with contextlib.suppress(EngineClosedError):  # it has given up a moment ago
                 self._last_stats[number] = self._members[number].stats()
         figures = zip(self._members, self._last_stats, strict=True)
         return sum((stats if member.alive else stats.of_the_past() for member, stats in figures), EngineStats())

@@ -6,30 +6,29 @@ import contextlib
 import itertools
 import logging
 import os
-import signal
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, Protocol
 
 from llamabatch import errors
 from llamabatch.client.base import Heartbeat
+from llamabatch.client.child_socket import start_program
 from llamabatch.client.wire import Wire, pack_config, pack_request
 from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineClosedError, EngineError, SetupError, describe
 from llamabatch.planning.binding_choice import for_children
 from llamabatch.request.request import Request
-from llamabatch.utils.subprogram import command, interpreter
+from llamabatch.utils import system
+from llamabatch.utils.subprogram import interpreter
 
 logger = logging.getLogger(__name__)
 
 WORKER = "llamabatch.client.worker"
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # signals that no native code raises
-_VMSTAT = Path("/proc/vmstat")  # of the whole machine, containers included; the count rises before the signal is sent
+_FROM_OUTSIDE = ("SIGKILL", "SIGTERM")  # signals that no native code raises
+_VMSTAT = "/proc/vmstat"  # of the whole machine, containers included; its count rises before the signal is sent
 _REQUESTS_A_MESSAGE = 256  # keeps messages far below the wire's limit, however long the list
 
 
@@ -89,16 +88,7 @@ class Child:
             interpreter()
         except OSError as error:
             raise SetupError(f"isolate=True and several engines run in child processes: {error}") from error
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                command(program, str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C reaches the parent alone, which decides what it means
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # stdout belongs to the parent's answer
-                env=os.environ | for_children() | environment,
-            )
+        self._process, ours = start_program(program, os.environ | for_children() | environment)
         try:
             self.pid = self._process.pid
             self._wire = Wire(ours)
@@ -251,8 +241,9 @@ class Child:
             return self._sent_reason or "it closed its socket"
         if self._sent_reason is not None:
             return self._sent_reason
-        self.from_outside = -code in _FROM_OUTSIDE and self._oom_kills is not None and oom_kills() == self._oom_kills
-        return _signal_name(-code) if code < 0 else f"exit code {code}"
+        name = system.fatal_signal(code)
+        self.from_outside = name in _FROM_OUTSIDE and self._oom_kills is not None and oom_kills() == self._oom_kills
+        return name or f"exit code {code}"
 
 
 def _error(name: str, text: str) -> Exception:
@@ -260,19 +251,9 @@ def _error(name: str, text: str) -> Exception:
     return error
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time one
-        return f"signal {number}"
-
-
 def oom_kills() -> int | None:
     """Processes that the kernel has killed for want of memory since the machine started; None where it does not tell
     (not Linux, or before 4.13).
     """
-    try:
-        lines = _VMSTAT.read_text().splitlines()
-    except OSError:
-        return None
+    lines = system.kernel_lines(_VMSTAT)
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

@@ -49,9 +49,11 @@ class Supervisor:
         program: the module that a child runs; it speaks the wire.
         policy: when a child that died is replaced.
         start_child: makes a Child; tests have others.
+        clock: as time.monotonic; tests have others.
 
     Attributes:
-        failover: takes over requests that never started once the supervisor gives up; None: they fail.
+        failover: takes over requests that never started while no child runs for a time; None: they fail.
+        at_end: the last thing that the supervisor's thread calls.
     """
 
     def __init__(
@@ -61,13 +63,16 @@ class Supervisor:
         program: str = WORKER,
         policy: RestartPolicy = RESTARTS,
         start_child: StartChild = Child,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failover: weakref.WeakMethod[Failover] | None = None  # its owner may be collected
+        self.at_end: Callable[[], None] | None = None
         self._config = config
         self._environment = environment or {}
         self._program = program
         self._policy = policy
         self._start_child = start_child
+        self._clock = clock
         self._restarts = Restarts(policy)
         self._loaded = LoadedResources(config.adapters)
         self._past_stats = EngineStats()  # of children that have ended
@@ -79,7 +84,7 @@ class Supervisor:
         self._child: Child | None = None
         self._is_up = False  # the child takes requests
         self._closing = False
-        self._end_reason: str | None = None  # of the last child; a call may bring another one
+        self._end_reason: str | None = None  # of the last child; None: one runs, or the next starts in a moment
         self._has_ended = False  # the thread has
         self._events: queue.SimpleQueue[tuple[str, Child | None]] = queue.SimpleQueue()
         self._started: Future[None] = Future()
@@ -97,7 +102,7 @@ class Supervisor:
     def alive(self) -> bool:
         """It accepts requests, which may have to wait for the next child."""
         with self._lock:
-            return not self._closing and (self._end_reason is None or self._retry_in() == 0)
+            return not self._closing and self._end_reason is None
 
     @property
     def outage(self) -> Outage | None:
@@ -132,7 +137,7 @@ class Supervisor:
         child = None
         try:
             with self._lock:
-                self._revive()
+                self._check_alive()
                 refused = self._requests.add(requests, sink, stream, own)
                 child, sendable = self._pop_sendable(own)
             emit(sink, refused)
@@ -142,11 +147,6 @@ class Supervisor:
             if child is not None:
                 child.abort([tracked.request_id for tracked in own])
             raise
-
-    def revive(self) -> None:
-        """Starts another child where the supervisor has given up, if it is time for one; returns at once."""
-        with contextlib.suppress(EngineClosedError), self._lock:
-            self._revive()
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """As EngineClient.abort; requests in no child end before it returns."""
@@ -202,7 +202,7 @@ class Supervisor:
         """
         self._fork_guard.check()
         with self._changed:
-            self._revive()
+            self._check_alive()
             self._changed.wait_for(lambda: self._is_up or self._end_reason is not None)
             self._check_alive()
             child = self._child
@@ -292,20 +292,21 @@ class Supervisor:
                 wait_s = self._restarts.after_death()
                 if wait_s is None:
                     reason = self._restarts.too_often(exit_reason)
-                    logger.error("%s; there is no other one until a call asks for it", reason)
-                    if not self._give_up(reason):
+                    if not self._pause(reason):
                         break
                     reason = _CLOSED
                     continue
                 logger.warning("the engine process ended: %s; another one is started", exit_reason)
                 self._on_child_death()
-                self._wait_for_restart(wait_s)
+                self._wait_for_restart(self._clock() + wait_s)
         except BaseException as error:  # of any kind: all are answered before this thread ends
             reason = f"the supervisor failed: {describe(error)}"
             with contextlib.suppress(Exception):
                 logger.exception("the supervisor failed")
         finally:
             self._stop(reason)
+            if self.at_end is not None:
+                self.at_end()
 
     def _run_child(self) -> tuple[str, BaseException | None]:
         """Starts one child and watches it to its end. Returns its exit reason, and the error if it was never ready."""
@@ -379,28 +380,35 @@ class Supervisor:
         exit_reason, from_outside = ("", False) if child is None else (child.exit_reason, child.from_outside)
         self._requests.child_died(exit_reason, from_outside)
 
-    def _wait_for_restart(self, wait_s: float) -> None:
+    def _wait_for_restart(self, until: float) -> None:
         """Waits before the next child; requests may be aborted, or reach their deadlines."""
-        until = time.monotonic() + wait_s
-        while not self._closing and time.monotonic() < until:
+        while not self._closing and self._clock() < until:
             try:
-                self._events.get(timeout=min(_SHORT_TICK_S, max(0.0, until - time.monotonic())))
+                self._events.get(timeout=min(_SHORT_TICK_S, max(0.0, until - self._clock())))
             except queue.Empty:
                 self._requests.end_late()
 
-    def _give_up(self, reason: str) -> bool:
-        """Ends or hands over all requests, then waits until a call asks for another child. False: none is to start."""
+    def _pause(self, reason: str) -> bool:
+        """Ends or hands over all requests, then waits until it is time for another child. False: none is to start."""
         self._on_child_death()
         with self._changed:
-            self._restarts.given_up(time.monotonic())
-            if self._retry_in() is None:
+            now = self._clock()
+            self._restarts.given_up(now)
+            wait_s = self._restarts.retry_in(now)
+            if wait_s is None:
+                logger.error("%s; no other one is started", reason)
                 return False
             self._end_reason = reason
             self._changed.notify_all()
+        logger.error("%s; another one is started in %d s", reason, math.ceil(wait_s))
         self._answer_all(reason)
-        while self._end_reason is not None and not self._closing:
-            self._events.get()
-        return not self._closing
+        self._wait_for_restart(now + wait_s)
+        with self._changed:
+            if self._closing:
+                return False
+            self._end_reason = None
+            self._restarts.retried()
+        return True
 
     def _stop(self, reason: str) -> None:
         """Answers all that still waits, as no other child will start."""
@@ -425,26 +433,14 @@ class Supervisor:
     def _check_alive(self) -> None:
         if self._end_reason is not None:
             retry_in = self._retry_in()
-            when = "" if retry_in is None else f"; a call in {math.ceil(retry_in)} s tries another one"
+            when = "" if retry_in is None else f"; another one is started in {math.ceil(retry_in)} s"
             raise EngineClosedError(self._end_reason + when)
         if self._closing:
             raise EngineClosedError(_CLOSED)
 
     def _retry_in(self) -> float | None:
-        """Seconds until a call may bring another child; None: never."""
-        return None if self._closing or self._has_ended else self._restarts.retry_in(time.monotonic())
-
-    def _revive(self) -> None:
-        """Lets the thread start another child where it has given up and it is time for one.
-
-        Raises:
-            EngineClosedError: there is no child, and it is not time for one.
-        """
-        if self._end_reason is not None and self._retry_in() == 0:
-            self._end_reason = None
-            self._restarts.retried()
-            self._events.put(("revive", None))
-        self._check_alive()
+        """Seconds until another child starts; None: none will."""
+        return None if self._closing or self._has_ended else self._restarts.retry_in(self._clock())
 
     def _is_replaced(self, child: Child) -> bool:
         """Waits until the end of this child has been dealt with; False if no other one follows."""

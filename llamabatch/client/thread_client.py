@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import queue
 import threading
@@ -23,6 +24,7 @@ from llamabatch.errors import EngineClosedError, EngineError, InputError, descri
 from llamabatch.llama.model import Model
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
+from llamabatch.utils.cancellation import cancelled_by
 from llamabatch.utils.checks import counted
 from llamabatch.utils.lifetime import ForkGuard, Lifetime
 
@@ -60,14 +62,20 @@ class ThreadClient(LocalClient):
         self._commands = CommandQueue()
         started: Future[Engine] = Future()
         loop = _Loop(lambda: Engine(config, model=model, alone=alone, hooks=hooks), self._commands, hooks)
+        cancelled = threading.Event()
+        with cancelled_by(cancelled):
+            context = contextvars.copy_context()
         # a daemon, so that a program without close() can end; its lifetime still closes it in good order
-        thread = threading.Thread(target=loop.serve, args=(started,), name="llamabatch-engine", daemon=True)
+        thread = threading.Thread(target=context.run, args=(loop.serve, started), name="llamabatch-engine", daemon=True)
         try:
             thread.start()  # an interrupt may come before it returns, when the thread already runs
             engine = started.result()
-        except BaseException:  # refused, or interrupted: then the model is freed as soon as it is loaded
+        except BaseException:  # refused, or interrupted: then the load ends with the tensor under way
+            cancelled.set()
             self._commands.put_end()
             raise
+        finally:
+            del started  # as in _Loop.serve
         self.plan = engine.plan
         self.model = engine.model
         self._engine = engine  # for its stats alone: all else is for its thread
@@ -165,6 +173,7 @@ class _Loop:
             engine = self._make_engine()
         except BaseException as error:
             started.set_exception(error)
+            del started  # the error's traceback has this frame: else a cycle
             return
         started.set_result(engine)
         error_text = None
@@ -197,6 +206,7 @@ class _Loop:
             if command is None:
                 return False
             self._run_command(engine, command)
+            del command  # the caller's sink would live until the next command, and with the sink the client
 
     def _run_command(self, engine: Engine, command: _Command) -> None:
         if isinstance(command, _Submit):
@@ -209,6 +219,7 @@ class _Loop:
                 command.answer.set_result(command.function(engine))
             except BaseException as error:  # the caller gets it
                 command.answer.set_exception(error)
+                del command  # as in serve
 
     def _add_requests(self, engine: Engine, command: _Submit) -> None:
         while command.left:

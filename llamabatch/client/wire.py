@@ -16,10 +16,11 @@ import weakref
 from array import array
 from typing import Any
 
-from llamabatch.client.codec import Codec, pack, unpack
+from llamabatch.client.codec import Codec, crosses, pack, unpack
 from llamabatch.config import EngineConfig
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.errors import EngineError, SamplingError
+from llamabatch.request.logprobs import FlatLogprobs
 from llamabatch.request.outputs import CompletionOutput, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.reasoning import Reasoning, ReasoningTags
 from llamabatch.request.request import Request, ResumedOutput
@@ -122,7 +123,7 @@ def _leave_all() -> None:
 
 
 def pack_config(config: EngineConfig) -> dict[str, Any]:
-    return dataclasses.asdict(config.asked())
+    return dataclasses.asdict(config.requested())
 
 
 def unpack_config(packed: dict[str, Any]) -> EngineConfig:
@@ -133,24 +134,28 @@ def unpack_config(packed: dict[str, Any]) -> EngineConfig:
 _PARAMS_KEPT = 8
 _SEVERAL_TYPES = (
     *("dry_sequence_breakers", "stop", "stop_token_ids", "bad_words", "logit_bias", "allowed_token_ids"),
-    "logprob_token_ids",
+    *("logprob_token_ids", "samplers"),
 )
 _CHECKED_BY_PARAMS: dict[str, Any] = dict.fromkeys((*_SEVERAL_TYPES, "logits_processors"), Any)
 
-Codec(ResumedOutput)
+# as objects those of a long answer would take a second to read, in one call during which no other thread runs
+crosses(FlatLogprobs, FlatLogprobs.parts, FlatLogprobs.of_parts)
+_LOGPROBS = {"logprobs": FlatLogprobs | None}
+Codec(ResumedOutput, _LOGPROBS)
 # The requests of a server come one by one and mostly with the same parameters: to check them takes longer than the rest
-# of a request, and an engine prepares each instance anew.
+# of a request, and an engine prepares each instance by itself.
 Codec(SamplingParams, _CHECKED_BY_PARAMS | {"structured_outputs": Structure | None}, n_kept=_PARAMS_KEPT)
 Codec(ReasoningTags)
 Codec(Reasoning)
 _REQUEST = Codec(Request, left_out=["prompt", "make_parser"])  # the child has no use for them
 Codec(ToolCall)
 Codec(ToolCallDelta)
-Codec(CompletionOutput)
+Codec(CompletionOutput, _LOGPROBS)
 Codec(Timings)
 # the parent knows these of a request
-Codec(RequestOutput, {"embedding": array | None}, left_out=["request_id", "prompt", "prompt_token_ids"])
-_OUTPUT = Codec(SequenceOutput)
+_WHOLE = {"embedding": array | None, "prompt_logprobs": FlatLogprobs | None}
+Codec(RequestOutput, _WHOLE, left_out=["request_id", "prompt", "prompt_token_ids"])
+_OUTPUT = Codec(SequenceOutput, _LOGPROBS)
 Codec(SlotState)
 Codec(WaitingState)
 _STATE = Codec(EngineState)

@@ -1,4 +1,4 @@
-"""The child process: an engine behind a socket. Started as a program, `python -m llamabatch.client.worker FD`."""
+"""The child process: an engine behind a socket. Started as a program, `python -m llamabatch.client.worker NUMBER`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 BEAT_S = 1.0
 
 
-def main(fd: int) -> None:
+def main(number: int) -> None:
     """Serves until the parent says close or is gone; then nothing of this process stays behind."""
-    parent = ParentLink(fd)
+    parent = ParentLink(number)
     first = parent.receive()
 
     def fail(reason: str) -> None:

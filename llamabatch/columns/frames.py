@@ -14,7 +14,10 @@ from llamabatch.columns.schema import BOOLEAN, INTEGER, NUMBER, Kind
 from llamabatch.errors import InputError, SetupError
 from llamabatch.utils.checks import counted, show
 
-_KINDS = "a data frame of pandas or polars, a Table or RecordBatch of pyarrow, or a dictionary of arrays or lists"
+_KINDS = (
+    "a data frame of pandas or polars, a relation of DuckDB, a Table or RecordBatch of pyarrow, or a dictionary of "
+    "arrays or lists"
+)
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,16 @@ def open_batch(given: Any) -> Batch:
     """The Batch of what a caller gives.
 
     Raises:
-        InputError: it is none, its columns differ in length, or two have one name.
-        SetupError: a data frame, and narwhals is not installed.
+        InputError: it is none, its columns differ in length, or two have one name; a relation's query or a LazyFrame's
+            fails.
+        SetupError: a data frame, and narwhals is not installed; a relation, and pyarrow is not.
     """
     if isinstance(given, Mapping):
         batch: Batch = _Dictionary(given)
     elif _is_arrow(given):
         batch = _Arrow(given)
+    elif _is_relation(given):
+        batch = _Arrow(_table_of(given))
     else:
         batch = _Frame(given)
     return batch
@@ -162,18 +168,45 @@ def _is_arrow(given: Any) -> bool:
     return pyarrow is not None and isinstance(given, (pyarrow.RecordBatch, pyarrow.Table))
 
 
+def _is_relation(given: Any) -> bool:
+    duckdb = sys.modules.get("duckdb")
+    return duckdb is not None and isinstance(given, duckdb.DuckDBPyRelation)
+
+
+def _table_of(relation: Any) -> Any:
+    """The rows of a relation of DuckDB, which its query is run for. Raises SetupError without pyarrow."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise SetupError("relations of DuckDB need pyarrow: pip install 'llamabatch[parquet]'") from error
+    try:
+        return relation.to_arrow_table()
+    except sys.modules["duckdb"].Error as error:
+        raise InputError(f"the rows of the relation of DuckDB cannot be had: {error}") from error
+
+
 def _arrow_type(pyarrow: Any, kind: Kind) -> Any:
     types = {INTEGER: pyarrow.int64, NUMBER: pyarrow.float64, BOOLEAN: pyarrow.bool_}
     scalar = types.get(kind.name, pyarrow.string)()
     return pyarrow.list_(scalar) if kind.is_list else scalar
 
 
+def _collected(frame: Any) -> Any:
+    """The data frame of a LazyFrame of polars."""
+    try:
+        return frame.collect()
+    except sys.modules["polars"].exceptions.PolarsError as error:
+        raise InputError(f"the LazyFrame of polars cannot be collected: {error}") from error
+
+
 class _Frame:
-    """A data frame that narwhals reads."""
+    """A data frame that narwhals reads. A LazyFrame of polars is collected, and extended() gives a LazyFrame."""
 
     def __init__(self, given: Any) -> None:
         if isinstance(given, (str, bytes, list, tuple)) or given is None:
             raise InputError(f"the batch is {show(given)}; give {_KINDS}")
+        polars = sys.modules.get("polars")
+        self._is_lazy = polars is not None and isinstance(given, polars.LazyFrame)
         try:
             import narwhals as nw
         except ImportError as error:
@@ -182,7 +215,7 @@ class _Frame:
                 "lists, and pyarrow, need nothing"
             ) from error
         try:
-            frame = nw.from_native(given, eager_only=True)
+            frame = nw.from_native(_collected(given) if self._is_lazy else given, eager_only=True)
         except nw.exceptions.DuplicateError:
             _check_names(list(given.columns))
             raise
@@ -191,7 +224,7 @@ class _Frame:
             raise InputError(f"the batch is a {type(given).__name__}; {cure}") from error
         self._frame: Any = frame
         self._nw = nw
-        self.names = _check_names(list(given.columns))
+        self.names = _check_names(list(frame.columns))
         self.n_rows = len(frame)
 
     def values(self, name: str) -> list[Any]:
@@ -209,7 +242,8 @@ class _Frame:
             scalar = types.get(each.kind.name, nw.String)
             dtype = nw.List(scalar) if each.kind.is_list else scalar
             series.append(nw.new_series(each.name, each.values, dtype, backend=backend))
-        return self._frame.with_columns(series).to_native()
+        made = self._frame.with_columns(series).to_native()
+        return made.lazy() if self._is_lazy else made
 
     def _extended_pandas(self, columns: Sequence[Column]) -> Any:
         """With types that hold a null, so that those of a batch do not depend on its rows."""

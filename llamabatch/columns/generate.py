@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from llamabatch.chat.conversation import ChatOptions
+from llamabatch.client.restart_policy import GAVE_UP
 from llamabatch.columns.frames import Batch, open_batch, rows_of
 from llamabatch.columns.prompts import PromptFunction, Prompts, RowPrompt
 from llamabatch.columns.results import OutputColumns, Result
@@ -106,7 +107,8 @@ class Generate:
 
         Args:
             batch: a data frame of pandas, polars or another library that narwhals reads (`llamabatch[columns]`), a
-                Table or RecordBatch of pyarrow, or a dictionary of numpy arrays or lists. It is left as it is.
+                Table or RecordBatch of pyarrow, a relation of DuckDB, for which a Table of pyarrow comes back, or a
+                dictionary of numpy arrays or lists. It is left as it is.
             progress: as for LLM.generate, but False unless given.
 
         Raises:
@@ -178,8 +180,10 @@ class Generate:
                         yield ready[index][0], result
                     else:
                         failed.append((ready[index][0], result))
-            if failed:
-                llm.stats()  # raises EngineClosedError where not the rows have failed, but the engine is gone
+            if failed:  # not the rows' fault where the engine is gone, be it that another one has started since
+                llm.stats()  # raises EngineClosedError
+                if gone := next((result.error for _, result in failed if GAVE_UP in (result.error or "")), None):
+                    raise EngineClosedError(gone)
             yield from failed
         except EngineClosedError:
             self._engine.forget(llm)
@@ -255,9 +259,9 @@ def _checked(
         if given:
             raise ConfigError(f"{', '.join(given)}: the model is an LLM already; give its options when it is made")
         return model, {}
-    asked = {"isolate": True, **given}
-    EngineConfig.from_options(model, asked)
-    paths = with_paths({**asked, "model": model})
+    engine = {"isolate": True, **given}
+    EngineConfig.from_options(model, engine)
+    paths = with_paths({**engine, "model": model})
     return paths.pop("model"), paths
 
 

@@ -1,4 +1,4 @@
-"""Callbacks of llama_cpp's signature (all token ids, row of logits), and the penalties that llama_cpp.Llama applies."""
+"""Callbacks of llama_cpp's signature (all token ids, row of logits), and biases and penalties of any size."""
 
 from __future__ import annotations
 
@@ -59,8 +59,6 @@ class Biases:
 
 class Penalties:
     """llama.cpp's penalties over the last tokens of the output (llama-sampler.cpp, llama_sampler_penalties_apply).
-
-    llama_cpp.Llama shows its sampler no token of the prompt, unlike the penalties of SamplingParams.
 
     Args:
         last_n: the number of last tokens that count.

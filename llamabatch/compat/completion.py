@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,8 @@ Json = dict[str, Any]
 
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED
 _MOST_BIAS = 100.0  # of SamplingParams
-_MOST_PENALTY = 2.0
+_MOST_PENALTY = 2.0  # the same
+_LEAST_REPEAT, _MOST_REPEAT = 0.01, 100.0  # the same
 
 
 @dataclass(frozen=True)
@@ -85,23 +86,26 @@ def sampling_params(
     plain = {"frequency_penalty": args.frequency_penalty, "presence_penalty": args.presence_penalty}
     penalties: Json = {name: number(SamplingError, name, value, -1e6, 1e6) for name, value in plain.items()}
     repeat = number(SamplingError, "repeat_penalty", args.repeat_penalty, 1e-6, 1e6)
-    beyond = most > last_n or any(abs(value) > _MOST_PENALTY for value in penalties.values())
-    windowed = last_n > 0 and (repeat != 1 or (beyond and any(penalties.values())))
-    if biases and (windowed or len(biases) > MAX_BIASES or any(bias > _MOST_BIAS for _, bias in biases)):
+    beyond = last_n > 0 and (
+        any(abs(value) > _MOST_PENALTY for value in penalties.values()) or not _LEAST_REPEAT <= repeat <= _MOST_REPEAT
+    )
+    if biases and (beyond or len(biases) > MAX_BIASES or any(bias > _MOST_BIAS for _, bias in biases)):
         processors.append(Biases(biases))
         biases = []
     biases = [(token_id, max(bias, -_MOST_BIAS)) for token_id, bias in biases]  # e^-100 of the mass is as good as none
-    if windowed:
+    if beyond:
         processors.append(Penalties(last_n, repeat, **{name.partition("_")[0]: v for name, v in penalties.items()}))
-    if windowed or last_n <= 0:
-        penalties = {}
+    if beyond or last_n <= 0:
+        repeat, penalties = 1.0, {}
     form = args.form if args.form is not None else form_of(args.grammar)
     return SamplingParams(
         max_tokens=most,
         stop=args.stops,
         seed=seed,
         ignore_eos=ignore_eos,
-        repetition_penalty=1.0,
+        repetition_penalty=repeat,
+        repeat_last_n=max(0, last_n),  # llama.cpp's own sampler knows no "all"
+        prompt_ignore_length=len(prompt),  # llama_cpp shows its sampler no token of the prompt
         logits_processors=processors,
         logit_bias=biases,
         structured_outputs=form,
@@ -144,7 +148,7 @@ def _biases(given: object) -> list[tuple[int, float]]:
 
 
 @dataclass(frozen=True)
-class Words:
+class TokenPieces:
     """The vocabulary of completions: the bytes of tokens ("" for special ones), and the token that begins texts."""
 
     token_bytes: Callable[[int], bytes]
@@ -164,13 +168,15 @@ class Completion:
         n_vocab: for the rows that stopping criteria get.
     """
 
-    def __init__(self, args: Arguments, prompt_ids: tuple[int, ...], model: str, words: Words, n_vocab: int) -> None:
+    def __init__(
+        self, args: Arguments, prompt_ids: tuple[int, ...], model: str, pieces: TokenPieces, n_vocab: int
+    ) -> None:
         self.id = f"cmpl-{uuid.uuid4()}"
         self.created = int(time.time())
         self.model = model
         self._args = args
         self._prompt_ids = prompt_ids
-        self._words = words
+        self._pieces = pieces
         self._n_vocab = n_vocab
         self._n_shown = 0  # characters of the output before the next token with logprobs
 
@@ -181,7 +187,7 @@ class Completion:
         ids, logprobs = each.token_ids, each.logprobs
         if isinstance(each.stop_reason, int):  # the end-of-generation token, which llama_cpp does not count
             ids, logprobs = ids[:-1], logprobs and logprobs[:-1]
-        text = _Text(self._args, self._words)
+        text = _Text(self._args, self._pieces)
         shown = "".join(map(text.push, ids)) + text.flush()
         return self.document(ids, shown, each.finish_reason.value, logprobs, output.prompt_logprobs)
 
@@ -190,13 +196,13 @@ class Completion:
         ids: tuple[int, ...],
         text: str,
         finish_reason: str,
-        logprobs: tuple[TokenLogprobs, ...] | None,
-        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None,
+        logprobs: Sequence[TokenLogprobs] | None,
+        prompt_logprobs: Sequence[TokenLogprobs | None] | None,
     ) -> Json:
         """The whole "text_completion"."""
         args, prompt = self._args, self._prompt_ids
         found = None if logprobs is None else self._all_logprobs(ids, logprobs, prompt_logprobs)
-        before = (args.prompt if isinstance(args.prompt, str) else self._words.text(prompt)) if args.echo else ""
+        before = (args.prompt if isinstance(args.prompt, str) else self._pieces.text(prompt)) if args.echo else ""
         n_output = len(ids) + (not args.prompt)
         usage = {"prompt_tokens": len(prompt), "completion_tokens": n_output, "total_tokens": len(prompt) + n_output}
         return self._document(before + text, found, finish_reason) | {"usage": usage}
@@ -209,24 +215,24 @@ class Completion:
     def _all_logprobs(
         self,
         ids: tuple[int, ...],
-        logprobs: tuple[TokenLogprobs, ...],
-        prompt_logprobs: tuple[TokenLogprobs | None, ...] | None,
+        logprobs: Sequence[TokenLogprobs],
+        prompt_logprobs: Sequence[TokenLogprobs | None] | None,
     ) -> Json:
         """The logprobs of the output, with echo those of the prompt before them but for its first token's."""
         if not self._args.echo:
             return self._logprobs(ids, logprobs, len(self._args.prompt))
-        skipped = self._prompt_ids[0] == self._words.bos
+        skipped = self._prompt_ids[0] == self._pieces.bos
         of_prompt = (prompt_logprobs or (None,) * len(self._prompt_ids))[skipped:]
         found = self._logprobs((*self._prompt_ids[skipped:], *ids), (*of_prompt, *logprobs), 0)
         if found["tokens"]:
             found["token_logprobs"][0] = found["top_logprobs"][0] = None
         return found
 
-    def _logprobs(self, ids: tuple[int, ...], logprobs: tuple[TokenLogprobs | None, ...], offset: int) -> Json:
+    def _logprobs(self, ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs | None], offset: int) -> Json:
         tokens, offsets, chosen, likeliest = list[str](), list[int](), list[float | None](), list[Json | None]()
         for token_id, given in zip(ids, logprobs, strict=True):
-            text = self._words.text([token_id])
-            if token_id != self._words.bos:
+            text = self._pieces.text([token_id])
+            if token_id != self._pieces.bos:
                 tokens.append(text)
                 offsets.append(offset)
                 chosen.append(None if given is None else given[token_id].logprob)
@@ -236,12 +242,12 @@ class Completion:
 
     def _likeliest(self, token_id: int, text: str, given: TokenLogprobs) -> Json:
         ranked = sorted(given.items(), key=lambda item: item[1].rank)[: self._args.logprobs or 0]
-        found = {self._words.text([other]): each.logprob for other, each in ranked}
+        found = {self._pieces.text([other]): each.logprob for other, each in ranked}
         return found | {text: given[token_id].logprob}
 
     def chunks(self, pieces: Iterator[SequenceOutput]) -> Iterator[Json]:
         """The chunks of a stream, the last one with the finish_reason and no text."""
-        text, reason = _Text(self._args, self._words), FinishReason.LENGTH.value
+        text, reason = _Text(self._args, self._pieces), FinishReason.LENGTH.value
         offset = len(self._args.prompt)
         for token_id, logprobs, ended in self._tokens(pieces):
             if ended is not None:
@@ -250,7 +256,7 @@ class Completion:
             new = text.push(token_id)
             if logprobs is not None:
                 yield self._document(new, self._logprobs((token_id,), (logprobs,), offset), None)
-                offset += len(self._words.text([token_id]))
+                offset += len(self._pieces.text([token_id]))
             elif new:
                 yield self._document(new, None, None)
         rest = text.flush()
@@ -260,7 +266,7 @@ class Completion:
 
     def until_stopped(self, pieces: Iterator[SequenceOutput]) -> Json:
         """The whole dictionary of a request that stopping criteria may end."""
-        ids, kept, text, reason = list[int](), list[TokenLogprobs](), _Text(self._args, self._words), "length"
+        ids, kept, text, reason = list[int](), list[TokenLogprobs](), _Text(self._args, self._pieces), "length"
         shown = ""
         of_prompt: tuple[TokenLogprobs | None, ...] | None = None
         for token_id, logprobs, ended in self._tokens(pieces):
@@ -309,8 +315,8 @@ class Completion:
 class _Text:
     """The text of the output, cut at the stop strings."""
 
-    def __init__(self, args: Arguments, words: Words) -> None:
-        self._detokenizer = Detokenizer(words.token_bytes, tuple(args.stops), errors="ignore")
+    def __init__(self, args: Arguments, pieces: TokenPieces) -> None:
+        self._detokenizer = Detokenizer(pieces.token_bytes, tuple(args.stops), errors="ignore")
         self._leading = not args.prompt  # llama_cpp takes the space away that follows BOS
 
     def push(self, token_id: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from llamabatch.errors import SamplingError
 from llamabatch.request.structured_outputs import Structure, structure
-from llamabatch.utils.checks import show
+from llamabatch.utils.checks import reason, show
 
 
 class LlamaGrammar:
@@ -34,7 +34,7 @@ class LlamaGrammar:
         try:
             text = Path(file).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise SamplingError(f"the grammar {show(str(file))} cannot be read: {error}") from error
+            raise SamplingError(f"the grammar {show(str(file))} cannot be read: {reason(error)}") from error
         return cls.from_string(text, verbose=verbose)
 
     @classmethod

@@ -19,16 +19,17 @@ import numpy.typing as npt
 
 from llamabatch.compat import chat as chats
 from llamabatch.compat.callbacks import LogitsProcessorList, StoppingCriteriaList
-from llamabatch.compat.completion import RANDOM_SEED, Arguments, Completion, Words, sampling_params
+from llamabatch.compat.completion import RANDOM_SEED, Arguments, Completion, TokenPieces, sampling_params
 from llamabatch.compat.grammar import LlamaGrammar
 from llamabatch.compat.options import LORA, check_further, engine_options, warn_once
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import ConfigError, PromptError, SamplingError
-from llamabatch.gguf.header import read_start
+from llamabatch.gguf.header import read_header
 from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.gguf.resolve import fetch, local, resolve
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.utils.absent import absent
 from llamabatch.utils.checks import integer, items, show
 
 Json = dict[str, Any]
@@ -137,7 +138,7 @@ class Llama:
             raise ConfigError(f"model_path is {show(model_path)}; give the path of a .gguf file, or 'tiny'")
         self._arguments = {**given, **kwargs}
         file = local(os.fspath(model_path))  # a name on the hub is looked up once
-        options = engine_options(given, defaults, read_start(resolve(file)).texts) | kwargs
+        options = engine_options(given, defaults, read_header(resolve(file)).texts()) | kwargs
         self._open(LLM(file, **options), given)
 
     def _open(self, llm: LLM, given: Mapping[str, Any]) -> None:
@@ -162,7 +163,7 @@ class Llama:
         self._adapters = {LORA: float(self.lora_scale)} if self.lora_path else None
         self._seed = given["seed"] or RANDOM_SEED
         self._seed_lock = threading.Lock()
-        self._words = Words(partial(self._model.piece, special=False), self.token_bos())
+        self._token_pieces = TokenPieces(partial(self._model.piece, special=False), self.token_bos())
 
     @classmethod
     def _over(cls, llm: LLM, **changed: Any) -> Llama:
@@ -493,7 +494,7 @@ class Llama:
             ValueError: as create_completion.
         """
         if reset is not True:
-            raise PromptError(f"reset is {show(reset)}; each call starts anew here: give all tokens, and leave it out")
+            raise PromptError(f"reset is {show(reset)}; a call computes all it is given: leave it out")
         args = Arguments(
             prompt=[int(token) for token in tokens],
             suffix=None,
@@ -539,12 +540,11 @@ class Llama:
         params = sampling_params(args, tuple(ids), room, seed, self.last_n_tokens_size, ignore_eos=ignore_eos)
         if params.processors and self._is_in_child:
             raise SamplingError(
-                f"repeat_penalty is {show(args.repeat_penalty)}, a logits_processor is given, or penalties or biases "
-                "are out of the native range: that is done in Python, which no child process can call; leave "
-                "isolate and multi-instance out"
+                "a logits_processor is given, or logit_bias or a penalty is out of the native range: that is done in "
+                "Python, which no child process can call; leave isolate and multi-instance out"
             )
         model = args.model if args.model is not None else self.model_path
-        return ids, params, Completion(args, tuple(ids), model, self._words, self.n_vocab())
+        return ids, params, Completion(args, tuple(ids), model, self._token_pieces, self.n_vocab())
 
     def _prompt_ids(self, args: Arguments) -> list[int]:
         """The token ids of a prompt, with the marks of infilling where there is a suffix."""
@@ -756,12 +756,10 @@ class Llama:
         return self._arguments
 
     def __setstate__(self, state: Json) -> None:
-        self.__init__(**state)  # type: ignore[misc]  # as llama_cpp.Llama does: a copy loads the model anew
+        self.__init__(**state)  # type: ignore[misc]  # as llama_cpp.Llama does: a copy loads the model again
 
     def __getattr__(self, name: str) -> Any:
-        if name in ABSENT:
-            raise AttributeError(f"Llama.{name} is not there: {ABSENT[name]}", name=name, obj=self)
-        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}", name=name, obj=self)
+        raise absent(self, name, ABSENT)
 
     def __repr__(self) -> str:
         return f"Llama({self.__dict__.get('llm')!r})"

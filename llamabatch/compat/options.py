@@ -9,8 +9,9 @@ from dataclasses import fields
 from typing import Any
 
 from llamabatch.config import EngineConfig
-from llamabatch.errors import ConfigError
+from llamabatch.errors import ConfigError, UnknownOptionError
 from llamabatch.gguf.pooling import POOLINGS
+from llamabatch.utils.caller import caller_level
 from llamabatch.utils.checks import integer, nearest, show
 
 LORA = "lora"  # the name under which lora_path is loaded
@@ -48,16 +49,16 @@ def engine_options(given: Mapping[str, Any], defaults: Mapping[str, Any], header
         ConfigError: a value that is refused, or out of range.
     """
     changed = {name: value for name, value in given.items() if name in defaults and value != defaults[name]}
-    for name, why in REFUSED.items():
-        if name in changed:
-            raise ConfigError(f"{name} is {show(changed[name])}, which is not there: {why}; leave it out")
-    warn_once([f"{name} ({why})" for name, why in IGNORED.items() if name in changed])
+    refuse_or_warn(changed, REFUSED, IGNORED)
     scaled = any(name.startswith(("rope_", "yarn_")) for name in changed)
     options: dict[str, Any] = {
         "n_ctx": context(given["n_ctx"], header, scaled=scaled, is_default="n_ctx" not in changed),
         "n_gpu_layers": given["n_gpu_layers"],
         "pooling": _pooling(given["pooling_type"], header),
     }
+    if not scaled and 0 < trained_for(header) < options["n_ctx"]:
+        # an engine refuses more than the file says
+        changed["kv_overrides"] = {_context_key(header): options["n_ctx"]} | dict(given["kv_overrides"] or {})
     passed = ("split_mode", "offload_kqv", "use_mmap", "use_mlock", "kv_overrides")
     options |= {name: changed[name] for name in passed if name in changed}
     options |= {name: given[name] for name in ("op_offload", "swa_full") if given[name] is not None}
@@ -88,8 +89,26 @@ def engine_options(given: Mapping[str, Any], defaults: Mapping[str, Any], header
     return options | _speculation(given["draft_model"])
 
 
+def refuse_or_warn(changed: Mapping[str, Any], refused: Mapping[str, str], ignored: Mapping[str, str]) -> None:
+    """Refuses options that would change a text, and warns once of those that change none.
+
+    Args:
+        changed: the options that a caller gave.
+        refused, ignored: why, by name.
+
+    Raises:
+        ConfigError: an option is among the refused.
+    """
+    for name, value in changed.items():
+        if name in refused:
+            raise ConfigError(f"{name} is {show(value)}, which is not there: {refused[name]}; leave it out")
+    warn_once([f"{name} ({ignored[name]})" for name in changed if name in ignored])
+
+
 def context(n_ctx: object, header: Mapping[str, str], *, scaled: bool = False, is_default: bool = False) -> int:
-    """n_ctx as llama.cpp rounds it, and not above what the model was trained for, with one warning; 0: just that.
+    """n_ctx as llama.cpp rounds it, also above what the model was trained for; 0: just that.
+
+    A model with a table of positions ends where its table does, with one warning; so does the default of any model.
 
     Args:
         scaled: an option changes the rotary embedding, and with it how far the model reaches.
@@ -98,17 +117,38 @@ def context(n_ctx: object, header: Mapping[str, str], *, scaled: bool = False, i
     Raises:
         ConfigError: it is out of range, or 0 where the file does not say what the model was trained for.
     """
-    asked = integer(ConfigError, "n_ctx", n_ctx, 0, 2**24)
-    declared = header.get(f"{header.get('general.architecture', '')}.context_length", "")
-    trained = int(declared) if declared.isdigit() else 0
-    if asked == 0 and not trained:
+    requested = integer(ConfigError, "n_ctx", n_ctx, 0, 2**24)
+    trained = trained_for(header)
+    if requested == 0 and not trained:
         raise ConfigError("n_ctx is 0, but the file does not say what the model was trained for; give a number")
-    rounded = -(-(asked or trained) // _PAD) * _PAD
+    rounded = -(-(requested or trained) // _PAD) * _PAD
     if scaled or not trained or rounded <= trained:
         return rounded
-    if asked > trained and not is_default:
-        warn_once([f"n_ctx={asked} (the model was trained for {trained} tokens, which hold)"])
+    if requested <= trained or is_default:
+        return trained
+    if _has_rope(header):
+        _warn(
+            f"n_ctx is {requested}, and the model was trained for {trained} tokens: it runs, as with llama_cpp, but "
+            "what it writes beyond them may make no sense"
+        )
+        return rounded
+    warn_once([f"n_ctx={requested} (the model was trained for {trained} tokens, which hold)"])
     return trained
+
+
+def trained_for(header: Mapping[str, str]) -> int:
+    """Tokens that the model was trained for; 0: the file does not say."""
+    declared = header.get(_context_key(header), "")
+    return int(declared) if declared.isdigit() else 0
+
+
+def _context_key(header: Mapping[str, str]) -> str:
+    return f"{header.get('general.architecture', '')}.context_length"
+
+
+def _has_rope(header: Mapping[str, str]) -> bool:
+    """True where positions are a rotary embedding, which has no end; a table of positions has one."""
+    return any(key.startswith(f"{header.get('general.architecture', '')}.rope.") for key in header)
 
 
 def _pooling(number: object, header: Mapping[str, str]) -> str:
@@ -141,11 +181,11 @@ def _speculation(draft: object) -> dict[str, Any]:
 
 
 def check_further(options: Mapping[str, Any], known: list[str]) -> None:
-    """Raises ConfigError for an argument that neither llama_cpp.Llama nor an EngineConfig has; llama_cpp drops it."""
+    """Raises UnknownOptionError for an argument that neither the other library's class nor an EngineConfig has."""
     names = [field.name for field in fields(EngineConfig) if field.name != "model"]
     for name in options:
         if name not in names:
-            raise ConfigError(f"there is no option {show(name)}{nearest(name, [*known, *names])}")
+            raise UnknownOptionError(f"there is no option {show(name)}{nearest(name, [*known, *names])}")
 
 
 _warned: set[str] = set()
@@ -158,4 +198,13 @@ def warn_once(notes: list[str]) -> None:
         new = [note for note in notes if note not in _warned]
         _warned.update(new)
     if new:
-        warnings.warn(f"accepted, but without effect here: {'; '.join(new)}", UserWarning, stacklevel=4)
+        warnings.warn(f"accepted, but without effect here: {'; '.join(new)}", UserWarning, stacklevel=caller_level())
+
+
+def _warn(text: str) -> None:
+    """A warning, once per process."""
+    with _lock:
+        is_new = text not in _warned
+        _warned.add(text)
+    if is_new:
+        warnings.warn(text, UserWarning, stacklevel=caller_level())

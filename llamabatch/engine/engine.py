@@ -91,7 +91,7 @@ class Engine:
             undo.callback(self._runner.close)
             self._speculation = speculation(self.config, self._runner.limits, self.model, draft)
             undo.pop_all()
-        # llama.cpp has the last word on shifts; without its context the front and a dry run know the rest
+        # llama.cpp has the last word on shifts; without its context the client and a dry run know the rest
         self._limits = replace(RequestLimits.of(self.config, self.model), can_shift=self._runner.limits.can_shift)
         self._prepared_params = PreparedParamsCache(self.model)
         self._scheduler = Scheduler(
@@ -100,13 +100,13 @@ class Engine:
             spec_decoder=self._speculation,
             preempt=self.config.preempt,
             max_wait_s=self.config.max_wait_ms / 1000,
-            on_admit=None if hooks is None else self._note_admitted,
+            on_admit=None if hooks is None else self._add_admitted,
         )
         self._hooks = hooks
         self._admitted: list[str] = []  # ids of requests that the hooks have not got yet; empty without hooks
         self._parallel = ParallelSampling()
         self._embeddings = Embeddings(self.model, self.config, hooks)
-        self._pending = PendingGrammars(self._on_compiled)
+        self._pending = PendingGrammars()
         self._parts = (self._parallel, self._pending, self._embeddings, self._scheduler)
         self._counts = RequestCounts()
         self._damage: str | None = None  # reason why the engine cannot go on
@@ -168,7 +168,7 @@ class Engine:
             if grammar is None:
                 self._scheduler.add(sequence)
             else:
-                self._pending.add(sequence, grammar)
+                self._pending.add(sequence, grammar, self._on_compiled)
 
     def _compile(self, request: Request) -> Future[Any] | None:
         """The grammar of structured_outputs, under way; None without. Raises SamplingError if it is known to be bad."""
@@ -197,7 +197,7 @@ class Engine:
         """
         self._check_open()
         whole = self._abort(request_id, error)
-        self._counts.note([whole] if whole is not None else [])
+        self._counts.count([whole] if whole is not None else [])
         return whole
 
     def _abort(self, request_id: str, error: str | None) -> SequenceOutput | None:
@@ -227,7 +227,8 @@ class Engine:
         self._check_open()
         if self._damage is not None:
             raise EngineError(self._damage)
-        refused = self._pending.step(0.0 if self._scheduler.has_work else _PATIENCE_S) if self._pending else []
+        patience_s = 0.0 if self._scheduler.has_work else _PATIENCE_S
+        refused = self._pending.step(patience_s, self._on_compiled) if self._pending else []
         embedded = self._embeddings.step(generating=self._scheduler.has_work) if self._embeddings else []
         outputs = refused + embedded
         if self._scheduler.has_work or not embedded:
@@ -237,7 +238,7 @@ class Engine:
             self._runner.remove(output.request_id)
         if self._parallel:
             ended = outputs = self._parallel.merge(outputs)
-        self._counts.note(ended)
+        self._counts.count(ended)
         return outputs
 
     def _compute(self) -> list[SequenceOutput]:
@@ -259,7 +260,7 @@ class Engine:
             if grown is not None:
                 self._scheduler.grow(*grown)
 
-    def _note_admitted(self, sequence: Sequence) -> None:
+    def _add_admitted(self, sequence: Sequence) -> None:
         self._admitted.append(self._parallel.request_of(sequence.request.request_id))
 
     def _report_admitted(self) -> None:
@@ -307,12 +308,12 @@ class Engine:
         self._check_open()
         path = absolute(path)
         if not self._scheduler.limits.keeps_prefixes:
-            raise ConfigError("no prefix can be saved: cache_prefix is False, or the model's state cannot be cut")
+            raise ConfigError("no prefix can be saved: cache_prefix is False, or a window lies in a unified KV cache")
         slot = self._scheduler.cached_slot(token_ids)
-        state = self._runner.state(slot) if slot is not None else None
-        if state is None:
-            return False
         try:
+            state = self._runner.state(slot) if slot is not None else None
+            if state is None:
+                return False
             kv_state.check(self.model, self.config, token_ids, state)
         except InputError as error:  # of an architecture with more than a plain KV cache
             raise ConfigError(f"no engine would load this prefix: {error}") from error
@@ -329,7 +330,7 @@ class Engine:
         self._check_open()
         path = absolute(path)
         if not self._scheduler.limits.can_share:
-            raise ConfigError("no prefix can be loaded: the model's state cannot be cut")
+            raise ConfigError("no prefix can be loaded: the model has a sliding window, and kv is 'unified'")
         prefix = prefix_file.read(path, kv_state.facts(self.model, self.config))
         if len(prefix.token_ids) > self.config.n_ctx:
             raise InputError(f"the prefix file {path} has {len(prefix.token_ids)} tokens; n_ctx is {self.config.n_ctx}")

@@ -18,16 +18,12 @@ OnCompiled = Callable[[Sequence, Any], None]
 class PendingGrammars:
     """Sequences, each with the Future of its grammar.
 
-    Args:
-        on_compiled: called with a sequence and its grammar.
-
     Attributes:
         num_missed: sequences that reached their deadline here.
     """
 
-    def __init__(self, on_compiled: OnCompiled) -> None:
+    def __init__(self) -> None:
         self.num_missed = 0
-        self._on_compiled = on_compiled
         self._waiting: dict[str, tuple[Sequence, Future[Any]]] = {}
 
     def __len__(self) -> int:
@@ -40,9 +36,10 @@ class PendingGrammars:
     def sequences(self) -> list[Sequence]:
         return [sequence for sequence, _ in list(self._waiting.values())]
 
-    def add(self, sequence: Sequence, future: Future[Any]) -> None:
+    def add(self, sequence: Sequence, future: Future[Any], on_compiled: OnCompiled) -> None:
+        """Hands over a sequence whose grammar is there; any other waits."""
         if future.done() and future.exception() is None:
-            self._on_compiled(sequence, future.result())
+            on_compiled(sequence, future.result())
         else:
             self._waiting[sequence.request.request_id] = (sequence, future)
 
@@ -52,11 +49,12 @@ class PendingGrammars:
         text = sequence.abort(error)
         return SequenceOutput(request_id, (), text, sequence.output())
 
-    def step(self, patience_s: float) -> list[SequenceOutput]:
+    def step(self, patience_s: float, on_compiled: OnCompiled) -> list[SequenceOutput]:
         """Hands over the sequences with a finished grammar; returns the outputs of those that fail or are late.
 
         Args:
             patience_s: seconds to wait for the first grammar, when there is nothing else to do.
+            on_compiled: called with a sequence and its grammar.
         """
         futures = {future for _, future in self._waiting.values()}
         done, _ = wait(futures, patience_s, FIRST_COMPLETED)
@@ -67,9 +65,13 @@ class PendingGrammars:
                     self.num_missed += 1
                     failed.append(self.abort(request_id, sequence_deadline_message(sequence, now)))
                 continue
+            error = future.exception()  # not raised: known grammars keep it, and its traceback would keep the engine
             try:  # any exception is the error of this request alone
-                self._on_compiled(sequence, future.result())
-            except BaseException as error:
+                if error is None:
+                    on_compiled(sequence, future.result())
+            except BaseException as raised:
+                error = raised
+            if error is not None:
                 failed.append(self.abort(request_id, describe(error)))
             else:
                 del self._waiting[request_id]

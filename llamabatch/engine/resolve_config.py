@@ -7,6 +7,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
+from llamabatch.chat.conversation import without_template
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError, ModelFileError
 from llamabatch.gguf.header import read_parts
@@ -20,13 +21,14 @@ from llamabatch.llama.tuned_load import profile_for
 from llamabatch.llama.vetting import FileIdentity, ensure_sound
 from llamabatch.planning.capacity import Plan, resolve, scaled_ctx
 from llamabatch.planning.machine import Machine
-from llamabatch.planning.memory import MIB, Places
+from llamabatch.planning.memory import MIB
 from llamabatch.planning.model_facts import ModelFacts
+from llamabatch.planning.placement import Places
 from llamabatch.utils import disk_cache
 from llamabatch.utils.checks import counted, show
 
-HEADERS = "header"  # notes of the headers in the cache
-_VERSION = 3  # of such a note
+HEADERS = "header"  # facts of headers in the cache
+_VERSION = 3  # of their form
 _LIBRARY_SPACE = 96 * MIB  # address space of llama.cpp's libraries for CPUs
 _UNLIMITED = 2**62
 
@@ -70,6 +72,16 @@ def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
     if draft.samefile(path):  # one file is loaded once
         theirs = replace(theirs, file_bytes=0, tensors=())
     return replace(facts, draft=theirs)
+
+
+def check_chat_template(config: EngineConfig, option: str) -> None:
+    """Raises ConfigError for a model without a chat template, by its header alone.
+
+    Args:
+        option: as of without_template.
+    """
+    if read_facts(config, resolve_path(config.model)).chat_template is None:
+        raise ConfigError(without_template(option))
 
 
 def _with_overrides(path: Path, kv_overrides: KvOverrides) -> ModelFacts:
@@ -170,13 +182,13 @@ def facts_of(path: Path, known: FileIdentity) -> ModelFacts:
         known: the files as they were vetted.
     """
     kept = disk_cache.read(HEADERS, known.key)
-    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # no note, or one of another version
-        return _from_note(path, known, kept)
+    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # none, or of another version
+        return _from_cache(path, known, kept)
     parts = read_parts(path)
     found = ModelFacts.from_headers(path, parts)
     arch = parts[0].architecture
     starts = (f"{arch}.", "general.name", "general.architecture", "tokenizer.chat_template")
-    note = {
+    kept = {
         "version": _VERSION,
         "identity": known.identity,
         "texts": {key: text for key, text in parts[0].texts().items() if key.startswith(starts)},
@@ -184,11 +196,11 @@ def facts_of(path: Path, known: FileIdentity) -> ModelFacts:
         "tensors": [astuple(tensor) for tensor in found.tensors],
         "parts": found.parts,
     }
-    disk_cache.keep(HEADERS, known.key, note)
+    disk_cache.keep(HEADERS, known.key, kept)
     return found
 
 
-def _from_note(path: Path, known: FileIdentity, kept: Any) -> ModelFacts:
+def _from_cache(path: Path, known: FileIdentity, kept: Any) -> ModelFacts:
     if kept["version"] != _VERSION or kept["identity"] != [list(each) for each in known.identity]:
         raise ValueError("the files have changed")
     tensors = tuple(

@@ -9,7 +9,7 @@ from typing import Any
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
 from llamabatch.utils.histogram import Histogram, Tally
 
-_GAUGES = ("running", "waiting", "free_slots", "kv_cells", "kv_cells_used", "speculating")
+_GAUGES = ("running", "waiting", "free_slots", "kv_cells", "kv_cells_used", "cache_ram_bytes", "speculating")
 _OF_REQUESTS = ("e2e_s", "prefill_s", "decode_s", "prompt_lengths", "output_lengths")
 _HISTOGRAMS = ("queue_s", "ttft_s", "inter_token_s", *_OF_REQUESTS)
 _MOST = ("longest",)  # of several engines the largest
@@ -17,7 +17,8 @@ _MOST = ("longest",)  # of several engines the largest
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts since the engine started; running, waiting, free_slots, kv_cells(_used) and speculating are of now.
+    """Counts since the engine started; running, waiting, free_slots, kv_cells(_used), cache_ram_bytes and speculating
+    are of now.
 
     Each prompt of a call is a request; with n or best_of above 1 it has as many continuations. `submitted`, the counts
     of endings and e2e_s count requests, everything else counts continuations. Each event is counted when it happens, so
@@ -49,7 +50,8 @@ class EngineStats:
         adapter_switches: changes of the adapters that a context computes with: turns that sets of them have taken.
         shared_tokens: prompt tokens that were copied from requests in flight instead of computed.
         prefix_hits: requests that began with the cells of a finished one. prefix_tokens: tokens that they did not
-            compute for that reason.
+            compute for that reason; restored_tokens: those of them that came back from main memory.
+        cache_ram_bytes: main memory that saved prefixes take now.
         verify_calls: those decode calls that verified guesses (speculative decoding).
         drafted_tokens, accepted_tokens: guesses verified; those that held.
         speculating: engines in which guessing pays, by present estimates.
@@ -78,6 +80,8 @@ class EngineStats:
     shared_tokens: int = 0
     prefix_hits: int = 0
     prefix_tokens: int = 0
+    restored_tokens: int = 0
+    cache_ram_bytes: int = 0
     decode_calls: int = 0
     decode_rows: int = 0
     decode_passes: int = 0
@@ -123,6 +127,11 @@ class EngineStats:
     def slot_use(self) -> float:
         """The share of the slots that is in use, 0 to 1."""
         return self.running / self.n_slots if self.n_slots else 0.0
+
+    @property
+    def slot_demand(self) -> float:
+        """Continuations that run or wait, divided by the slots: above 1 some wait. Without slots it is their number."""
+        return (self.running + self.waiting) / max(1, self.n_slots)
 
     @property
     def kv_use(self) -> float:
@@ -185,7 +194,7 @@ class RequestCounts:
         self.longest = 0
         self._tallies = {name: Tally() for name in _OF_REQUESTS}
 
-    def note(self, outputs: Iterable[SequenceOutput]) -> None:
+    def count(self, outputs: Iterable[SequenceOutput]) -> None:
         """Counts the requests that end with one of these outputs."""
         for output in outputs:
             if output.finished is not None:

@@ -1,4 +1,4 @@
-"""The one check of a request, made wherever requests come in: by the front, by Engine.add and by a dry run.
+"""The one check of a request, made wherever requests come in: by the FrontClient, by Engine.add and by a dry run.
 
 Nothing native sees a request before `validate` has passed it; a prompt that may be cut is cut here. Pure Python.
 """
@@ -16,6 +16,7 @@ from llamabatch.request.adapters import check_known
 from llamabatch.request.detokenizer import Vocabulary
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.request.sequence import kept_tokens
 from llamabatch.utils.checks import counted, show
 
 # Tokens that a prompt leaves for the output where max_tokens does not say, as in Request.expected_tokens.
@@ -29,11 +30,12 @@ class RequestModel(Protocol):
 
     path: Path
     n_vocab: int
-    vocabulary: Vocabulary
     cannot_generate: str | None
-
     cannot_embed: str | None
     cannot_classify: str | None
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
 
     def can_shift(self, type_k: str) -> bool: ...
 
@@ -127,12 +129,13 @@ def check_length(n_tokens: int, n_ctx: int, place: str = "") -> None:
         message = (
             f"{place}the prompt has {n_tokens} tokens; n_ctx allows 1 to {n_ctx} (overflow='truncate' would cut it)"
         )
-        raise _too_long(n_tokens, n_ctx, message)
+        raise _too_long(n_tokens, n_ctx, message, is_cured=True)  # a variable would be a cycle with its traceback
 
 
-def _too_long(n_tokens: int, n_allowed: int, message: str) -> ContextLengthError:
+def _too_long(n_tokens: int, n_allowed: int, message: str, *, is_cured: bool = False) -> ContextLengthError:
     error = ContextLengthError(message)
     error.n_tokens, error.n_allowed = n_tokens, n_allowed
+    error.is_cured_by_n_ctx = is_cured
     return error
 
 
@@ -174,17 +177,27 @@ def check_logprobs(
         )
     if score_from is not None and params.n_copies != 1:
         raise SamplingError(f"n is {params.n_copies}; a request that scores its prompt has 1")
-    n_output = min(n_ctx + 1 - n_prompt, params.max_tokens or n_ctx) * params.n_copies
-    of_prompt, of_output = (n_vocab if top == -1 else top or 0 for top in (params.prompt_logprobs, params.logprobs))
-    asked = n_prompt * of_prompt + n_output * (of_output + len(params.logprob_ids))
-    if asked > MAX_LOGPROBS_IN_ALL:
+    n_output, n_logprobs = _requested_logprobs(params, n_prompt, n_ctx, n_vocab)
+    if n_logprobs > MAX_LOGPROBS_IN_ALL:
         whole = f" (-1 means {n_vocab})" if -1 in (params.prompt_logprobs, params.logprobs) else ""
         others = f" and {len(params.logprob_ids)} logprob_token_ids" if params.logprob_ids else ""
         raise SamplingError(
             f"prompt_logprobs is {params.prompt_logprobs} for {n_prompt} tokens and logprobs is {params.logprobs}"
-            f"{others} for up to {n_output}{whole}: {asked} in all; a request may have 0 to {MAX_LOGPROBS_IN_ALL}, so "
-            "give a lower max_tokens"
+            f"{others} for up to {n_output}{whole}: {n_logprobs} in all; a request may have 0 to "
+            f"{MAX_LOGPROBS_IN_ALL}, so give a lower max_tokens"
         )
+
+
+def requested_logprobs(request: Request, n_ctx: int, n_vocab: int) -> int:
+    """Logprobs that a request may bring, at most."""
+    return _requested_logprobs(request.params, len(request.prompt_token_ids), n_ctx, n_vocab)[1]
+
+
+def _requested_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int, n_vocab: int) -> tuple[int, int]:
+    """Tokens of all outputs at most, and the logprobs of these and of the prompt."""
+    n_output = min(n_ctx + 1 - n_prompt, params.max_tokens or n_ctx) * params.n_copies
+    of_prompt, of_output = (n_vocab if top == -1 else top or 0 for top in (params.prompt_logprobs, params.logprobs))
+    return n_output, n_prompt * of_prompt + n_output * (of_output + len(params.logprob_ids))
 
 
 def check_budget(request: Request) -> None:
@@ -212,20 +225,25 @@ def check_shift(params: SamplingParams, limits: RequestLimits) -> None:
 
 
 def fitted(request: Request, n_ctx: int, bos: int | None) -> Request:
-    """The request with its prompt cut at the left where overflow="truncate" asks for it; else as it is.
+    """The request with its prompt cut where truncate_prompt_tokens or overflow="truncate" asks for it; else as it is.
 
-    The rest leaves room for max_tokens (256 where that is None), but never for more than half of n_ctx.
+    What overflow="truncate" leaves has room for max_tokens (256 where that is None), but never for more than half of
+    n_ctx.
 
     Args:
         bos: the token that begins every text, which then stays; None: there is none.
     """
-    prompt = request.prompt_token_ids
-    if request.params.overflow != "truncate":
-        return request
-    output = min(request.params.max_tokens or _EXPECTED_OUTPUT, n_ctx // 2)
-    excess = len(prompt) + output - (n_ctx + 1)  # the last token sampled needs no cell
+    prompt, params = request.prompt_token_ids, request.params
+    excess, kept = 0, 1 if prompt[:1] == (bos,) else 0
+    if params.truncate_prompt_tokens is not None:
+        excess = len(prompt) - params.truncate_prompt_tokens
+    if params.overflow == "truncate":
+        output = min(params.max_tokens or _EXPECTED_OUTPUT, n_ctx // 2)
+        too_much = len(prompt) + output - (n_ctx + 1)  # the last token sampled needs no cell
+        if too_much > excess:
+            excess, kept = too_much, kept_tokens(params, len(prompt), n_ctx, kept)
     if excess <= 0:
         return request
-    kept = prompt[:1] if prompt[0] == bos else ()
-    cut = (*kept, *prompt[len(kept) + excess :])
+    kept = min(kept, len(prompt) - excess)
+    cut = (*prompt[:kept], *prompt[kept + excess :])
     return replace(request, prompt_token_ids=cut, num_truncated=request.num_truncated + excess)

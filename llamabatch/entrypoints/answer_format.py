@@ -45,7 +45,7 @@ class AnswerFormat:
         self._model = model
         self._options = options = options or ChatOptions()
         template = model.chat_template if options.template is None else options.template
-        self.tags = reasoning_of(template, config.reasoning_tags, config.reasoning_format)
+        self.tags = reasoning_of(template, config.reasoning_tags, options.reasoning_format or config.reasoning_format)
         self._tools = ToolFormat.of(template) if options.reads_calls else None
 
     def of_chat(self, request: Request, continued: str = "") -> Request:

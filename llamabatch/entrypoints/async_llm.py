@@ -12,12 +12,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
-from llamabatch.chat.conversation import Conversation, ToolChoice, chat_options
+from llamabatch.chat.conversation import ChatKeywords, Conversation, TemplateKeywords, chat_options
 from llamabatch.client.base import Heartbeat
 from llamabatch.client.connect import connect
-from llamabatch.client.middleware import CountingClient
+from llamabatch.client.front_client import FrontClient
 from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
 from llamabatch.entrypoints.classification import Classification, RerankResult, check_rerank, classified, reranked
@@ -26,17 +26,21 @@ from llamabatch.entrypoints.prompts import Prompt
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
 from llamabatch.entrypoints.submission import ErrorPolicy, Outputs, Submission, Vector, token_vectors, vectors
-from llamabatch.entrypoints.title import described
+from llamabatch.entrypoints.title import described, unpicklable
 from llamabatch.errors import EngineClosedError, EngineError, InputError, LlamaBatchError
-from llamabatch.gguf.metadata import MetadataValue, metadata_of
+from llamabatch.gguf.header import MetadataValue, metadata_of
 from llamabatch.gguf.resolve import fetch
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import adapter_path
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.vocab import Vocab
 from llamabatch.utils import paths
-from llamabatch.utils.aliases import also_named, model_named, takes_names
+from llamabatch.utils.absent import absent
+from llamabatch.utils.aliases import also_named, model_named, takes_keywords, takes_names
+from llamabatch.utils.cancellation import cancelled_by
 from llamabatch.utils.checks import boolean
+from llamabatch.utils.late_import import late_import
+from llamabatch.utils.other_names import OF_LLM
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -75,8 +79,12 @@ class AsyncLLM:
     def __init__(self, model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> None:
         self._config = EngineConfig.from_options(model, options)
         self._download: Callable[[], Path] | None = None  # gives the file of a model on the hub
-        self._connecting: Future[CountingClient] | None = None
+        # The client stands beside the future of its load: a task that is cancelled during the load leaves the future
+        # in a cycle of asyncio's, in which the client would outlive this.
+        self._connecting: Future[None] | None = None
+        self._connected: FrontClient | None = None
         self._closed = False
+        self._load_cancelled = threading.Event()
         self._lock = threading.Lock()
         self._workers = ThreadPoolExecutor(_N_WORKERS, thread_name_prefix="llamabatch-async")
         # a thread of its own: an abort must not wait for a prompt that is being tokenized or sent to a child
@@ -106,7 +114,7 @@ class AsyncLLM:
         return llm
 
     async def load(self) -> None:
-        """Loads the model unless it is loaded. After a failure the next call tries anew.
+        """Loads the model unless it is loaded. After a failure the next call tries again.
 
         Raises:
             ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError; EngineClosedError after aclose().
@@ -137,7 +145,7 @@ class AsyncLLM:
         """The options in force; see LLM.plan. Raises EngineError before the model is loaded."""
         if self._connecting is None or not self._connecting.done():
             raise EngineError("the model is not loaded yet; await load() first")
-        return self._connecting.result().plan
+        return self._loaded(self._connecting).plan
 
     @also_named(sampling_params="params")  # vLLM's names
     async def generate(
@@ -152,91 +160,50 @@ class AsyncLLM:
         return await self._run(lambda inputs: inputs.prompts(prompts, params, adapters, errors))
 
     @also_named(sampling_params="params", messages="conversations")
+    @takes_keywords(ChatKeywords, chat_options)
     async def chat(
         self,
         conversations: Conversation | Sequence[Conversation],
         params: Params = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: ToolChoice = None,
-        parallel_tool_calls: bool = True,
-        chat_template: str | os.PathLike[str] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
+        **options: Unpack[ChatKeywords],
     ) -> list[RequestOutput]:
         """As LLM.chat; cancelling it aborts the requests."""
-        options = partial(
-            chat_options,
-            tools,
-            chat_template_kwargs,
-            chat_template,
-            add_generation_prompt,
-            continue_final_message,
-            tool_choice,
-            parallel_tool_calls,
+        return await self._run(
+            lambda inputs: inputs.conversations(conversations, params, chat_options(**options), adapters, errors)
         )
-        return await self._run(lambda inputs: inputs.conversations(conversations, params, options(), adapters, errors))
 
     @also_named(sampling_params="params")
+    @takes_keywords(ChatKeywords, chat_options)
     def stream(
         self,
         prompts: Prompt | Conversation | Sequence[Prompt | Conversation],
         params: Params = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: ToolChoice = None,
-        parallel_tool_calls: bool = True,
-        chat_template: str | os.PathLike[str] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
+        **options: Unpack[ChatKeywords],
     ) -> AsyncIterator[SequenceOutput]:
         """As LLM.stream, for `async for`. Errors that LLM.stream raises at the call come with the first step."""
-        options = partial(
-            chat_options,
-            tools,
-            chat_template_kwargs,
-            chat_template,
-            add_generation_prompt,
-            continue_final_message,
-            tool_choice,
-            parallel_tool_calls,
+        return self._events(
+            lambda inputs: inputs.either(prompts, params, chat_options(**options), adapters, errors), stream=True
         )
-        return self._events(lambda inputs: inputs.either(prompts, params, options(), adapters, errors), stream=True)
 
     @also_named(sampling_params="params")
+    @takes_keywords(ChatKeywords, chat_options)
     def as_completed(
         self,
         prompts: Prompt | Conversation | Sequence[Prompt | Conversation],
         params: Params = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: ToolChoice = None,
-        parallel_tool_calls: bool = True,
-        chat_template: str | os.PathLike[str] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
+        **options: Unpack[ChatKeywords],
     ) -> AsyncIterator[tuple[int, RequestOutput]]:
         """As LLM.as_completed, for `async for`."""
-        options = partial(
-            chat_options,
-            tools,
-            chat_template_kwargs,
-            chat_template,
-            add_generation_prompt,
-            continue_final_message,
-            tool_choice,
-            parallel_tool_calls,
-        )
-        return self._completed(lambda inputs: inputs.either(prompts, params, options(), adapters, errors))
+        return self._completed(lambda inputs: inputs.either(prompts, params, chat_options(**options), adapters, errors))
 
     @overload
     async def score(
@@ -272,7 +239,7 @@ class AsyncLLM:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        normalize: bool | None = ...,
+        normalize: bool = ...,
         dimensions: int | None = ...,
         pooling: str | None = ...,
         adapters: Adapters = ...,
@@ -285,7 +252,7 @@ class AsyncLLM:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        normalize: bool | None = ...,
+        normalize: bool = ...,
         dimensions: int | None = ...,
         pooling: str | None = ...,
         adapters: Adapters = ...,
@@ -297,7 +264,7 @@ class AsyncLLM:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        normalize: bool | None = None,
+        normalize: bool = True,
         dimensions: int | None = None,
         pooling: str | None = None,
         adapters: Adapters = None,
@@ -401,24 +368,17 @@ class AsyncLLM:
         text: str | list[str] = await self._on_thread(lambda: inputs.detokenize(token_ids, skip_special_tokens))
         return text
 
+    @takes_keywords(TemplateKeywords, chat_options)
     async def apply_chat_template(
         self,
         conversation: Conversation,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | os.PathLike[str] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[TemplateKeywords],
     ) -> str:
         """As LLM.apply_chat_template; cancelling it ends the template."""
-        options = partial(
-            chat_options, tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
-        )
         left = threading.Event()
         inputs = InputProcessor(await self._client(), cancelled=left.is_set)
         try:
-            return await self._on_thread(lambda: inputs.chat_text(conversation, options()))
+            return await self._on_thread(lambda: inputs.chat_text(conversation, chat_options(**options)))
         finally:
             left.set()
 
@@ -443,7 +403,8 @@ class AsyncLLM:
         publish: bool = False,
     ) -> Monitor:
         """As LLM.monitor: `with await llm.monitor(callback):`. The callback is called on the monitor's thread."""
-        from llamabatch.monitor.monitor import monitor_client  # psutil and more, of no use to most programs
+        with late_import("the code of the monitor"):
+            from llamabatch.monitor.monitor import monitor_client  # psutil and more, of no use to most programs
 
         target = metrics_file and paths.absolute(metrics_file)
         client = await self._client()
@@ -495,13 +456,14 @@ class AsyncLLM:
         await asyncio.shield(asyncio.to_thread(self.close))
 
     def close(self) -> None:
-        """As aclose, without an event loop. Waits for the step under way, and for a load to end."""
+        """As aclose, without an event loop. Waits for the step under way, and cancels a load in this process."""
         with self._lock:
             self._closed = True
+            self._load_cancelled.set()
             connecting = self._connecting
         if connecting is not None:
             with contextlib.suppress(Exception):  # the load failed
-                connecting.result().close()
+                self._loaded(connecting).close()
         self._workers.shutdown()
         self._aborting.shutdown()
 
@@ -518,33 +480,56 @@ class AsyncLLM:
     ) -> None:
         await self.aclose()
 
+    if not TYPE_CHECKING:  # a type checker shall see a wrong name
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent(self, name, OF_LLM)
+
+    def __reduce__(self) -> NoReturn:
+        raise unpicklable(type(self).__name__)
+
     def __repr__(self) -> str:
         connecting = self._connecting
         is_there = connecting is not None and connecting.done() and connecting.exception() is None
-        plan = connecting.result().plan if connecting is not None and is_there else None
-        return described(type(self).__name__, plan, self._config.model)
+        plan = self._loaded(connecting).plan if connecting is not None and is_there else None
+        return described(type(self).__name__, plan, self._config.model, closed=self._closed)
 
-    async def _client(self) -> CountingClient:
+    async def _client(self) -> FrontClient:
         with self._lock:
             self._check_open()
             if self._connecting is None or (self._connecting.done() and self._connecting.exception() is not None):
-                self._connecting = self._workers.submit(self._connect)
+                self._connecting = self._workers.submit(self._load)
             connecting = self._connecting
-        if connecting.done():
-            return connecting.result()
-        return await asyncio.shield(asyncio.wrap_future(connecting))  # shielded: other tasks may wait for it
+        if not connecting.done():
+            await asyncio.shield(asyncio.wrap_future(connecting))  # shielded: other tasks may wait for it
+        return self._loaded(connecting)
 
-    def _connect(self) -> CountingClient:
+    def _load(self) -> None:
+        """On a worker's thread: connects."""
+        self._connected = self._connect()
+
+    def _loaded(self, connecting: Future[None]) -> FrontClient:
+        """The client of a load, which is waited for. Raises the error of the load."""
+        connecting.result()
+        assert self._connected is not None
+        return self._connected
+
+    def _connect(self) -> FrontClient:
         """On a worker's thread: the client of a loaded model."""
-        if self._download is None:
-            return connect(self._config)
-        return connect(replace(self._config, model=os.fspath(self._download())))
+        config = self._config
+        if self._download is not None:
+            config = replace(config, model=os.fspath(self._download()))
+        with cancelled_by(self._load_cancelled):
+            return connect(config)
 
     async def _on_thread(self, do: Callable[[], T]) -> T:
+        # without a variable for the future: the traceback of its error has this frame, which would be a cycle
+        return await asyncio.wrap_future(self._submitted(do))
+
+    def _submitted(self, do: Callable[[], T]) -> Future[T]:
         with self._lock:
             self._check_open()
-            future = self._workers.submit(do)
-        return await asyncio.wrap_future(future)
+            return self._workers.submit(do)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -586,9 +571,7 @@ class _Call:
         left: True once the caller waits no more.
     """
 
-    def __init__(
-        self, client: CountingClient, loop: asyncio.AbstractEventLoop, prepare: _Prepare, stream: bool
-    ) -> None:
+    def __init__(self, client: FrontClient, loop: asyncio.AbstractEventLoop, prepare: _Prepare, stream: bool) -> None:
         self.events: asyncio.Queue[list[SequenceOutput]] = asyncio.Queue()
         self.left = False
         self._client = client
@@ -609,7 +592,7 @@ class _Call:
             self._submission = submission
             self._client.submit(submission.requests, self._emit, stream=self._stream)
             if submission.refused:
-                self._client.note_refused(submission.refused)
+                self._client.count_refused(submission.refused)
         if self.left:  # left while they were submitted: the abort may have come too early
             self.abort()
         return submission

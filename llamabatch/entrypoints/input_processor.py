@@ -107,16 +107,26 @@ class InputProcessor:
         options: ChatOptions,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
+        before: Sequence[int] = (),
     ) -> Submission:
-        """The Submission of one conversation, or of a list of them."""
+        """The Submission of one conversation, or of a list of them.
+
+        Args:
+            before: token ids of what was said before, behind which a conversation stands without a BOS of its own.
+        """
         alone = is_conversation(conversations)
+        if isinstance(conversations, str):
+            raise PromptError(
+                f"conversations is {show(conversations)}, a text; give [{{'role': 'user', 'content': …}}], or "
+                "generate() for a text as it is"
+            )
         given = [conversations] if alone else listed("conversations", conversations)
         if is_token_ids(given) or all_are(given, _is_prompt):
             raise PromptError(
                 f"conversations holds {show(first_of(given))}; give [{{'role': 'user', 'content': …}}], or a list of "
                 "such lists; texts and token ids go to generate()"
             )
-        to_ids = partial(self._chat_ids, options)
+        to_ids = partial(self._chat_ids, options, before=before)
         return self._submission(given, params, adapters, to_ids, alone, errors, name="conversations", options=options)
 
     def either(
@@ -231,10 +241,16 @@ class InputProcessor:
         messages = list(conversation) if is_conversation(conversation) else conversation
         return to_text(self._model, messages, options, self._cancelled)
 
-    def _chat_ids(self, options: ChatOptions, conversation: Any) -> _Ids:
+    def _chat_ids(self, options: ChatOptions, conversation: Any, before: Sequence[int] = ()) -> _Ids:
         # a column of a Parquet file holds arrays of messages
         messages = list(conversation) if is_conversation(conversation) else conversation
-        return to_tokens(self._model, messages, options, self._cancelled)
+        text, ids = to_tokens(self._model, messages, options, self._cancelled)
+        return text, self.behind(before, ids)
+
+    def behind(self, before: Sequence[int], ids: Sequence[int]) -> tuple[int, ...]:
+        """Token ids behind others, without the BOS that begins them: the vocabulary's, or the chat template's."""
+        begins = bool(before) and list(ids[:1]) == [self._model.special_ids.get("bos")]
+        return (*before, *ids[begins:])
 
     def _either_ids(self, options: ChatOptions, prompt: object) -> _Ids:
         return self._chat_ids(options, prompt) if is_conversation(prompt) else self._prompt_ids(prompt)

@@ -8,12 +8,12 @@ import queue
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
-from llamabatch.chat.conversation import Conversation, ToolChoice, chat_options
+from llamabatch.chat.conversation import ChatKeywords, Conversation, TemplateKeywords, chat_options
 from llamabatch.client.base import Heartbeat
 from llamabatch.client.connect import connect
-from llamabatch.client.middleware import CountingClient
+from llamabatch.client.front_client import FrontClient
 from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
 from llamabatch.entrypoints.classification import Classification, RerankResult, check_rerank, classified, reranked
@@ -22,17 +22,20 @@ from llamabatch.entrypoints.prompts import Prompt
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
 from llamabatch.entrypoints.submission import ErrorPolicy, Submission, Vector, token_vectors, vectors
-from llamabatch.entrypoints.title import described
+from llamabatch.entrypoints.title import described, unpicklable
 from llamabatch.errors import EngineError, InputError, LlamaBatchError
-from llamabatch.gguf.metadata import MetadataValue, metadata_of
+from llamabatch.gguf.header import MetadataValue, metadata_of
 from llamabatch.gguf.resolve import fetch
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import adapter_path
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.vocab import Vocab
-from llamabatch.utils.aliases import also_named, model_named, takes_names
+from llamabatch.utils.absent import absent
+from llamabatch.utils.aliases import also_named, model_named, takes_keywords, takes_names
 from llamabatch.utils.checks import boolean
+from llamabatch.utils.late_import import late_import
 from llamabatch.utils.lifetime import ForkGuard
+from llamabatch.utils.other_names import OF_LLM
 from llamabatch.utils.paths import absolute
 from llamabatch.utils.progress import ProgressBar, ShowProgress
 
@@ -60,7 +63,7 @@ class LLM:
 
     @takes_names(model_named)
     def __init__(self, model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> None:
-        self._client: CountingClient = connect(EngineConfig.from_options(model, options))
+        self._client: FrontClient = connect(EngineConfig.from_options(model, options))
 
     @classmethod
     def from_pretrained(
@@ -93,6 +96,7 @@ class LLM:
         return cls(path, **options)
 
     _vocab: Vocab | None = None
+    _closed = False
 
     @property
     def n_ctx(self) -> int:
@@ -159,21 +163,16 @@ class LLM:
         return self._run(self._inputs.prompts(prompts, params, adapters, errors), progress)
 
     @also_named(sampling_params="params", messages="conversations", use_tqdm="progress")
+    @takes_keywords(ChatKeywords, chat_options)
     def chat(
         self,
         conversations: Conversation | Sequence[Conversation],
         params: Params = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: ToolChoice = None,
-        parallel_tool_calls: bool = True,
-        chat_template: str | os.PathLike[str] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
         progress: ShowProgress = None,
+        **options: Unpack[ChatKeywords],
     ) -> list[RequestOutput]:
         """Answers conversations through the model's own chat template. As `generate`, but for:
 
@@ -192,32 +191,20 @@ class LLM:
             ConfigError: the model has no chat template, or the given one cannot be read or compiled.
             PromptError: as for generate; texts are no conversations.
         """
-        options = chat_options(
-            tools,
-            chat_template_kwargs,
-            chat_template,
-            add_generation_prompt,
-            continue_final_message,
-            tool_choice,
-            parallel_tool_calls,
+        return self._run(
+            self._inputs.conversations(conversations, params, chat_options(**options), adapters, errors), progress
         )
-        return self._run(self._inputs.conversations(conversations, params, options, adapters, errors), progress)
 
     @also_named(sampling_params="params")
+    @takes_keywords(ChatKeywords, chat_options)
     def stream(
         self,
         prompts: Prompt | Conversation | Sequence[Prompt | Conversation],
         params: Params = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: ToolChoice = None,
-        parallel_tool_calls: bool = True,
-        chat_template: str | os.PathLike[str] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
+        **options: Unpack[ChatKeywords],
     ) -> Iterator[SequenceOutput]:
         """One prompt or conversation, or many at once, token by token as they come.
 
@@ -232,44 +219,23 @@ class LLM:
         Raises:
             PromptError: as for generate; or options of chats are given, and no prompt is a conversation.
         """
-        options = chat_options(
-            tools,
-            chat_template_kwargs,
-            chat_template,
-            add_generation_prompt,
-            continue_final_message,
-            tool_choice,
-            parallel_tool_calls,
+        return self._events(
+            self._inputs.either(prompts, params, chat_options(**options), adapters, errors), stream=True
         )
-        return self._events(self._inputs.either(prompts, params, options, adapters, errors), stream=True)
 
     @also_named(sampling_params="params")
+    @takes_keywords(ChatKeywords, chat_options)
     def as_completed(
         self,
         prompts: Prompt | Conversation | Sequence[Prompt | Conversation],
         params: Params = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: ToolChoice = None,
-        parallel_tool_calls: bool = True,
-        chat_template: str | os.PathLike[str] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
+        **options: Unpack[ChatKeywords],
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Pairs of a prompt's index and its output, in the order in which prompts finish. Otherwise as `stream`."""
-        options = chat_options(
-            tools,
-            chat_template_kwargs,
-            chat_template,
-            add_generation_prompt,
-            continue_final_message,
-            tool_choice,
-            parallel_tool_calls,
-        )
-        return self._completed(self._inputs.either(prompts, params, options, adapters, errors))
+        return self._completed(self._inputs.either(prompts, params, chat_options(**options), adapters, errors))
 
     @overload
     def score(
@@ -332,7 +298,7 @@ class LLM:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        normalize: bool | None = ...,
+        normalize: bool = ...,
         dimensions: int | None = ...,
         pooling: str | None = ...,
         adapters: Adapters = ...,
@@ -346,7 +312,7 @@ class LLM:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        normalize: bool | None = ...,
+        normalize: bool = ...,
         dimensions: int | None = ...,
         pooling: str | None = ...,
         adapters: Adapters = ...,
@@ -359,7 +325,7 @@ class LLM:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        normalize: bool | None = None,
+        normalize: bool = True,
         dimensions: int | None = None,
         pooling: str | None = None,
         adapters: Adapters = None,
@@ -372,7 +338,7 @@ class LLM:
 
         Args:
             texts: one text or a list; each in a form of a prompt of `generate`.
-            normalize: scale each vector to length 1; None: with `dimensions` only.
+            normalize: scale each vector to length 1; False: as the model gives it.
             dimensions: cut each vector to its first 1 to n_embd elements, before it is normalized: for models that are
                 trained for it (Matryoshka).
             pooling: for code that relies on one: refused unless it is the engine's, whose context is made for one kind.
@@ -541,15 +507,11 @@ class LLM:
         text: str | list[str] = self._inputs.detokenize(token_ids, skip_special_tokens)
         return text
 
+    @takes_keywords(TemplateKeywords, chat_options)
     def apply_chat_template(
         self,
         conversation: Conversation,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | os.PathLike[str] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[TemplateKeywords],
     ) -> str:
         """The prompt that `chat` makes of one conversation, as transformers' apply_chat_template(tokenize=False) but
         for add_generation_prompt, which holds unless it is turned off. Nothing is computed.
@@ -563,10 +525,7 @@ class LLM:
         Raises:
             ConfigError, PromptError: as for chat.
         """
-        options = chat_options(
-            tools, chat_template_kwargs, chat_template, add_generation_prompt, continue_final_message
-        )
-        return self._inputs.chat_text(conversation, options)
+        return self._inputs.chat_text(conversation, chat_options(**options))
 
     @property
     def adapters(self) -> list[str]:
@@ -682,12 +641,14 @@ class LLM:
             ConfigError: every_s is out of range; the metrics file cannot be written.
             SetupError: a metrics file without prometheus_client.
         """
-        from llamabatch.monitor.monitor import monitor_client  # psutil and more, of no use to most programs
+        with late_import("the code of the monitor"):
+            from llamabatch.monitor.monitor import monitor_client  # psutil and more, of no use to most programs
 
         return monitor_client(self._client, callback, every_s=every_s, metrics_file=metrics_file, publish=publish)
 
     def close(self) -> None:
-        """Ends all requests and frees the model. May be called twice; a forgotten LLM closes when it is collected."""
+        """Ends all requests and frees the model. May be called twice; a forgotten LLM closes by itself."""
+        self._closed = True
         self._client.close()
 
     def __enter__(self) -> LLM:
@@ -696,9 +657,17 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
+    if not TYPE_CHECKING:  # a type checker shall see a wrong name
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent(self, name, OF_LLM)
+
+    def __reduce__(self) -> NoReturn:
+        raise unpicklable(type(self).__name__)
+
     def __repr__(self) -> str:
         client = getattr(self, "_client", None)  # None: __init__ has raised
-        return described(type(self).__name__, None if client is None else client.plan)
+        return described(type(self).__name__, None if client is None else client.plan, closed=self._closed)
 
     @property
     def _inputs(self) -> InputProcessor:
@@ -711,7 +680,7 @@ class LLM:
         try:
             self._client.submit(submission.requests, events.put, stream=stream)
             if submission.refused:
-                self._client.note_refused(submission.refused)
+                self._client.count_refused(submission.refused)
             yield from submission.record(submission.refused)
             while not submission.done:
                 process.check()

@@ -42,7 +42,7 @@ FORMS = "a text or a list of token ids"
 _KEYS = ("prompt", "prompt_token_ids")
 # Further keys of vLLM's mappings.
 _NOT_YET = (
-    *("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "cache_salt", "prompt_embeds"),
+    *("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds"),
     *("token_type_ids", "encoder_prompt", "decoder_prompt"),
 )
 
@@ -73,7 +73,7 @@ def is_prompt_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
     table as a dict of its columns."""
     if not isinstance(value, Mapping) or "role" in value:
         return False
-    return isinstance(value.get("prompt"), str) or any(key in value for key in (*_KEYS[1:], *_NOT_YET))
+    return isinstance(value.get("prompt"), str) or any(key in value for key in (*_KEYS[1:], "cache_salt", *_NOT_YET))
 
 
 def read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...] | None]:
@@ -82,6 +82,8 @@ def read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...]
     Raises:
         PromptError: a key is unknown, or a value is of the wrong type.
     """
+    if "cache_salt" in prompt:
+        raise PromptError("a prompt has 'cache_salt', which is a parameter here; give SamplingParams(cache_salt=…)")
     for key in prompt:
         if key in _NOT_YET:
             raise PromptError(f"a prompt has {key!r}, which is not supported yet; give {' and '.join(_KEYS)} alone")

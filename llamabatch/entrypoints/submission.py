@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,8 @@ from llamabatch.errors import EngineError, InputError, LlamaBatchError, PromptWa
 from llamabatch.llama.model import Model
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
-from llamabatch.utils.checks import choice, counted
+from llamabatch.utils.caller import caller_level
+from llamabatch.utils.checks import boolean, choice, counted
 
 ErrorPolicy = Literal["warn", "raise", "return"]
 ERROR_POLICIES = ("warn", "raise", "return")
@@ -30,6 +30,10 @@ class Refused:
 
     request: Request
     error: InputError
+
+    def __post_init__(self) -> None:
+        # The frames of a traceback have this error among their variables: a cycle, which would keep the LLM alive.
+        self.error.__traceback__ = self.error.__cause__ = self.error.__context__ = None
 
 
 class Outputs(list[RequestOutput]):
@@ -122,7 +126,7 @@ class Submission:
         )
         warning = PromptWarning(message)
         warning.outputs = tuple(self._outputs)
-        warnings.warn(warning, stacklevel=_caller_level())
+        warnings.warn(warning, stacklevel=caller_level())
 
     def _error(self) -> LlamaBatchError:
         """The error of the first prompt that failed, with the outputs so far."""
@@ -153,18 +157,10 @@ class Submission:
         return Outputs(output for output in self._outputs if output is not None)
 
 
-def _caller_level() -> int:
-    """The stacklevel for warnings.warn in the calling function that points at the caller's line outside llamabatch."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "llamabatch":
-        level, frame = level + 1, frame.f_back
-    return level
-
-
 def vectors(
     outputs: Iterable[RequestOutput],
     *,
-    normalize: bool | None,
+    normalize: bool,
     errors: ErrorPolicy,
     dimensions: int | None = None,
     n_embd: int | None = None,
@@ -172,7 +168,7 @@ def vectors(
     """For each output its embedding, an array of shape (n_embd,), float32; or its error.
 
     Args:
-        normalize: None: True with `dimensions`, else False.
+        normalize: scale each vector to length 1.
         dimensions: the number of leading elements that are kept.
         n_embd: elements of a vector where an output holds one for each token; the arrays then have the shape
             (n_tokens, n_embd). None: an output is one vector.
@@ -181,7 +177,7 @@ def vectors(
         EngineError: an output failed or was aborted, and errors is "raise".
         InputError: dimensions are more than a vector has.
     """
-    normalize = dimensions is not None if normalize is None else normalize
+    boolean(InputError, "normalize", normalize)
     return [_vector(output, normalize, errors, dimensions, n_embd) for output in outputs]
 
 

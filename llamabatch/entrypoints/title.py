@@ -1,4 +1,4 @@
-"""The repr of an LLM or AsyncLLM: its model, and the sizes of its engine."""
+"""The repr of an LLM or AsyncLLM: its model, and the sizes of its engine; and the error where one is pickled."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ from llamabatch.planning.capacity import Plan
 from llamabatch.utils.paths import shown
 
 
-def described(kind: str, plan: Plan | None, model: str = "") -> str:
+def described(kind: str, plan: Plan | None, model: str = "", *, closed: bool = False) -> str:
     """The kind with its model, strategy and sizes; without a plan, the model is not loaded."""
+    if closed and (plan is not None or model):
+        return f"{kind}({shown(model if plan is None else plan.config.model)!r}, closed)"
     if plan is None:
         return f"{kind}({shown(model)!r}, not loaded)" if model else f"{kind}(not loaded)"
     config = plan.config
-    told = {"strategy": config.strategy, "n_ctx": config.n_ctx, "n_slots": config.n_slots}
+    shown_options = {"strategy": config.strategy, "n_ctx": config.n_ctx, "n_slots": config.n_slots}
     if config.instances > 1:
-        told["instances"] = config.instances
+        shown_options["instances"] = config.instances
     if config.isolate:
-        told["isolate"] = True
-    return f"{kind}({shown(config.model)!r}, {', '.join(f'{name}={value!r}' for name, value in told.items())})"
+        shown_options["isolate"] = True
+    return f"{kind}({shown(config.model)!r}, {', '.join(f'{name}={value!r}' for name, value in shown_options.items())})"
+
+
+def unpicklable(kind: str) -> TypeError:
+    """The error of pickle and copy, which multiprocessing meets, too."""
+    return TypeError(
+        f"{kind} cannot be pickled or copied: it holds a loaded model; make one in each process, or share one over "
+        "threads, or over `llamabatch serve`"
+    )

@@ -25,6 +25,7 @@ from llamabatch.utils import paths
 from llamabatch.utils.atomic_file import write_text
 from llamabatch.utils.network import public, reachable
 from llamabatch.utils.progress import DownloadBar
+from llamabatch.utils.system import lock
 
 TIMEOUT_S = 30.0  # without a byte
 MOST_TRIES = 5  # connections that break one after another, without a byte between them
@@ -106,10 +107,8 @@ def _file_address(url: str) -> str:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    import fcntl  # not on Windows
-
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with (folder / ".lock").open("w") as file:
+        lock(file.fileno(), wait=True)
         yield
 
 
@@ -165,7 +164,7 @@ def _transfer(url: str, path: Path, part: Path, known: Record | None) -> bool:
         part.unlink()  # more of it is here than the server has
         return False
     with response:
-        record, start = _told(url, response, redirects.passed)
+        record, start = _facts(url, response, redirects.passed)
         if known is not None and known.etag is None and record.n_bytes == path.stat().st_size:
             return True
         if start not in (0, had):
@@ -207,11 +206,11 @@ def _write(response: HTTPResponse, part: Path, start: int, record: Record) -> st
     return digest.hexdigest()
 
 
-def _told(url: str, response: HTTPResponse, passed: list[email.message.Message]) -> tuple[Record, int]:
+def _facts(url: str, response: HTTPResponse, passed: list[email.message.Message]) -> tuple[Record, int]:
     """Facts about the whole file, from the headers and those of redirects, and the first byte of the answer."""
     headers = [*passed, response.headers]
 
-    def said(name: str) -> str | None:
+    def header(name: str) -> str | None:
         return next((found for each in headers if (found := each.get(name))), None)
 
     start, n_bytes = 0, response.headers.get("Content-Length")
@@ -220,11 +219,11 @@ def _told(url: str, response: HTTPResponse, passed: list[email.message.Message])
         if match is None:
             return Record(public(url)), -1
         start, n_bytes = int(match[1]), match[2]
-    size = said("X-Linked-Size") or n_bytes
+    size = header("X-Linked-Size") or n_bytes
     etag = response.headers.get("ETag")
-    named = [said("X-Linked-Etag"), etag]  # the hub's are digests of large files
+    named = [header("X-Linked-Etag"), etag]  # the hub's are digests of large files
     digests = [text.strip('"').lower() for text in named if text]
-    if found := re.search(r"sha-256=:?([A-Za-z0-9+/=]+?):?(?:,|$)", said("Repr-Digest") or said("Digest") or ""):
+    if found := re.search(r"sha-256=:?([A-Za-z0-9+/=]+?):?(?:,|$)", header("Repr-Digest") or header("Digest") or ""):
         with contextlib.suppress(ValueError):
             digests.insert(0, base64.b64decode(found[1]).hex())
     sha256 = next((text for text in digests if _SHA256.fullmatch(text)), None)

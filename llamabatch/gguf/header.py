@@ -1,17 +1,22 @@
-"""The header of a GGUF file: the values, the tensors, and the place of the vocabulary."""
+"""The header of a GGUF file: the values, the tensors, the place of the vocabulary; and the values for a caller."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
 
-from llamabatch.gguf.reader import START, TOKENS, HeaderReader, Items, Number, TensorInfo, Value
+from llamabatch.errors import ModelFileError
+from llamabatch.gguf.reader import START, TEXT, TOKENS, TYPE_NAMES, HeaderReader, Items, Number, TensorInfo, Value
+from llamabatch.utils.checks import show
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)  # llama.cpp, llama_split_path
 _MAX_PARTS = 1024
+_PAGE = 4096  # bytes that may stand behind the last tensor and its padding
 
 
 @dataclass(frozen=True)
@@ -53,23 +58,47 @@ class Header:
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def texts(self) -> dict[str, str]:
-        """The values as texts, lists with commas, for ModelFacts.from_header; arrays that are not kept are left out."""
-        return _texts(self.metadata)
+        """The values as texts, lists with commas; without arrays that are not kept, and those of the tokenizer."""
+        return {
+            key: as_text(value)
+            for key, value in self.metadata.items()
+            if not isinstance(value, Items) and not (isinstance(value, tuple) and key.startswith("tokenizer."))
+        }
 
 
 @dataclass(frozen=True)
-class HeaderStart:
-    """The header up to the vocabulary, which takes microseconds to read.
+class MetadataArray:
+    """An array of a GGUF's header. len() is its length.
 
     Attributes:
-        n_tensors: as the file announces.
-        texts: key -> value, as Header.texts.
-        n_tokens: 0 where there is no vocabulary.
+        type: type of its items: "string", "int", "float" or "bool".
+        count: number of items.
+        values: its items; None for texts, and for more than 16,384 numbers, which are not read.
     """
 
-    n_tensors: int
-    texts: Mapping[str, str]
-    n_tokens: int
+    type: str
+    count: int
+    values: tuple[bool | int | float, ...] | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return self.count
+
+
+MetadataValue: TypeAlias = "Number | str | MetadataArray"
+
+
+def metadata_of(values: Mapping[str, Value]) -> Mapping[str, MetadataValue]:
+    """The values of a header for a caller, for reading only: numbers and texts, arrays with their length in front."""
+    return MappingProxyType({key: _shown(value) for key, value in values.items()})
+
+
+def _shown(value: Value) -> MetadataValue:
+    if isinstance(value, tuple):
+        return MetadataArray(type(value[0]).__name__ if value else "int", len(value), value)
+    if isinstance(value, Items):
+        kind = "string" if value.type == TEXT else TYPE_NAMES[value.type].strip("u0123456789")
+        return MetadataArray(kind, value.count)
+    return value
 
 
 def part_names(name: str) -> list[str]:
@@ -113,16 +142,6 @@ def read_tensors(path: Path) -> tuple[TensorInfo, ...]:
     return tuple(tensor for header in read_parts(path) for tensor in header.tensors)
 
 
-def read_start(path: Path) -> HeaderStart:
-    """The header up to the vocabulary. Raises as read_header."""
-    with path.open("rb", buffering=0) as file:
-        reader = HeaderReader(path, file, chunk=1 << 16)
-        _, n_tensors, n_values = reader.start()
-        reader.read_values(n_values, stop=TOKENS)
-        tokens = reader.values.get(TOKENS)
-        return HeaderStart(n_tensors, _texts(reader.values), tokens.count if isinstance(tokens, Items) else 0)
-
-
 @functools.lru_cache(maxsize=64)  # the parts of a model, each with some hundred tensors
 def _read_header(path: Path, _unchanged: tuple[int, int, int]) -> Header:
     with path.open("rb", buffering=0) as file:
@@ -132,6 +151,8 @@ def _read_header(path: Path, _unchanged: tuple[int, int, int]) -> Header:
         alignment = reader.alignment()
         tensors = reader.tensors(n_tensors)
         tokens = reader.values.get(TOKENS)
+        data_start = -(-reader.at // alignment) * alignment
+        _check_end(path, tensors, data_start, alignment, reader.size)
         return Header(
             path=path,
             version=version,
@@ -141,14 +162,22 @@ def _read_header(path: Path, _unchanged: tuple[int, int, int]) -> Header:
             tensors=tensors,
             n_tokens=tokens.count if isinstance(tokens, Items) else 0,
             alignment=alignment,
-            data_start=-(-reader.at // alignment) * alignment,
+            data_start=data_start,
             header_bytes=reader.at,
             file_bytes=reader.size,
         )
 
 
-def _texts(values: Mapping[str, Value]) -> dict[str, str]:
-    return {key: as_text(value) for key, value in values.items() if not isinstance(value, Items)}
+def _check_end(path: Path, tensors: tuple[TensorInfo, ...], data_start: int, alignment: int, file_bytes: int) -> None:
+    """Refuses a file that goes on behind its tensors: llama.cpp maps and reads all of a file."""
+    last = max(tensors, key=lambda tensor: tensor.offset + tensor.n_bytes, default=None)
+    end = data_start + (last.offset + last.n_bytes if last is not None else 0)
+    beyond = file_bytes - end
+    if beyond > alignment + _PAGE:
+        what = f"the data of its last tensor, {show(last.name)}" if last is not None else "its header"
+        raise ModelFileError(
+            f"{path} has {beyond} bytes behind {what}, which ends at byte {end}; allowed are up to {alignment + _PAGE}"
+        )
 
 
 def as_text(value: Number | str | tuple[Number, ...]) -> str:

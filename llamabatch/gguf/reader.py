@@ -144,8 +144,8 @@ class HeaderReader:
         self.at = START.size
         return version, n_tensors, n_values
 
-    def read_values(self, count: int, stop: str | None = None) -> None:
-        """Reads the values and their types, up to the head of the array `stop`."""
+    def read_values(self, count: int) -> None:
+        """Reads the values and their types."""
         for number in range(count):
             key = self._text(f"the key of value {number}", _MAX_NAME)
             if not key:
@@ -157,11 +157,7 @@ class HeaderReader:
                 self.values[key] = self._value(key, kind)
                 continue
             kind = self.item_types[key] = self._int(_TYPE, key)
-            n = self._int(_LENGTH, key)
-            if key == stop:
-                self.values[key] = Items(kind, n, self.at, self.at)
-                break
-            self.values[key] = self._array(key, kind, n)
+            self.values[key] = self._array(key, kind, self._int(_LENGTH, key))
 
     def _value(self, key: str, kind: int) -> Number | str:
         if kind == TEXT:
@@ -181,6 +177,7 @@ class HeaderReader:
             if count > (self.size - self.at) // form.size:
                 raise self._damaged(f"{show(key)}, an array of {count} items, reaches beyond the end of the file")
             self.at += count * form.size
+            self._check_size(self.at)
         elif kind == TEXT and count <= _MAX_TEXTS:
             self._skip_texts(key, count)
         else:
@@ -262,9 +259,12 @@ class HeaderReader:
             return
         if end > self.size:
             raise self._damaged(f"{show(what)} reaches beyond the end of the file, to byte {end} of {self.size}")
+        self._check_size(end)
+        self._read(min(self.size, max(end, 2 * len(self._data), self._chunk)))
+
+    def _check_size(self, end: int) -> None:
         if end > _MAX_HEADER:
             raise self._damaged(f"its header is larger than {_MAX_HEADER} bytes")
-        self._read(min(self.size, max(end, 2 * len(self._data), self._chunk)))
 
     def _read(self, end: int) -> None:
         wanted, pieces = end - len(self._data), [self._data]

@@ -4,6 +4,8 @@ Hugging Face's hub, through huggingface_hub with its cache, its tokens and its o
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import os
 import re
 from collections.abc import Iterable
@@ -14,12 +16,14 @@ from typing import Any
 
 from llamabatch.errors import ModelFileError, SetupError
 from llamabatch.gguf.header import check_start, part_names, part_paths
-from llamabatch.utils.checks import show
+from llamabatch.utils.checks import reason, show
 from llamabatch.utils.network import PROBE_S, reachable
 from llamabatch.utils.paths import HUB, TINY, absolute, is_remote, model_name
 
 _REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([^:]+))?(?::(.+))?")
 _MOST_SHOWN = 20
+_MOST_ENTRIES = 10_000  # of a folder, in which a name like a missing one is looked for
+_LONGEST = 200  # characters of it that are compared
 
 
 def resolve(model: str) -> Path:
@@ -36,7 +40,7 @@ def resolve(model: str) -> Path:
     """
     model = model_name(model)
     if model == TINY:
-        path = Path(str(resources.files("llamabatch.models") / "tiny.gguf"))
+        path = Path(str(resources.files("llamabatch.bundled") / "tiny.gguf"))
     elif model.startswith(HUB):
         path = fetch_reference(model)
     elif is_remote(model):
@@ -56,7 +60,7 @@ def resolve(model: str) -> Path:
     except (OSError, ValueError) as error:  # a name too long, a NUL in it, no permission
         if isinstance(error, ModelFileError):
             raise
-        raise ModelFileError(f"{show(model)} cannot be read: {error}") from error
+        raise ModelFileError(f"{model} cannot be read: {reason(error)}") from error
     return path
 
 
@@ -76,19 +80,36 @@ def _check(path: Path) -> None:
     if path.is_dir():
         raise ModelFileError(f"{path} is a directory; give the path of a .gguf file, or 'tiny'")
     if not path.exists():
-        raise ModelFileError(f"{path} does not exist; give the path of a .gguf file, or 'tiny' for the bundled model")
+        raise ModelFileError(
+            f"{path} does not exist{_meant(path)}; give the path of a .gguf file, or 'tiny' for the bundled model"
+        )
     if not path.is_file():
         raise ModelFileError(f"{path} is no regular file; give the path of a .gguf file, or 'tiny'")
     check_start(path)
 
 
-def fetch_reference(reference: str) -> Path:
-    """The file of "hf:owner/repo:Q4_K_M" or "hf:owner/repo@revision:*pattern*.gguf". Raises as fetch."""
+def _meant(path: Path) -> str:
+    """The part of a message that names the file, or the model, that a missing one may be; "": nothing is like it."""
+    if not path.parent.is_dir():
+        return f" ({path.parent} is no folder)"
+    with os.scandir(path.parent) as entries:
+        files = [each.name for each in itertools.islice(entries, _MOST_ENTRIES) if each.name.endswith(".gguf")]
+    by_name = {name.lower().removesuffix(".gguf"): name for name in files}
+    close = difflib.get_close_matches(path.name.lower().removesuffix(".gguf")[:_LONGEST], [*by_name, TINY], n=1)
+    return f"; did you mean {show(by_name.get(close[0], TINY))}?" if close else ""
+
+
+def fetch_reference(reference: str, revision: str | None = None, cache_dir: str | Path | None = None) -> Path:
+    """The file of "hf:owner/repo:Q4_K_M" or "hf:owner/repo@revision:*pattern*.gguf". Raises as fetch.
+
+    Args:
+        revision: where the reference names none. cache_dir: as of fetch.
+    """
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise ModelFileError(f"{show(reference)} is no name on the hub; give {HUB}owner/repo:Q4_K_M")
-    repo_id, revision, pattern = match.groups()
-    return fetch(repo_id, pattern, revision=revision)
+    repo_id, named, pattern = match.groups()
+    return fetch(repo_id, pattern, revision=named or revision, cache_dir=cache_dir)
 
 
 def fetch(
@@ -202,11 +223,11 @@ def choose(names: Iterable[str], wanted: str | None, where: str) -> str:
     chosen = sorted({part_names(name)[0] for name in files if _matches(name, wanted)})
     if len(chosen) == 1:
         return chosen[0]
-    asked = f"matches {wanted!r}" if wanted else "is a model"
+    condition = f"matches {wanted!r}" if wanted else "is a model"
     if chosen:
-        raise ModelFileError(f"more than one file of {where} {asked}: {_listed(chosen)}; say which")
+        raise ModelFileError(f"more than one file of {where} {condition}: {_listed(chosen)}; say which")
     models = sorted({part_names(name)[0] for name in files})
-    raise ModelFileError(f"no file of {where} {asked}; there is {_listed(models) or 'no .gguf file at all'}")
+    raise ModelFileError(f"no file of {where} {condition}; there is {_listed(models) or 'no .gguf file at all'}")
 
 
 def _matches(name: str, wanted: str | None) -> bool:

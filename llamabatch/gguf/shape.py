@@ -1,4 +1,4 @@
-"""The shape of the model in a GGUF file, from the first kilobytes of its header: cheap enough for every load.
+"""The shape of the model in a GGUF file, from its header.
 
 Names of keys: gguf-py/gguf/constants.py.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamabatch.gguf.header import read_start
+from llamabatch.gguf.header import read_header
 from llamabatch.gguf.resolve import file_bytes
 
 
@@ -18,10 +18,9 @@ class ModelShape:
 
     Attributes:
         architecture: as "qwen2".
-        n_layer, n_embd, n_ff, n_head, n_head_kv: as in the file, lists with commas; "" if not there before the
-            vocabulary.
+        n_layer, n_embd, n_ff, n_head, n_head_kv: as in the file, lists with commas; "" if not there.
         n_vocab: 0 without a vocabulary.
-        file_type: llama.cpp's number of the quantisation; "" if it stands behind the vocabulary.
+        file_type: llama.cpp's number of the quantisation; "" if not there.
         n_tensors, file_bytes: they tell one quantisation from another.
     """
 
@@ -44,21 +43,21 @@ def read_shape(path: Path) -> ModelShape:
         ModelFileError: it is no GGUF file, or damaged.
         OSError: it cannot be read.
     """
-    start = read_start(path)
-    arch = start.texts.get("general.architecture", "")
+    header = read_header(path)
+    texts = header.texts()
 
     def value(key: str) -> str:
-        return start.texts.get(f"{arch}.{key}", "")
+        return texts.get(f"{header.architecture}.{key}", "")
 
     return ModelShape(
-        architecture=arch,
+        architecture=header.architecture,
         n_layer=value("block_count"),
         n_embd=value("embedding_length"),
         n_ff=value("feed_forward_length"),
         n_head=value("attention.head_count"),
         n_head_kv=value("attention.head_count_kv"),
-        n_vocab=start.n_tokens,
-        file_type=start.texts.get("general.file_type", ""),
-        n_tensors=start.n_tensors,
+        n_vocab=header.n_tokens,
+        file_type=texts.get("general.file_type", ""),
+        n_tensors=len(header.tensors),
         file_bytes=file_bytes(path),
     )

@@ -31,6 +31,7 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _NO_VOCABULARY = ("none", "no_vocab")
 _NO_ID = 2**32 - 1  # how some files say that there is no such token
+_NO_POOLING = 2**32 - 1  # llama_model_save_to_file writes LLAMA_POOLING_TYPE_UNSPECIFIED, -1
 # values of the architecture: lowest and highest; for a list those of each item
 _RANGES = {
     "block_count": (1, MAX_LAYERS),
@@ -128,7 +129,7 @@ def _check_shape(header: Header, tensors: dict[str, TensorInfo]) -> None:
         raise _refuse(header, "general.architecture", name, "it must be the name of one that llama.cpp knows")
     for key, (low, high) in _RANGES.items():
         for number in _numbers(header, key):
-            if not low <= number <= high:
+            if not low <= number <= high and (key, number) != ("pooling_type", _NO_POOLING):
                 raise _refuse(header, f"{header.architecture}.{key}", number, f"allowed are {low} to {high}")
     for n_dims in _numbers(header, "rope.dimension_count"):
         if n_dims % 2:

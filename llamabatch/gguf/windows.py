@@ -11,6 +11,8 @@ _PERIODS: dict[str, int | None] = {
     "afmoe": 4,
 }  # fmt: skip
 _DEFAULTS = {"gemma2": 4096}  # where the file does not name the window
+# A copy of a sequence, or of its saved state, gives other logits than the sequence itself: llama-kv-cache-dsv4.cpp.
+UNCOPIED = frozenset({"deepseek4"})
 
 
 def windows(architecture: str, own: Mapping[str, str], n_layer: int) -> tuple[int, ...]:

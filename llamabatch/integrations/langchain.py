@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from operator import itemgetter
 from typing import Any, Literal
 
+from llamabatch.chat.conversation import chat_options, to_tokens
+from llamabatch.config import EngineConfig
 from llamabatch.entrypoints.llm import LLM
-from llamabatch.errors import ConfigError
+from llamabatch.errors import ConfigError, PromptError
 from llamabatch.integrations import needs
 from llamabatch.integrations.shared import SharedEngine, error_of
 from llamabatch.request.outputs import CompletionOutput, RequestOutput, SequenceOutput
@@ -100,6 +103,53 @@ class ChatLlamaBatch(BaseChatModel):
         """All that the text depends on, for tracing and as the key of LangChain's cache."""
         fields = self.model_dump(include={"model", "engine", *_FIELDS, "stop", "sampling", "chat_template_kwargs"})
         return {**fields, "model": self.model if self.llm is None else self._shared.name}
+
+    def _resolve_model_profile(self) -> Any:
+        """The model's limits and abilities, which LangChain reads before the first call; loads no model."""
+        found: dict[str, Any] = {
+            **dict.fromkeys(("image_inputs", "audio_inputs", "video_inputs", "pdf_inputs"), False),
+            **dict.fromkeys(("image_outputs", "audio_outputs", "video_outputs"), False),
+            "tool_calling": True,
+            "tool_choice": True,
+            # no "structured_output": agents read it as a form beside tools, and a call has one or the other
+        }
+        options = EngineConfig.from_options(self.model, self.engine)
+        n_ctx = self.llm.n_ctx if isinstance(self.llm, LLM) else options.n_ctx
+        if isinstance(n_ctx, int):
+            found["max_input_tokens"] = n_ctx
+        return found
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The tokens of a text in the model's vocabulary, without BOS. Loads the model. Raises as LLM.tokenize."""
+        if self.custom_get_token_ids is not None:
+            return list(self.custom_get_token_ids(text))
+        return self._shared.llm.tokenize(text, add_special=False)
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+        """The number of tokens in the prompt of these messages, from the chat template to the start of the answer.
+
+        trim_messages also counts parts of a conversation, in reverse. Where the template refuses such an order, the
+        texts are counted, and for each what the template puts around a message.
+
+        Args:
+            tools: as of bind_tools.
+
+        Raises:
+            ConfigError, PromptError: as LLM.apply_chat_template.
+        """
+        found = [convert_to_openai_tool(each) for each in tools] if tools else None
+        try:
+            return self._n_tokens(_conversation(messages), found)
+        except PromptError:
+            n_texts = sum(len(self.get_token_ids(_whole_text(each))) for each in messages)
+            turns = [{"role": ("user", "assistant")[i % 2], "content": "."} for i in range(len(messages))]
+            return self._n_tokens(turns, found) - len(turns) * len(self.get_token_ids(".")) + n_texts
+
+    def _n_tokens(self, conversation: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> int:
+        if not conversation:
+            return 0
+        options = chat_options(tools=tools, chat_template_kwargs=self.chat_template_kwargs)
+        return len(to_tokens(self._shared.llm._client.model, conversation, options)[1])
 
     def close(self) -> None:
         """Ends the engine, unless it was given as `llm`."""
@@ -428,6 +478,12 @@ def _conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
                 converted["reasoning_content"] = thinking
         found.append(converted)
     return found
+
+
+def _whole_text(message: BaseMessage) -> str:
+    """The text of a message, with its calls as JSON."""
+    calls = message.tool_calls if isinstance(message, AIMessage) else []
+    return str(message.text) + "".join(json.dumps({"name": each["name"], "arguments": each["args"]}) for each in calls)
 
 
 def _thinking(message: AIMessage) -> Iterator[str]:

@@ -22,6 +22,10 @@ with needs("litellm", "litellm"):
 PROVIDER = "llamabatch"
 _DEFAULT_TIMEOUT_S = 600.0  # LiteLLM's own where nothing is given: no reason to end a request that waits here
 _CHAT = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "adapters")  # arguments of LLM.chat
+_PRICES = (
+    *("input_cost_per_token", "output_cost_per_token"),
+    *("cache_creation_input_token_cost", "cache_read_input_token_cost"),  # register_model warns where they are missing
+)
 _WITHOUT_MEANING = ("user", "max_retries", "extra_headers", "stream", "stream_options", "encoding_format")
 
 
@@ -62,6 +66,7 @@ class LlamaBatchLiteLLM(CustomLLM):
         SharedEngine("tiny", options)  # refuses a wrong option now
         self._options = options
         self._engines = {name: SharedEngine(llm) for name, llm in (engines or {}).items()}
+        self._priced: set[str] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -129,7 +134,18 @@ class LlamaBatchLiteLLM(CustomLLM):
                 raise EngineClosedError("this provider is closed; call register() again")
             if model not in self._engines:
                 self._engines[model] = SharedEngine(model, self._options)
+            if model not in self._priced:
+                _price(model)
+                self._priced.add(model)
             return self._engines[model]
+
+
+def _price(model: str) -> None:
+    """Tells LiteLLM that a model without a price costs nothing; completion_cost would raise for it."""
+    name = f"{PROVIDER}/{model}"
+    free = dict.fromkeys(_PRICES, 0.0)
+    if name not in litellm.model_cost:
+        litellm.register_model({name: {"litellm_provider": PROVIDER, "mode": "chat", **free}})
 
 
 class _Errors:

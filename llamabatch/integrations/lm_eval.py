@@ -241,8 +241,8 @@ class LlamaBatchLM(TemplateLM):
             if continuation:
                 groups.setdefault(tuple(kept), []).append(number)
         if groups:
-            asked = [(list(head), [continuations[number] for number in group]) for head, group in groups.items()]
-            scores = self._llm.score(asked, errors="raise", progress=not disable_tqdm)
+            questions = [(list(head), [continuations[number] for number in group]) for head, group in groups.items()]
+            scores = self._llm.score(questions, errors="raise", progress=not disable_tqdm)
             for group, scored in zip(groups.values(), scores, strict=True):
                 for number, score in zip(group, scored, strict=True):
                     found[number] = score.logprob, score.is_greedy

@@ -90,11 +90,11 @@ def generate(
     if batch_size is not None:
         integer(ConfigError, "batch_size", batch_size, 1, _MOST_ROWS)
     given: dict[str, Any] = {"isolate": True, **options}
-    asked: dict[str, Any] = {
+    form: dict[str, Any] = {
         **{"prompt": prompt, "output": output, "schema": schema, "id": id, "system": system, "chat": chat},
         **{"chat_template_kwargs": chat_template_kwargs, "adapter_scales": adapter_scales},
     }
-    Generate(model, params, **asked, **given)  # its errors come before any of the cluster
+    Generate(model, params, **form, **given)  # its errors come before any of the cluster
     if not ray.is_initialized():
         ray.init()
     paths = with_paths({**given, "model": model})
@@ -111,7 +111,7 @@ def generate(
     # leaves small blocks as they are, and ray.data.from_items makes one of each row.
     n_rows = batch_size or _SLOTS_IN_A_BATCH * actor.n_slots
     blocks = dataset.repartition(target_num_rows_per_block=n_rows, strict=True)
-    worker = Generate(model, params, **asked, **{**given, **actor.options})
+    worker = Generate(model, params, **form, **{**given, **actor.options})
     return blocks.map_batches(
         _Actor,
         fn_constructor_args=(worker,),

@@ -12,6 +12,7 @@ from llamabatch.engine.resolve_config import plan
 from llamabatch.errors import ConfigError, MemoryPlanError, SetupError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.integrations import needs
+from llamabatch.jobs.settings import Settings
 from llamabatch.utils.checks import counted, integer, show
 
 with needs("ray", "ray"):
@@ -110,7 +111,7 @@ class Size:
     resources: Mapping[str, float]
 
     @classmethod
-    def of(cls, nodes: Sequence[Node], model: str, options: Mapping[str, Any], asked: int | None) -> Size:
+    def of(cls, nodes: Sequence[Node], model: str, options: Mapping[str, Any], n_actors_given: int | None) -> Size:
         """For `asked` actors, or else one for each GPU or node; the plan is made in a task.
 
         Raises:
@@ -120,7 +121,7 @@ class Size:
         config = EngineConfig.from_options(model, options)
         n_gpus = 0 if config.n_gpu_layers == 0 else int(sum(node.gpus for node in nodes))
         planned = ask_plan(model, options, gpus=min(1, n_gpus))
-        n_actors = asked or n_gpus or len(nodes)
+        n_actors = n_actors_given or n_gpus or len(nodes)
         in_node = -(-n_actors // len(nodes))
         n_cpus = min(node.cpus for node in nodes)
         share = max(1, int(n_cpus) // in_node // planned["instances"])
@@ -128,21 +129,67 @@ class Size:
         left = (n_cpus - 1) / in_node  # Ray takes fractions below 1 only
         free = int(left) if left >= 1 else int(max(0.0, left) * 100) / 100
         memory = planned["bytes"] + PYTHON_BYTES
-        most = max(node.memory for node in nodes)
-        if memory > most:
-            raise MemoryPlanError(
-                f"an actor takes {memory / 2**20:,.0f} MiB, and no node has more than {most / 2**20:,.0f} MiB for Ray; "
-                f"give a smaller n_slots or n_ctx than {planned['n_slots']} and {planned['n_ctx']:,}, or start Ray "
-                "with more memory"
-            )
+        _check_room("an actor", memory, nodes, planned)
         resources = {"num_cpus": min(max(threads.values()) * planned["instances"], free), "memory": memory}
         if n_gpus:
             resources["num_gpus"] = 1
         chosen = {name: planned[name] for name in ("n_slots", "n_ctx")} | threads
-        kept = {name: value for name, value in chosen.items() if getattr(config, name) == "auto"}
-        if "n_threads" not in kept:
-            kept.pop("n_threads_batch", None)  # which follows n_threads
-        return cls(n_actors, planned["n_slots"], kept, resources)
+        return cls(n_actors, planned["n_slots"], _open(config, chosen), resources)
+
+
+@dataclass(frozen=True)
+class ShardSize:
+    """The share of a node that a shard of a job takes.
+
+    Attributes:
+        engine: options that the plan has chosen, in place of "auto".
+        resources: of its task, for Ray.
+    """
+
+    engine: Mapping[str, int]
+    resources: Mapping[str, float]
+
+    @classmethod
+    def of(cls, settings: Settings) -> ShardSize:
+        """From the plan of the model on one of the nodes. Raises MemoryPlanError: no node has room; and as ask_plan."""
+        nodes = Node.all()
+        config = settings.config
+        n_gpus = 0 if config.n_gpu_layers == 0 else int(sum(node.gpus for node in nodes))
+        options = {name: value for name, value in settings.engine.items() if name != "model"}
+        planned = ask_plan(str(settings.model), {**options, "isolate": True}, gpus=min(1, n_gpus))
+        smallest = min(node.cpus for node in nodes)
+        share = max(1, int(smallest) // planned["instances"])
+        threads = {name: min(planned[name], share) for name in ("n_threads", "n_threads_batch")}
+        cpus = min(max(threads.values()) * planned["instances"], smallest if smallest < 1 else int(smallest))
+        resources = {"num_cpus": cpus, "memory": planned["bytes"] + PYTHON_BYTES}
+        _check_room("a shard", resources["memory"], nodes, planned)
+        if n_gpus:
+            resources["num_gpus"] = 1
+        return cls(_open(config, {**threads, "n_slots": planned["n_slots"]}), resources)
+
+    def __str__(self) -> str:
+        n_gpus = int(self.resources.get("num_gpus", 0))
+        gpus = f", {counted(n_gpus, 'GPU')}" if n_gpus else ""
+        return f"{self.resources['num_cpus']:g} CPUs, {self.resources['memory'] / 2**20:,.0f} MiB{gpus}"
+
+
+def _check_room(what: str, memory: float, nodes: Sequence[Node], planned: Mapping[str, int]) -> None:
+    """Raises MemoryPlanError: Ray counts less memory on every node than `what` takes."""
+    most = max(node.memory for node in nodes)
+    if memory > most:
+        raise MemoryPlanError(
+            f"{what} takes {memory / 2**20:,.0f} MiB, and no node has more than {most / 2**20:,.0f} MiB for Ray; "
+            f"give a smaller n_slots or n_ctx than {planned['n_slots']} and {planned['n_ctx']:,}, or start Ray with "
+            "more memory"
+        )
+
+
+def _open(config: EngineConfig, chosen: Mapping[str, int]) -> dict[str, int]:
+    """The values of a plan for the options that are "auto" or "fit"."""
+    kept = {name: value for name, value in chosen.items() if getattr(config, name) in ("auto", "fit")}
+    if "n_threads" not in kept:
+        kept.pop("n_threads_batch", None)  # which follows n_threads
+    return kept
 
 
 def pool_size(given: object, name: str = "concurrency", of: str = "actors") -> tuple[int | None, int | None]:

@@ -13,7 +13,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,28 +22,26 @@ from llamabatch.errors import (
     ConfigError,
     EngineClosedError,
     InputError,
-    MemoryPlanError,
-    OutputBusyError,
     OutputError,
     SetupError,
     describe,
 )
 from llamabatch.integrations import needs
-from llamabatch.integrations.ray_cluster import PYTHON_BYTES, Node, ask_plan
+from llamabatch.integrations.ray_cluster import ShardSize
+from llamabatch.integrations.ray_parts import PLACE, in_a_row, in_turn, part_bytes, part_of_shard
+from llamabatch.integrations.ray_shard import Board, ShardTask, run_shard
 from llamabatch.jobs.input import sources
 from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.input.total import Seen, Total
-from llamabatch.jobs.job import JobInterrupted
-from llamabatch.jobs.job import run as run_job
+from llamabatch.jobs.job import READY, JobInterrupted
 from llamabatch.jobs.loop import Stop
 from llamabatch.jobs.output import manifest
 from llamabatch.jobs.output.files import Files
-from llamabatch.jobs.output.lock import Lock, is_held
+from llamabatch.jobs.output.lock import Lock
 from llamabatch.jobs.output.manifest import plain
 from llamabatch.jobs.output.output import Output
-from llamabatch.jobs.output.own_files import ahead_of, all_names, lock_of, manifest_of, part_of
+from llamabatch.jobs.output.own_files import all_names, lock_of, manifest_of
 from llamabatch.jobs.output.parquet import COMPRESSIONS
-from llamabatch.jobs.output.records import lines_of
 from llamabatch.jobs.output.stream import STDOUT
 from llamabatch.jobs.progress import JobSnapshot, Progress, Silent
 from llamabatch.jobs.settings import Settings, identity
@@ -51,23 +49,16 @@ from llamabatch.jobs.stats import Counts, Timeline
 from llamabatch.jobs.summary import Summary
 from llamabatch.utils.checks import counted, integer, show
 from llamabatch.utils.paths import shown
-from llamabatch.utils.version import __version__
 
 with needs("ray", "ray"):
     import ray
 
-PLACE = "{shard}"
-"""In the name of an output: the parts stay, under names with "1-of-4" in this place."""
-
 MOST_SHARDS = 10_000
 
-_FOLDER = ".shards"  # behind the name of the output: of the parts that are joined
 _CONNECT_S = 10.0
 _LOOK_S = 0.5
-_TELL_S = 1.0
 _BOARD_S = 5.0
 _END_S = 20.0  # for the tasks of a job that is stopped
-_LOCK_S = 600.0  # the wait of a task for the lock of its output: its predecessor may end later than Ray believes
 _ROOM_S = 60.0  # without any shard at work, after which the wait for room is said
 _TRIES = 5  # of a shard in a row, without a new row
 _LONGEST_PAUSE_S = 30.0
@@ -127,15 +118,6 @@ def run(
     return job.summary()
 
 
-def part_of_shard(output: str | os.PathLike[str], shard: int, n_shards: int) -> Path:
-    """The output of shard 1 .. n_shards of a job with this output."""
-    out = Path(output)
-    number = f"{shard:0{len(str(n_shards))}}-of-{n_shards}"
-    if PLACE in out.name:
-        return out.with_name(out.name.replace(PLACE, number))
-    return out.with_name(out.name + _FOLDER) / f"{number}.jsonl"
-
-
 def _check(settings: Settings, n_shards: int) -> None:
     """Raises ConfigError: the settings do not go with shards."""
     integer(ConfigError, "shards", n_shards, 1, MOST_SHARDS)
@@ -182,115 +164,6 @@ def _look_for(address: str) -> None:
     socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A shard, as it is sent to a node.
-
-    Attributes:
-        settings: those of the job, with the shard and its output.
-        identity: of the job, as the driver sees its files.
-        lock, job_id: the lock that the driver holds on the storage, and the id in it.
-        version: of the driver's llamabatch.
-    """
-
-    settings: Settings
-    identity: Mapping[str, Any]
-    lock: Path
-    job_id: str
-    version: str = __version__
-
-
-def _run_shard(task: _Task, board: Any) -> Summary | None:
-    """Runs in a task: a shard; None: a signal has ended it. Raises as jobs.run, SetupError."""
-    settings = task.settings
-    shard = settings.reading.shard[0]
-    if task.version != __version__:
-        raise SetupError(f"{_here()} has llamabatch {__version__}, and the driver {task.version}; install the same")
-    _check_storage(task)
-    found = sources.find(settings.inputs)
-    differing = manifest.differences(task.identity, identity(settings, found))
-    if differing:
-        raise SetupError(
-            f"{_here()} sees other files under the paths of the job than the driver ({'; '.join(differing[:3])}); "
-            "keep inputs and model on storage that the nodes share, or in equal copies"
-        )
-    told = _ToBoard(board, shard)
-    until = time.monotonic() + _LOCK_S
-    waits = False
-    while True:
-        try:
-            return run_job(settings, told)
-        except OutputBusyError as error:
-            # the task before this one, on a node that is cut off from the cluster and not yet from the storage: it
-            # ends when its node notices, and until then it alone writes
-            if time.monotonic() > until:
-                raise
-            if not waits:
-                told.say(f"{error}; up to {_LOCK_S:.0f} s")
-            waits = True
-            time.sleep(_TELL_S)
-        except JobInterrupted:
-            return None
-
-
-def _check_storage(task: _Task) -> None:
-    """Raises SetupError: this node does not see the driver's files, or not its locks."""
-    folder = task.lock.parent
-    try:
-        if is_held(task.lock, task.job_id):
-            return
-    except (OSError, ConfigError) as error:
-        raise SetupError(
-            f"{_here()} does not share the folder {folder} with the driver, whose lock {task.lock.name} it does not "
-            f"see there ({getattr(error, 'strerror', None) or error}); give an output on storage that all nodes share"
-        ) from error
-    raise SetupError(
-        f"{_here()} does not see the driver's lock on {task.lock}: the locks of this file system hold for one node "
-        "only, and two tasks could write one output; mount it with locks for all nodes (NFS 4 without local_lock, "
-        "CephFS, Lustre with flock)"
-    )
-
-
-def _here() -> str:
-    return f"node {ray.util.get_node_ip_address()}"
-
-
-class _ToBoard:
-    """The Progress of a shard: what it shows goes to the board, once a second."""
-
-    def __init__(self, board: Any, shard: int) -> None:
-        self._board, self._shard = board, shard
-        self._next = 0.0
-
-    def say(self, text: str) -> None:
-        self._board.say.remote(self._shard, text)
-
-    def show(self, snapshot: Callable[[], JobSnapshot]) -> None:
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + _TELL_S
-            self._board.show.remote(self._shard, snapshot())
-
-
-class _Board:
-    """An actor: what the shards have to tell since the driver has looked last."""
-
-    def __init__(self) -> None:
-        self._messages: list[tuple[int, str]] = []
-        self._snapshots: dict[int, JobSnapshot] = {}
-
-    def say(self, shard: int, text: str) -> None:
-        self._messages.append((shard, text))
-
-    def show(self, shard: int, snapshot: JobSnapshot) -> None:
-        self._snapshots[shard] = snapshot
-
-    def look(self) -> tuple[list[tuple[int, str]], dict[int, JobSnapshot]]:
-        news = self._messages, self._snapshots
-        self._messages, self._snapshots = [], {}
-        return news
-
-
 @dataclass
 class _Attempts:
     """The tries of a shard in a row that have brought no new row."""
@@ -318,13 +191,14 @@ class _Job:
         self._attempts = {k: _Attempts() for k in self._parts}
         self._running: dict[Any, int] = {}  # by the reference to the task's result
         self._joined: Output | None = None
-        self._task: _Task  # of all shards, once the job is open
+        self._task: ShardTask  # of all shards, once the job is open
         self._done_before: tuple[int, int] | None = None  # rows and errors of an output that is complete
         self._total: int | None = None
         self._estimated = False
         self._most_slots = self._most_engines = self._n_again = 0
         self._idle_since = time.monotonic()
         self._says_idle = True
+        self._has_engine = False  # a shard has said that it is ready
 
     def open(self, stack: contextlib.ExitStack) -> bool:
         """Finds the inputs and locks the output, until `stack` ends; true: all rows are there, and it is done."""
@@ -349,8 +223,8 @@ class _Job:
         else:
             lock = Lock(files, lock_of(self._out), self._out)
             stack.callback(lock.release)
-            lock.note(job_id := secrets.token_hex(8))
-        self._task = _Task(settings, plain(identity(settings, inputs)), lock_of(self._out), job_id)
+            lock.write_id(job_id := secrets.token_hex(8))
+        self._task = ShardTask(settings, plain(identity(settings, inputs)), lock_of(self._out), job_id)
         total = Total(inputs, settings.reading).rows(Seen())
         if total is not None:
             self._total, self._estimated = total.n, total.estimated
@@ -358,7 +232,7 @@ class _Job:
 
     def run(self) -> None:
         """Runs all shards, and joins them. Raises KeyboardInterrupt after a stop; else as the function `run`."""
-        size = _size(self._task.settings)
+        size = ShardSize.of(self._task.settings)
         with self._stop.noted(_do_nothing):
             try:
                 self._compute(size)
@@ -395,7 +269,7 @@ class _Job:
         except OSError as error:
             raise ConfigError(f"{folder}, for the parts of the output, cannot be made: {error.strerror}") from error
 
-    def _task_of(self, k: int, engine: Mapping[str, int]) -> _Task:
+    def _task_of(self, k: int, engine: Mapping[str, int]) -> ShardTask:
         settings = self._task.settings
         reading = replace(settings.reading, shard=(k, self._n_shards))
         engine = {**settings.engine, **engine}
@@ -415,14 +289,14 @@ class _Job:
                     "was removed; move the folder away, or give another output"
                 )
 
-    def _compute(self, size: _TaskSize) -> None:
+    def _compute(self, size: ShardSize) -> None:
         """Runs all shards to their ends."""
         # an actor that dies with its node comes back elsewhere, and knows nothing: the shards tell it all again
-        board = ray.remote(_Board).options(num_cpus=0, max_restarts=-1).remote()
+        board = ray.remote(Board).options(num_cpus=0, max_restarts=-1).remote()
         # Ray retries a task without looking at what it has done, and without end where memory runs out; a shard that
         # gets no further must end instead, so that the tries are counted here
-        remote = ray.remote(_run_shard)
-        options = {"max_retries": 0, "scheduling_strategy": "SPREAD", **size.options}
+        remote = ray.remote(run_shard)
+        options = {"max_retries": 0, "scheduling_strategy": "SPREAD", **size.resources}
         left = list(self._parts)
         while left or self._running:
             if self._stop:
@@ -430,7 +304,7 @@ class _Job:
             now = time.monotonic()
             for k in [k for k in left if self._attempts[k].due <= now]:
                 left.remove(k)
-                self._attempts[k].size = self._bytes(k)
+                self._attempts[k].size = part_bytes(self._parts[k])
                 name = f"llamabatch shard {k}/{self._n_shards}"
                 self._running[remote.options(name=name, **options).remote(self._task_of(k, size.engine), board)] = k
             done: list[Any] = []
@@ -470,7 +344,7 @@ class _Job:
     def _again(self, k: int, reason: str) -> None:
         """Prepares another try of a shard. Raises EngineClosedError: too many have brought nothing."""
         attempts = self._attempts[k]
-        before, now = attempts.size, self._bytes(k)
+        before, now = attempts.size, part_bytes(self._parts[k])
         attempts.n = 1 if now[0] > before[0] or now[1] > before[1] else attempts.n + 1
         self._n_again += 1
         name = f"shard {k}/{self._n_shards}"
@@ -484,11 +358,6 @@ class _Job:
         if k in self._snapshots:
             self._snapshots[k] = replace(self._snapshots[k], tokens_per_s=0.0, running=0, slots=0)
 
-    def _bytes(self, k: int) -> tuple[int, int]:
-        part = self._parts[k]
-        kept = [lines for lines in (part, part_of(part)) if lines.exists()]
-        return sum(map(_size_of, kept)), sum(_size_of(ahead_of(lines)) for lines in kept)
-
     def _look(self, board: Any) -> None:
         """Takes the news from the board; none come while it is on its way to another node."""
         try:
@@ -496,6 +365,10 @@ class _Job:
         except ray.exceptions.RayError:
             return
         for k, text in messages:
+            if text.startswith(READY):  # shards load alike: the first one is enough beside their common bar
+                if self._has_engine:
+                    continue
+                self._has_engine = True
             self._progress.say(f"shard {k}/{self._n_shards}: {text}")
         for k, snapshot in snapshots.items():
             if k not in self._summaries:
@@ -507,7 +380,7 @@ class _Job:
         if at_work or self._summaries:
             self._idle_since, self._says_idle = time.monotonic(), True
 
-    def _say_if_idle(self, size: _TaskSize) -> None:
+    def _say_if_idle(self, size: ShardSize) -> None:
         if self._says_idle and time.monotonic() - self._idle_since > _ROOM_S:
             self._says_idle = False
             self._progress.say(
@@ -547,7 +420,7 @@ class _Job:
         """Writes the lines of all parts to the output. Raises OutputError, KeyboardInterrupt."""
         self._progress.say(f"all shards are done; {counted(self._n_shards, 'part')} are joined in {shown(self._out)}")
         order = output.options.order
-        for number, line in (_in_turn if order == "input" else _in_a_row)(list(self._parts.values())):
+        for number, line in (in_turn if order == "input" else in_a_row)(list(self._parts.values())):
             if self._stop:
                 raise KeyboardInterrupt
             if not output.is_done(number):
@@ -580,94 +453,6 @@ class _Job:
             price_per_hour=self._settings.price_per_hour,
             signum=self._stop.signum,
         )
-
-
-def _in_turn(parts: Sequence[Path]) -> Iterator[tuple[int, bytes]]:
-    """All rows in the order of the input: row n is in part n % N. Raises OutputError: one is missing."""
-    with contextlib.ExitStack() as stack:
-        lines = [stack.enter_context(contextlib.closing(_lines(part))) for part in parts]
-        number = 0
-        while (line := next(lines[number % len(parts)], None)) is not None:
-            if line[0] != number:
-                break
-            yield line
-            number += 1
-        for part, rest in zip(parts, lines, strict=True):
-            if line is not None or next(rest, None) is not None:
-                raise OutputError(f"row {number} is not in {parts[number % len(parts)]}, and {part} has later ones")
-
-
-def _in_a_row(parts: Sequence[Path]) -> Iterator[tuple[int, bytes]]:
-    for part in parts:
-        yield from _lines(part)
-
-
-def _lines(part: Path) -> Generator[tuple[int, bytes], None, None]:
-    """The rows of a part with their numbers. Raises OutputError: it cannot be read."""
-    try:
-        for line in lines_of(part):
-            if line.number is None:
-                raise OutputError(f"{part} has a line that no job has written, at byte {line.offset:,}")
-            yield line.number, line.content
-    except OSError as error:
-        raise OutputError(f"{part}: {error.strerror or error}") from error
-
-
-@dataclass(frozen=True)
-class _TaskSize:
-    """The share of a node that a shard takes, as Ray counts it.
-
-    Attributes:
-        engine: options that the plan has chosen, in place of "auto".
-    """
-
-    num_cpus: float
-    memory: int
-    num_gpus: int
-    engine: Mapping[str, int]
-
-    @property
-    def options(self) -> dict[str, float]:
-        """Of a task."""
-        found: dict[str, float] = {"num_cpus": self.num_cpus, "memory": self.memory}
-        return {**found, "num_gpus": self.num_gpus} if self.num_gpus else found
-
-    def __str__(self) -> str:
-        gpus = f", {counted(self.num_gpus, 'GPU')}" if self.num_gpus else ""
-        return f"{self.num_cpus:g} CPUs, {self.memory / 2**20:,.0f} MiB{gpus}"
-
-
-def _size(settings: Settings) -> _TaskSize:
-    """From the plan of the model on one of the nodes. Raises MemoryPlanError: no node has room; and as ask_plan."""
-    nodes = Node.all()
-    config = settings.config
-    n_gpus = 0 if config.n_gpu_layers == 0 else int(sum(node.gpus for node in nodes))
-    options = {name: value for name, value in settings.engine.items() if name != "model"}
-    planned = ask_plan(str(settings.model), {**options, "isolate": True}, gpus=min(1, n_gpus))
-    smallest = min(node.cpus for node in nodes)
-    share = max(1, int(smallest) // planned["instances"])
-    chosen = {name: min(planned[name], share) for name in ("n_threads", "n_threads_batch")}
-    engine = {**chosen, "n_slots": planned["n_slots"]}
-    engine = {name: value for name, value in engine.items() if getattr(config, name) == "auto"}
-    if config.n_threads != "auto":
-        engine.pop("n_threads_batch", None)  # which follows it
-    cpus = min(max(chosen.values()) * planned["instances"], smallest if smallest < 1 else int(smallest))
-    size = _TaskSize(cpus, planned["bytes"] + PYTHON_BYTES, min(1, n_gpus), engine)
-    most = max(node.memory for node in nodes)
-    if size.memory > most:
-        raise MemoryPlanError(
-            f"a shard takes {size.memory / 2**20:,.0f} MiB, and no node has more than {most / 2**20:,.0f} MiB for Ray; "
-            f"give a smaller n_slots or n_ctx than {planned['n_slots']} and {planned['n_ctx']:,}, or start Ray with "
-            "more memory"
-        )
-    return size
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _first_line(error: BaseException) -> str:

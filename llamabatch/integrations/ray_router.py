@@ -52,10 +52,10 @@ class Prefix:
         if not path.endswith(_PATHS):
             return cls()
         try:
-            asked = json.loads(body)
+            fields = json.loads(body)
         except ValueError:  # the replica answers with the error
             return cls()
-        return cls.of_pieces(_pieces(asked)) if isinstance(asked, dict) else cls()
+        return cls.of_pieces(_pieces(fields)) if isinstance(fields, dict) else cls()
 
     @classmethod
     def of_pieces(cls, pieces: Iterable[tuple[str, bool]]) -> Prefix:
@@ -89,14 +89,14 @@ class Prefix:
         return [key for key, length in known if 2 * length >= self.length]
 
 
-def _pieces(asked: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     """The texts of a body in the order in which a prompt has them, and whether they count: the model's own do not, as
     the turn before had them as its answer."""
-    yield str(asked.get("model")), False
+    yield str(body.get("model")), False
     for name in ("tools", "system", "instructions"):
-        if asked.get(name):
-            yield _text(asked[name]), True
-    given = asked.get("messages", asked.get("input", asked.get("prompt")))
+        if body.get(name):
+            yield _text(body[name]), True
+    given = body.get("messages", body.get("input", body.get("prompt")))
     if isinstance(given, list) and given and all(isinstance(each, dict) for each in given):
         for each in given:
             yield _text(each), each.get("role") != "assistant"
@@ -236,8 +236,8 @@ def load_of(stats: Mapping[str, Any], n_calls: int | None, n_slots: int, n_sendi
         n_slots: where the replica has not told.
         n_sending: calls that were given to it a moment ago, and are not among n_calls.
     """
-    told, calls = stats.get("in_flight", 0), stats.get("calls", 0)
-    n = told if n_calls is None else n_calls + max(0, told - calls)
+    reported, calls = stats.get("in_flight", 0), stats.get("calls", 0)
+    n = reported if n_calls is None else n_calls + max(0, reported - calls)
     return Load(n + n_sending, max(1, stats.get("slots", n_slots)))
 
 
@@ -260,9 +260,9 @@ class SlotScaling:
 
     def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
         """The number of replicas, without the bounds and delays of the configuration, which Serve applies."""
-        told = context.aggregated_metrics or {}
-        slots = list((told.get("slots") or {}).values())
-        in_flight = sum((told.get("in_flight") or {}).values())
+        metrics = context.aggregated_metrics or {}
+        slots = list((metrics.get("slots") or {}).values())
+        in_flight = sum((metrics.get("in_flight") or {}).values())
         return replicas_for(in_flight, slots, context.current_num_replicas, self._occupancy), {}
 
 

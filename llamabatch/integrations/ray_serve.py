@@ -20,14 +20,15 @@ from llamabatch.errors import ConfigError
 from llamabatch.integrations import needs
 from llamabatch.integrations.ray_cluster import Node, Size, pool_size
 from llamabatch.integrations.ray_router import Prefix, PrefixRouter, SlotScaling
-from llamabatch.server.application import EndsWithItsClient, engine_config, make_app
+from llamabatch.server.application import ERROR_SHAPES, engine_config, make_app
 from llamabatch.server.batches.service import BatchService
 from llamabatch.server.batches.upload import OVERHEAD_BYTES
-from llamabatch.server.errors import ApiError, dialect_of, exception_handlers
-from llamabatch.server.limits import BodyLimits
+from llamabatch.server.http.body_limits import BodyLimits
+from llamabatch.server.http.errors import ApiError, error_body, exception_handlers
+from llamabatch.server.http.middleware import EndsWithItsClient, ErrorShapes
+from llamabatch.server.http.security import own_path, secured
 from llamabatch.server.options import ServerOptions, is_loopback, split
-from llamabatch.server.security import own_path, secured
-from llamabatch.server.serving import Serving
+from llamabatch.server.serving.serving import Serving
 from llamabatch.utils.checks import show
 
 with needs("ray", "ray"):
@@ -195,15 +196,15 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 def _server_options(given: Mapping[str, Any] | None) -> ServerOptions:
     """The options of replicas. Raises ConfigError, UnknownOptionError."""
-    asked = {} if given is None else dict(given)
-    for name in asked:
+    settings = {} if given is None else dict(given)
+    for name in settings:
         if name in _OF_SERVE:
             raise ConfigError(f"server_options has {name}, which does not go with Ray Serve: {_OF_SERVE[name]}")
-    batches = asked.get("data_dir") is not None
-    if asked.get("batches") and not batches:
+    batches = settings.get("data_dir") is not None
+    if settings.get("batches") and not batches:
         raise ConfigError("server_options has batches, which need data_dir: a folder that all nodes share")
     own = {"page": False, "slots": False, "batches": batches, "max_file_bytes": _MOST_FILE_BYTES}
-    made, others = split({**own, **asked}, ())
+    made, others = split({**own, **settings}, ())
     assert not others
     return replace(made, api_key_file=None)  # whose keys are among api_keys; replicas may be on other nodes
 
@@ -251,6 +252,7 @@ def ingress_app(respond: Any, options: ServerOptions) -> Any:
     return Starlette(
         routes=[Mount("/", app=Forward(respond, options))],
         middleware=[
+            Middleware(ErrorShapes, ERROR_SHAPES),
             Middleware(secured, options),
             Middleware(BodyLimits, options.max_body_bytes, options.max_bodies_bytes, limits),
             Middleware(EndsWithItsClient),
@@ -327,11 +329,10 @@ async def _end(scope: Any, send: _Sent, error: Exception) -> None:
         return
     if not send.kind.startswith(b"text/event-stream"):
         raise failure from error
-    if dialect_of(scope) == "anthropic":
-        event = b"event: error\ndata: " + json.dumps(failure.to_anthropic()).encode()
-    else:
-        event = b"data: " + json.dumps(failure.to_openai()).encode()
-    await send({"type": "http.response.body", "body": event + b"\n\n", "more_body": False})
+    document = error_body(failure, scope)
+    name = f"event: {document['type']}\n" if "type" in document else ""  # Anthropic's events are named by their type
+    event = f"{name}data: {json.dumps(document)}\n\n".encode()
+    await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 def check_call(path: str, method: str, client: Any, options: ServerOptions) -> None:

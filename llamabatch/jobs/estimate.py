@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamabatch.client.connect import connect
-from llamabatch.client.middleware import slots_of
+from llamabatch.client.front_client import slots_of
 from llamabatch.config import EngineConfig
 from llamabatch.jobs.loop import Feed, Loop, Stop
 from llamabatch.jobs.rows import BadRow, Row

@@ -9,11 +9,12 @@ from typing import Any, BinaryIO, Literal, cast
 
 from llamabatch.errors import SetupError
 
-READ = "lines of JSON (.jsonl, .ndjson, .json), .csv, .tsv and .parquet, all but the last also with .gz or .zst behind"
+READ = "lines of JSON (.jsonl, .ndjson, .json), .csv and .tsv, also with .gz or .zst behind, .parquet and .xlsx"
 WRITTEN = "lines of JSON (.jsonl, .ndjson), .csv, .tsv and .parquet, all but the last also with .gz or .zst behind"
 LINES = (".jsonl", ".ndjson")  # the name promises lines of JSON
 PARQUET = (".parquet", ".pq")
 CSV = (".csv", ".tsv")
+EXCEL = ".xlsx"  # read, and not written
 GZIP, ZSTD = ".gz", ".zst"
 GZIP_START, ZSTD_START = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -25,7 +26,7 @@ _DATABASE = "a database"
 _DATA = "data of a program"
 _DOCUMENT = "one document"
 
-# Suffixes that no job reads or writes. A name with any other suffix promises no format.
+# Suffixes that no job writes, nor reads but for EXCEL. A name with any other suffix promises no format.
 FOREIGN = {
     **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), _SHEET),
     **dict.fromkeys((".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz"), _ARCHIVE),
@@ -57,7 +58,7 @@ _FIRST_BYTES = {
 MOST_FIRST_BYTES = max(map(len, _FIRST_BYTES))
 
 _CURES = {
-    _SHEET: "save it as CSV",
+    _SHEET: "save it as .xlsx or CSV",
     _ARCHIVE: "unpack it",
     _COMPRESSED: "unpack it, or have its program write to a pipe that is read as '-'",
     _COLUMNS: "convert it to Parquet",

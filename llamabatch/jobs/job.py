@@ -6,12 +6,15 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from llamabatch.chat.named_templates import ON_A_LINE
 from llamabatch.client.base import EngineClient
 from llamabatch.client.connect import connect
-from llamabatch.client.middleware import slots_of
+from llamabatch.client.front_client import slots_of
+from llamabatch.engine.resolve_config import check_chat_template
 from llamabatch.engine.resolve_config import plan as plan_of
 from llamabatch.errors import ConfigError, EngineClosedError, InputError, JobStoppedError, LlamaBatchError
 from llamabatch.gguf.resolve import resolve
@@ -22,10 +25,9 @@ from llamabatch.jobs.input.reader import ReadAhead, Reader
 from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.input.total import Total
 from llamabatch.jobs.loop import Feed, Loop, Stop
-from llamabatch.jobs.output import manifest
 from llamabatch.jobs.output.files import Files
 from llamabatch.jobs.output.output import Output
-from llamabatch.jobs.output.own_files import all_names, manifest_of
+from llamabatch.jobs.output.own_files import all_names
 from llamabatch.jobs.output.stream import STDOUT, StreamOutput, open_output
 from llamabatch.jobs.progress import JobStatus, Progress, Silent
 from llamabatch.jobs.rows import BadRow, Row
@@ -42,6 +44,8 @@ from llamabatch.planning.capacity import Plan
 from llamabatch.utils.checks import counted, integer
 from llamabatch.utils.format import duration
 from llamabatch.utils.paths import shown
+
+READY = "the engine is ready"  # how the line begins that says it
 
 _LOOK_S = 0.5
 _MOST_SAMPLE = 10_000
@@ -101,9 +105,11 @@ def preview(settings: Settings, n_sample: int = 0) -> DryRun:
         The errors of `run` before it computes anything, without those of the output.
     """
     integer(ConfigError, "sample", n_sample, 0, _MOST_SAMPLE)
+    inputs = _find_inputs(settings)
+    _check_template(settings, inputs)
     with (
         contextlib.closing(DryRunEngine(settings.config)) as engine,
-        contextlib.closing(Reader(_find_inputs(settings), settings.reading, settings.taken)) as rows,
+        contextlib.closing(Reader(inputs, settings.reading, settings.taken)) as rows,
     ):
         report = dry_run(engine, rows, settings.adapters, n_sample)
     config, price = report.plan.config, settings.price_per_hour
@@ -151,6 +157,7 @@ class _Job:
         with contextlib.ExitStack() as stack:
             inputs = _find_inputs(settings)
             # before the output: a usage error leaves none behind
+            _check_template(settings, inputs, self._shared)
             read_line = None if self._shared is None else self._shared.read_line
             reader = stack.enter_context(
                 contextlib.closing(Reader(inputs, settings.reading, settings.taken, read_line))
@@ -184,15 +191,13 @@ class _Job:
         client = connect(self._config)
         stack.callback(client.close)
         self._load_s = time.perf_counter() - start
-        self._progress.say(f"the engine is ready after {duration(self._load_s)}: {_describe(client.plan)}")
+        self._progress.say(f"{READY} after {duration(self._load_s)}: {_describe(client.plan)}")
         return client
 
     def _open_output(self, inputs: list[Source]) -> Output | StreamOutput:
         settings = self._settings
         files = Files(self._progress.say, stopped=lambda: self._stop)
-        return open_output(
-            settings.output, identity(settings, inputs, _known_inputs(settings)), settings.writing, files
-        )
+        return open_output(settings.output, partial(identity, settings, inputs), settings.writing, files)
 
     def _first_good_row(self, rows: Iterator[Row | BadRow], sink: StartErrors) -> Row | None:
         """The first row that an engine can run, with all bad rows before it written; None: there is none."""
@@ -316,12 +321,20 @@ def _find_inputs(settings: Settings) -> list[Source]:
     return sources.find(settings.inputs, sources.own_stdin(settings.inputs), without=own)
 
 
-def _known_inputs(settings: Settings) -> object:
-    """The inputs by the manifest of the output; None: there is no manifest that can be read."""
-    if settings.output == STDOUT:
-        return None
-    found = manifest.read(manifest_of(Path(os.path.realpath(settings.output))))  # the output reports a bad one
-    return None if found is None or found.manifest is None else found.manifest.settings.get("inputs")
+def _check_template(settings: Settings, inputs: list[Source], shared: SharedEngine | None = None) -> None:
+    """Raises ConfigError where the job begins with a conversation and the model has no chat template.
+
+    Every such row would fail. The first row of a stream cannot be read twice, so there --chat alone is known.
+    """
+    if shared is not None or settings.reading.chat_template is not None:
+        return
+    if any(source.is_stream for source in inputs):
+        begins_with = settings.reading.task
+    else:
+        with contextlib.closing(Reader(inputs, settings.reading, settings.taken)) as rows:
+            begins_with = next((row.task for row in rows if isinstance(row, Row)), "completion")
+    if begins_with == "chat":
+        check_chat_template(settings.config, ON_A_LINE)
 
 
 def _do_nothing() -> None: ...

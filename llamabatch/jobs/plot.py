@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, PercentFormatter
 
 from llamabatch.jobs.stats import Point
@@ -17,7 +14,7 @@ from llamabatch.jobs.summary import Summary
 from llamabatch.utils.checks import counted
 from llamabatch.utils.format import duration, significant
 from llamabatch.utils.histogram import Quantiles
-from llamabatch.utils.plotting import INK, OURS, STYLE, tidy, tint
+from llamabatch.utils.plotting import INK, OURS, tidy, tint, titled
 
 _BLUE, _GREEN, _PINK, _GREY = "#0072B2", "#009E73", "#CC79A7", "#777777"
 _REASONS = {"stop": _GREEN, "length": _BLUE, "embedded": _PINK, "failed": OURS}
@@ -25,17 +22,11 @@ _BINS = 40
 _UNITS = ((1.0, 1.0, "s"), (600.0, 60.0, "min"), (7200.0, 3600.0, "h"), (259200.0, 86400.0, "d"))
 
 
-def draw(summary: Summary, path: Path) -> None:
-    """Writes the picture; the suffix of the name decides its format."""
-    with rc_context(STYLE):
-        figure(summary).savefig(path, dpi=140, facecolor="white")
-
-
 def figure(summary: Summary) -> Figure:
     """The figure: time above, distributions below."""
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.09, wspace=0.05, hspace=0.03)
-    fig = Figure(figsize=(14, 9), layout=layout)
-    _title(fig, summary)
+    counts = summary.counts
+    title = f"{summary.model}: {counted(counts.ok + counts.failed, 'row')} in {duration(summary.run_s)}"
+    fig = titled(title, 14, 9, h_pad=0.09, wspace=0.05, hspace=0.03)
     axes: Any = fig.subplot_mosaic(
         [["speed"] * 3, ["slots"] * 3, ["latency", "lengths", "reasons"]], height_ratios=[1.25, 0.75, 1.35]
     )
@@ -48,7 +39,6 @@ def figure(summary: Summary) -> Figure:
     axes["speed"].tick_params(labelbottom=False)
     if len(points) > 1:
         axes["slots"].set_xlim(0, points[-1].at_s / per_unit)
-    counts = summary.counts
     latencies = {"first token": (counts.ttft_s, OURS), "inter-token": (counts.inter_token_s, _GREEN)}
     _histograms(axes["latency"], latencies | {"whole row": (counts.total_s, _BLUE)}, _plain_seconds)
     axes["latency"].set_title("Latency, from a row's slot on")
@@ -58,17 +48,6 @@ def figure(summary: Summary) -> Figure:
     axes["lengths"].set_title("Length in tokens")
     _reasons(axes["reasons"], summary)
     return fig
-
-
-def _title(fig: Figure, summary: Summary) -> None:
-    rows = summary.counts.ok + summary.counts.failed
-    fig.suptitle(
-        f"{summary.model}: {counted(rows, 'row')} in {duration(summary.run_s)}",
-        x=0.012,
-        ha="left",
-        size=15,
-        weight="bold",
-    )
 
 
 def _unit(span_s: float) -> tuple[float, str]:

@@ -11,8 +11,8 @@ from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.errors import ConfigError
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.request.request import Request
-from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.utils.checks import choice, integer, show
+from llamabatch.request.sampling_params import PARAMETERS, SamplingParams
+from llamabatch.utils.checks import choice, integer, nearest, show
 
 Task = Literal["completion", "chat", "embedding"]
 TASKS: tuple[Task, ...] = ("completion", "chat", "embedding")
@@ -21,6 +21,11 @@ MAX_LINE_BYTES = 8 * 2**20
 MAX_SHARDS = 1_000_000
 MAX_ID_CHARS = 512
 ALL = "all"  # of ReadOptions.keep
+OWN_IDS = ("id", "custom_id")  # fields of a line, and columns of a table, that hold its id
+CHAT_FIELDS = (
+    *("tools", "tool_choice", "parallel_tool_calls"),
+    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,8 @@ class Row:
     Attributes:
         number: the position among all rows of all inputs, from 0, bad ones and those of other shards included. It is
             the key of order and resume: the same inputs give the same numbers with any `limit`, `shard` and `is_done`.
-        id: the line's "id" or "custom_id", a text or a whole number, else the number as text. No two rows of a job have
-            the same, written as text.
+        id: the "id" or "custom_id" of the line or of the table's row, a text or a whole number, else the number as
+            text. No two rows of a job have the same, written as text.
         task: the kind of request; "embedding" ignores `params`, and only "chat" has `options`.
         prompt: a text or token ids; the messages of a "chat". Only its form is checked: the engine finds out if it
             fits, and if the model's template accepts it.
@@ -77,7 +82,7 @@ class BadRow:
 
     Attributes:
         number: as of a Row, in one count with it.
-        id: None: the line has none that can be read, or another line has used it before; so no id comes twice.
+        id: None: the line has one that cannot be read, or that another line has used before; so no id comes twice.
         error: the reason, with the place in front.
         openai: the line has the shape of OpenAI's batch format.
         place, kept: as of a Row.
@@ -98,17 +103,20 @@ class ReadOptions:
     Attributes:
         params: the parameters of every row; a line's own fields are laid over them.
         template: the prompt of a row, in jinja2 (`{{ column }}`) or, in the older notation, with {column} for the value
-            of a column and {{ for a brace; None: "{prompt}" for CSV and Parquet, and lines of JSON ask themselves.
+            of a column and {{ for a brace; None: "{prompt}" for tables, and lines of JSON ask themselves.
         prompt: the same, always in jinja2.
         task: the kind of request that a template makes; a line of JSON without one has its own.
         system: with task="chat": a system message before the template's text; jinja2 where it holds {{ or {%.
-        id_column: the column whose values are the ids; None: numbers, or the "id" of a line of JSON.
+        id_column: the column whose values are the ids; None: "id" or "custom_id" of a line or a table, else numbers;
+            "": numbers, for a table whose column "id" holds no ids.
         shard: (i, n), i from 1: only the rows whose number leaves i - 1 when divided by n. Together the n shards are
             the whole job, with the same rows, numbers and ids.
         limit: only rows with a number below it, before the shard is taken; None: all.
         chat_template: jinja2 source for conversations in place of the model's own template; None: the model's.
         max_line_bytes: a longer line is a BadRow, and is not held in memory.
         keep: columns of the input, or fields of lines of JSON, that the output gets; "all": all but the id.
+        params_from: with a template, the columns or fields that are parameters of their row, by the names of
+            SamplingParams; with task="chat" also those of CHAT_FIELDS. All others are data.
 
     Raises:
         ConfigError: a value is out of range.
@@ -125,12 +133,16 @@ class ReadOptions:
     chat_template: str | None = None
     prompt: str | None = None
     keep: tuple[str, ...] | Literal["all"] | None = None
+    params_from: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.prompt is not None and self.template is not None:
             raise ConfigError("template and prompt both make the prompt of a row; give one of them")
         if self.keep is not None and self.keep != ALL:
-            object.__setattr__(self, "keep", _names("keep", self.keep))
+            object.__setattr__(self, "keep", _names("keep", self.keep, f", or {ALL!r}"))
+        if self.params_from is not None:
+            object.__setattr__(self, "params_from", _names("params_from", self.params_from))
+            self._check_params_from()
         choice(ConfigError, "task", self.task, TASKS)
         if self.system is not None and self.task != "chat":
             raise ConfigError("system is a message of a conversation; give task='chat' with it")
@@ -144,6 +156,15 @@ class ReadOptions:
         if self.chat_template is not None:
             check_template(self.chat_template)
 
+    def _check_params_from(self) -> None:
+        """Raises ConfigError: a column has the name of no parameter of such a row."""
+        if self.task == "embedding":
+            raise ConfigError(f"params_from is {show(self.params_from)}; nothing is sampled for an embedding")
+        known = PARAMETERS | {*CHAT_FIELDS} if self.task == "chat" else PARAMETERS
+        for name in self.params_from or ():
+            if name not in known:
+                raise ConfigError(f"params_from names {show(name)}, which is no parameter{nearest(name, known)}")
+
     @property
     def has_template(self) -> bool:
         """True where a template makes the prompts."""
@@ -155,11 +176,11 @@ class ReadOptions:
         return number % n == i - 1 and (self.limit is None or number < self.limit)
 
 
-def _names(what: str, given: object) -> tuple[str, ...]:
+def _names(what: str, given: object, other: str = "") -> tuple[str, ...]:
     """Names of columns, each once. Raises ConfigError."""
     names = list(given) if isinstance(given, (list, tuple)) else []
     if not names or not all(isinstance(each, str) and each for each in names):
-        raise ConfigError(f"{what} is {show(given)}; give the names of columns, or {ALL!r}")
+        raise ConfigError(f"{what} is {show(given)}; give the names of columns{other}")
     if len(set(names)) < len(names):
         raise ConfigError(f"{what} is {show(given)}; name each column once")
     return tuple(names)

@@ -13,6 +13,7 @@ from llamabatch.errors import ConfigError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.jobs.input import sources
 from llamabatch.jobs.input.sources import Source
+from llamabatch.jobs.input.tables import own_id_column
 from llamabatch.jobs.output.manifest import model_identity
 from llamabatch.jobs.output.output import OutputOptions
 from llamabatch.jobs.output.records import fields_of
@@ -20,10 +21,6 @@ from llamabatch.jobs.output.stream import STDOUT
 from llamabatch.jobs.rows import ReadOptions
 from llamabatch.utils.checks import integer, number, show
 from llamabatch.utils.paths import absolute
-
-# Manifests of earlier versions have no such fields; a job that leaves them at None or False is the same job.
-_LATER_PARAMS = ("logprob_token_ids", "thinking_token_budget", "skip_reading_prefix_cache", "post_sampling_probs")
-_LATER_READING = ("prompt", "keep")
 
 
 @dataclass(frozen=True)
@@ -113,18 +110,10 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
         known_inputs: the inputs by the output's manifest, which gives the number of bytes to read of a stream.
     """
     reading = {name: value for name, value in vars(settings.reading).items() if name not in ("params", "shard")}
-    for name in _LATER_READING:
-        if reading[name] is None:
-            del reading[name]
+    reading["id_column"] = _id_column(settings.reading, inputs)
     if settings.reading.chat_template is not None:
         reading["chat_template"] = hashlib.sha256(settings.reading.chat_template.encode(errors="replace")).hexdigest()
     engine = {name: getattr(settings.config, name) for name in ("n_ctx", "type_k", "type_v")}
-    params = asdict(settings.reading.params)
-    for name in _LATER_PARAMS:
-        if params[name] is None or params[name] is False:
-            del params[name]
-    if params["structured_outputs"] is not None and not params["structured_outputs"].in_reasoning:
-        params["structured_outputs"] = params["structured_outputs"][:2]  # as earlier versions wrote it
     thinking = {name: getattr(settings.config, name) for name in ("reasoning_format", "reasoning_tags")}
     thinking = {name: value for name, value in thinking.items() if value not in ("auto", None)}
     for name in CONTENT_OPTIONS:
@@ -139,9 +128,16 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
         "model": model_identity(resolve(settings.model)),
         "inputs": sources.fingerprint(inputs, known_inputs),
         **reading,
-        "params": params,
+        "params": asdict(settings.reading.params),
         "seed": settings.seed,
         **engine,
         **thinking,
         **({"adapters": adapters} if adapters else {}),
     }
+
+
+def _id_column(reading: ReadOptions, inputs: list[Source]) -> str | list[str] | None:
+    """The column of the ids, also where no option names it; a list: tables have different ones."""
+    found = {own_id_column(source, reading) for source in inputs} - {None}
+    names = sorted(name for name in found if name is not None)
+    return names if len(names) > 1 else names[0] if names else reading.id_column or None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llamabatch.client.base import EngineClient
-from llamabatch.client.middleware import slots_of
+from llamabatch.client.front_client import slots_of
 from llamabatch.errors import ConfigError
 from llamabatch.jobs.input.lines import ParsedLine
 from llamabatch.utils.checks import integer
@@ -46,6 +46,6 @@ class SharedEngine:
     def promote(self) -> None:
         """Lifts all rows that are left out of the background. Safe from any thread, at any time.
 
-        Rows in flight are aborted and begin anew: beside those that are promoted they would be the last ones.
+        Rows in flight are aborted and begin again: beside those that are promoted they would be the last ones.
         """
         self.background = False

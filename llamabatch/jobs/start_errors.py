@@ -73,7 +73,7 @@ class StartErrors:
         elif len(self._first) == self._most and self._failed.issuperset(self._first):
             raise JobStoppedError(
                 f"the job stopped: its first {counted(self._most, 'row')} all end with the same error, as {row.place}: "
-                f"{self._error}. None of them is written: mend the cause and run the command again, which runs them "
+                f"{self._error}. None of them is written: fix the cause and run the command again, which runs them "
                 "again; --max-start-errors 0 writes such rows, and goes on"
             )
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from llamabatch.jobs.stats import Counts, Timeline
 from llamabatch.utils.checks import counted
-from llamabatch.utils.format import duration, seconds, significant
+from llamabatch.utils.format import attributes, duration, seconds, significant
 from llamabatch.utils.histogram import Quantiles
+
+_SPREADS = ("queued_s", "ttft_s", "inter_token_s", "total_s", "prompt_lengths", "output_lengths")
 
 
 @dataclass(frozen=True)
@@ -70,19 +72,9 @@ class Summary:
         """Plain values for JSON; times in seconds."""
         counts = self.counts
         return {
-            "output": self.output,
-            "model": self.model,
-            "strategy": self.strategy,
-            "slots": self.slots,
-            "instances": self.instances,
-            "exit_code": self.exit_code,
-            "rows": {
-                "ok": counts.ok,
-                "failed": counts.failed,
-                "done_before": counts.done_before,
-                "failed_before": counts.failed_before,
-                "by_task": dict(counts.tasks),
-            },
+            **attributes(self, "output", "model", "strategy", "slots", "instances", "exit_code"),
+            "rows": attributes(counts, "ok", "failed", "done_before", "failed_before")
+            | {"by_task": dict(counts.tasks)},
             "seconds": {"load": self.load_s, "run": self.run_s},
             "tokens": {"prompt": counts.prompt_tokens, "generated": counts.generated_tokens},
             "per_second": {
@@ -92,14 +84,8 @@ class Summary:
             },
             "slot_use": self.timeline.slot_use,
             "finish_reasons": dict(counts.reasons),
-            "queued_s": spread(counts.queued_s),
-            "ttft_s": spread(counts.ttft_s),
-            "inter_token_s": spread(counts.inter_token_s),
-            "total_s": spread(counts.total_s),
-            "prompt_lengths": spread(counts.prompt_lengths),
-            "output_lengths": spread(counts.output_lengths),
-            "restarts": self.restarts,
-            "energy_j": self.energy_j,
+            **{name: spread(getattr(counts, name)) for name in _SPREADS},
+            **attributes(self, "restarts", "energy_j"),
             "generated_tokens_per_joule": self.tokens_per_joule,
             "cost": None if self.cost is None else self.cost.document(),
             "errors": list(counts.errors),

@@ -1,4 +1,4 @@
-"""The build of llama.cpp in use: the folder of its libraries, and the marker that native_patches writes into it."""
+"""The build of llama.cpp in use: the folder of its libraries, and the marker that native_build writes into it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from llamabatch.planning.binding_choice import read_marker
+from llamabatch.utils.system import kernel_lines
 
 
 def library_dir(module: ModuleType) -> Path:
@@ -72,12 +73,7 @@ def _registered_cpu_library(module: ModuleType) -> Path | None:
 
 
 def _mapped_files() -> list[str]:
-    """The lines of /proc/self/maps; empty where there is none."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            return maps.read().splitlines()
-    except OSError:
-        return []
+    return kernel_lines("/proc/self/maps")
 
 
 def _mapped_cpu_library(folder: Path, maps: Iterable[str]) -> Path | None:

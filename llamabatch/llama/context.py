@@ -97,7 +97,9 @@ class Context:
         self._memory = lib.llama_get_memory(self.handle)
         self._window = 0 if config.swa_full else model.window  # older cells of some layers may be gone
         self._n_vocab = model.n_vocab
+        self._layout = kv_state.Layout.of(model)
         self._model = model
+        self._threads = self._most_threads = config.n_threads, config.n_threads_batch
         self.adapters: AdapterSet = ()
 
     @property
@@ -148,7 +150,7 @@ class Context:
 
     def sample_on_device(self, on: bool) -> None:
         """Changes what the next decodes return; with `on`, `can_sample` must be True. llama.cpp then plans its buffers
-        anew, in the time of some steps."""
+        again, in the time of some steps."""
         if on == self.samples_on_device:
             return
         old, self._chains = self._chains, []
@@ -164,6 +166,14 @@ class Context:
         """Sets the adapters of the following decodes. Raises EngineError where llama.cpp refuses them."""
         self._model.adapters.apply(self.handle, self.adapters, adapters)
         self.adapters = adapters
+
+    def use_threads(self, most: int) -> None:
+        """Sets the threads of the following decodes: those of the configuration, but at most so many."""
+        one_row, more_rows = self._most_threads
+        threads = min(one_row, most), min(more_rows, most)
+        if threads != self._threads:
+            self._lib.llama_set_n_threads(self.handle, *threads)
+            self._threads = threads
 
     def decode(self, batch: Any) -> DecodeCode:
         """One llama_decode."""
@@ -226,12 +236,13 @@ class Context:
         """
         self._check(source)
         self._check(target)
-        if self._unified:
+        if self._unified:  # a copy adds to what stands there
+            start, end = (-1, -1) if self.length(source) == count else (0, count)
             self.clear(target)
-            self._lib.llama_memory_seq_cp(self._memory, source, target, 0, count)
+            self._lib.llama_memory_seq_cp(self._memory, source, target, start, end)
             return
         self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
-        if not self.clear(target, count):
+        if self.length(target) != count and not self.clear(target, count):
             raise EngineError(f"the copy of {count} tokens from slot {source} to {target} cannot be cut")
 
     @property
@@ -254,14 +265,31 @@ class Context:
     def state(self, slot: int) -> bytes:
         """The state of a slot, to be kept or saved."""
         self._check(slot)
-        return kv_state.save(self._lib, self.handle, slot)
+        return kv_state.save(self._lib, self.handle, slot, self._layout)
 
-    def restore(self, slot: int, state: bytes, count: int) -> bool:
-        """Fills a slot with the first `count` tokens of a state; False if llama.cpp refuses it."""
+    def state_bytes(self, slot: int) -> int:
+        """Bytes of raw_state."""
+        self._check(slot)
+        return int(self._lib.llama_state_seq_get_size(self.handle, slot))
+
+    def raw_state(self, slot: int) -> npt.NDArray[np.uint8] | None:
+        """The state of a slot for slots of this context alone, as llama.cpp writes it; None if it does not."""
+        self._check(slot)
+        return kv_state.copy_out(self._lib, self.handle, slot)
+
+    def restore(self, slot: int, state: bytes | npt.NDArray[np.uint8], count: int) -> bool:
+        """Fills a slot with the first `count` tokens of a state, or of one that raw_state gave; False if llama.cpp
+        refuses it."""
         self._check(slot)
         n_streams = 1 if self._unified else self.n_slots
-        loaded = kv_state.load(self._lib, self.handle, slot, n_streams, state)
-        return loaded and self.clear(slot, count) and self.length(slot) == count
+        if isinstance(state, bytes):
+            loaded = kv_state.load(self._lib, self.handle, slot, n_streams, state, self._layout)
+        else:
+            if self._layout.n_caches == 1 and not self._layout.has_state:
+                state = kv_state.widened(state, n_streams)
+            loaded = kv_state.copy_in(self._lib, self.handle, slot, state)
+        held = self.length(slot) if loaded else -1
+        return held == count or (held > count and self.clear(slot, count) and self.length(slot) == count)
 
     def carry_over(self, slots: Iterable[int], target: Context) -> frozenset[int]:
         """Copies the cells of these slots to a larger context, in which the same slots are empty; returns the slots

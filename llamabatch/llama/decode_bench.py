@@ -95,7 +95,7 @@ class Bench:
         return self._context
 
     def _prompt_ms(self, prompt: int) -> float:
-        """Computes the prompt anew, in slot 0."""
+        """Computes the prompt again, in slot 0."""
         self._open.clear(0)
         self._filled = 0
         seconds = self._decode((ScheduledSpan(self._sequence, 0, 0, prompt, True),))

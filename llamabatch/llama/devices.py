@@ -209,12 +209,12 @@ def memory(module: ModuleType, chosen: tuple[Device, ...], *, computes_here: boo
     known = dict(zip(cuda, listed, strict=True)) if len(listed) == len(cuda) else {}
     open_ones = [device for device in chosen if device.name not in known]
     if computes_here or all(device.backend not in _WITH_CONTEXT for device in open_ones):
-        told = {device.name: memory_here(module, device) for device in open_ones}
+        memory = {device.name: memory_here(module, device) for device in open_ones}
     else:
-        told = _memory_told_by_child()
+        memory = _memory_from_child()
     empty = (0, 0)
     return tuple(
-        known[device.name] if device.name in known else Gpu(device.shown, *told.get(device.name, empty))
+        known[device.name] if device.name in known else Gpu(device.shown, *memory.get(device.name, empty))
         for device in chosen
     )
 
@@ -228,12 +228,12 @@ def memory_here(module: ModuleType, device: Device) -> tuple[int, int]:
     return free.value, total.value
 
 
-def _memory_told_by_child() -> dict[str, tuple[int, int]]:
+def _memory_from_child() -> dict[str, tuple[int, int]]:
     """Free and total bytes of the GPUs by name; empty where the child fails."""
     try:
         child = run_program(PROGRAM, timeout_s=_PROGRAM_TIMEOUT_S, environment=for_children())
-        told = json.loads(child.stdout.splitlines()[-1])
-        return {str(name): (int(free), int(total)) for name, (free, total) in told.items()}
+        memory = json.loads(child.stdout.splitlines()[-1])
+        return {str(name): (int(free), int(total)) for name, (free, total) in memory.items()}
     except (OSError, subprocess.TimeoutExpired, ValueError, TypeError, AttributeError, IndexError) as error:
         logger.debug("the memory of GPUs is not known: %s", error)
         return {}

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from llamabatch.utils.system import kernel_lines
+
 logger = logging.getLogger(__name__)
 
 _SMALL_MODEL_BYTES = 64 * 1024 * 1024
@@ -80,8 +82,4 @@ def tiled_is_on() -> bool:
 
 def is_mapped(name: str) -> bool:
     """True if this process has mapped a library of that name (Linux; False elsewhere)."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            return any(f"/{name}" in line for line in maps)
-    except OSError:
-        return False
+    return any(f"/{name}" in line for line in kernel_lines("/proc/self/maps"))

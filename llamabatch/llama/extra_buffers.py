@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from llamabatch.utils import disk_cache, paths
 from llamabatch.utils.cures import patched_build
 from llamabatch.utils.lifetime import in_forks
 from llamabatch.utils.subprogram import run_program
+from llamabatch.utils.system import fatal_signal
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ PATCH = "0001-amx-tile-config.patch"
 PROBE_VERSION = 1
 _KIND = "extra-bufts"
 _TIMEOUT_S = 60.0
+_OF_THE_BUFFERS = ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS")  # signals that end the probe where they are broken
 
 _lock = threading.Lock()
 _verdicts: dict[Path, bool] = {}
@@ -103,8 +104,7 @@ def _probe() -> tuple[bool, bool]:
     if child.returncode == 0:
         return True, True
     logger.debug("the probe ended with %d: %s", child.returncode, child.stdout.decode("utf-8", "replace")[-2000:])
-    died = child.returncode in {-signal.SIGSEGV, -signal.SIGILL, -signal.SIGABRT, -signal.SIGBUS}
-    return False, died
+    return False, fatal_signal(child.returncode) in _OF_THE_BUFFERS
 
 
 def _keep(cpu_library: Path, verdict: bool) -> None:

@@ -7,10 +7,12 @@ import hashlib
 import json
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from llamabatch.config import CONTENT_OPTIONS, KV_TYPES, ResolvedConfig
 from llamabatch.errors import EngineError, InputError
@@ -24,6 +26,9 @@ _HEAD_BYTES, _TAIL_BYTES = 16 * 2**20, 2**20
 _WORD = struct.Struct("<I")
 _TYPE_AND_ROW = struct.Struct("<iQ")
 _TYPE_AND_SIZES = struct.Struct("<iII")
+_TWO_WORDS = struct.Struct("<II")
+_RECURRENT = struct.Struct("<IiIII")  # cells, and of the one: position, sequences; S transposed, layers
+_CELL_BYTES, _EXT_BYTES = 12, 12
 _MANY_ROPES = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: cells carry a position in two dimensions, too
 # of a block of a quantised type: its bytes, and how many float16 it begins with
 _BLOCKS = {"q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "iq4_nl": (18, 1), "q5_0": (22, 1), "q5_1": (24, 2)}
@@ -77,40 +82,128 @@ def move(lib: Any, source: Any, target: Any, slot: int, more_streams: int, room:
     return int(lib.llama_state_seq_set_data(target, room, whole, slot)) == whole
 
 
-def save(lib: Any, handle: Any, slot: int) -> bytes:
+def copy_out(lib: Any, handle: Any, slot: int) -> npt.NDArray[np.uint8] | None:
+    """The state of a slot as llama.cpp writes it, for slots of the same context alone; None if it refuses."""
+    size = int(lib.llama_state_seq_get_size(handle, slot))
+    state = np.empty(size, np.uint8)  # not zeroed: it may have some 100 MB
+    written = int(lib.llama_state_seq_get_data(handle, _pointer(state), size, slot)) if size else 0
+    return state if size and written == size else None
+
+
+def widened(state: npt.NDArray[np.uint8], n_streams: int) -> npt.NDArray[np.uint8]:
+    """A state of `copy_out` with a single KV cache, for a context that has grown to `n_streams` streams."""
+    more = n_streams - _WORD.unpack_from(state.data, 8)[0]
+    if more == 0:
+        return state
+    wide = np.concatenate([state, np.zeros(_WORD.size * more, np.uint8)])  # the new streams come last, without cells
+    _WORD.pack_into(wide.data, 8, n_streams)
+    return wide
+
+
+def copy_in(lib: Any, handle: Any, slot: int, state: npt.NDArray[np.uint8]) -> bool:
+    """Fills a slot with a state of `copy_out`; False if llama.cpp refuses, and then the slot is empty."""
+    return int(lib.llama_state_seq_set_data(handle, _pointer(state), state.size, slot)) == state.size
+
+
+def _pointer(state: npt.NDArray[np.uint8]) -> Any:
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parts that llama.cpp writes for a sequence of a model, in their order.
+
+    Attributes:
+        n_caches: KV caches: one, or one more for layers with a sliding window.
+        has_state: a recurrent state follows.
+        has_ext: cells carry a position in two dimensions, or their token.
+        has_v: V is kept beside K.
+    """
+
+    n_caches: int = 1
+    has_state: bool = False
+    has_ext: bool = False
+    has_v: bool = True
+
+    @classmethod
+    def of(cls, model: Model) -> Layout:
+        lib: Any = library.load()
+        is_hybrid = bool(lib.llama_model_is_hybrid(model.handle))
+        has_ext = int(lib.llama_model_rope_type(model.handle)) in _MANY_ROPES
+        has_ext = has_ext or any(".ple." in key for key in model.metadata)
+        latent = any(key.endswith(".key_length_mla") and value != "0" for key, value in model.metadata.items())
+        n_caches = 2 if model.has_window else 1
+        return cls(0 if model.is_recurrent and not is_hybrid else n_caches, model.is_recurrent, has_ext, not latent)
+
+    def cells_end(self, state: bytes | memoryview, start: int) -> int:
+        """The end of the cells of one cache, whose number stands at `start`. Raises struct.error where they do not."""
+        (count,) = _WORD.unpack_from(state, start)
+        at = start + _WORD.size + count * (_CELL_BYTES + self.has_ext * _EXT_BYTES)
+        is_transposed, layers = _TWO_WORDS.unpack_from(state, at)
+        at += _TWO_WORDS.size
+        for part in range(1 + self.has_v):
+            for _ in range(layers):
+                if part and is_transposed:
+                    _, element_bytes, n_values = _TYPE_AND_SIZES.unpack_from(state, at)
+                    at += _TYPE_AND_SIZES.size + element_bytes * n_values * count
+                else:
+                    _, row_bytes = _TYPE_AND_ROW.unpack_from(state, at)
+                    at += _TYPE_AND_ROW.size + row_bytes * count
+                if at > len(state):
+                    raise struct.error
+        return int(at)
+
+
+def save(lib: Any, handle: Any, slot: int, layout: Layout) -> bytes:
     """The state of a slot, without the number of slots.
 
-    llama.cpp writes a magic, the seq id, the number of streams, and for each stream the number of its cells and their
-    contents (llama-kv-cache.cpp, state_write); one stream alone has any.
+    llama.cpp writes a magic and the seq id; for each KV cache the number of streams, and for each stream the number of
+    its cells and their contents (llama-kv-cache.cpp, state_write), of which one stream alone has any; then a recurrent
+    state.
     """
-    size = int(lib.llama_state_seq_get_size(handle, slot))
-    buffer = (ctypes.c_uint8 * size)()
-    if int(lib.llama_state_seq_get_data(handle, buffer, size, slot)) != size:
+    raw = copy_out(lib, handle, slot)
+    if raw is None:
         raise EngineError(f"llama.cpp does not give the state of slot {slot}")
-    state = bytes(buffer)
-    (n_streams,) = _WORD.unpack_from(state, 8)
-    before = 0
-    while before < n_streams and _WORD.unpack_from(state, 12 + 4 * before)[0] == 0:
-        before += 1
-    if before == n_streams:
-        raise EngineError(f"slot {slot} is empty")
-    return state[:4] + state[12 + 4 * before : len(state) - 4 * (n_streams - before - 1)]
+    state, at = memoryview(raw.data), 8
+    parts = [state[:4]]
+    try:
+        for number in range(layout.n_caches):
+            (n_streams,) = _WORD.unpack_from(state, at)
+            start, before = at + _WORD.size, 0
+            while before < n_streams and _WORD.unpack_from(state, start)[0] == 0:
+                start, before = start + _WORD.size, before + 1
+            if before == n_streams:
+                raise EngineError(f"slot {slot} is empty")
+            after = _WORD.size * (n_streams - before - 1)
+            is_last = number + 1 == layout.n_caches and not layout.has_state
+            end = len(state) - after if is_last else layout.cells_end(state, start)
+            parts.append(state[start:end])
+            at = end + after
+    except struct.error as error:
+        raise InputError("llama.cpp lays it out in a way that is not known here") from error
+    return b"".join([*parts, state[at:]])
 
 
-def load(lib: Any, handle: Any, slot: int, n_streams: int, state: bytes) -> bool:
+def load(lib: Any, handle: Any, slot: int, n_streams: int, state: bytes, layout: Layout) -> bool:
     """Fills a slot with a state of `save`; False if llama.cpp refuses, and then the slot is empty."""
     others = _WORD.pack(0) * (n_streams - 1)
-    whole = b"".join((state[:4], _WORD.pack(slot), _WORD.pack(n_streams), state[4:], others))
-    buffer = (ctypes.c_uint8 * len(whole)).from_buffer_copy(whole)
-    return int(lib.llama_state_seq_set_data(handle, buffer, len(whole), slot)) == len(whole)
+    parts, at = [state[:4], _WORD.pack(slot)], 4
+    for number in range(layout.n_caches):
+        is_last = number + 1 == layout.n_caches and not layout.has_state
+        end = len(state) if is_last else layout.cells_end(state, at)
+        parts += [_WORD.pack(n_streams), state[at:end], others]
+        at = end
+    whole = np.frombuffer(b"".join([*parts, state[at:]]), np.uint8)
+    return copy_in(lib, handle, slot, whole)
 
 
 def check(model: Model, config: ResolvedConfig, token_ids: Sequence[int], state: bytes) -> None:
     """Checks a saved state of unknown origin, before llama.cpp sees it.
 
     llama.cpp compares types and row sizes with its own, and reads no further than the end; positions it takes as they
-    are. So each cell must stand at a position of its own from 0 on, every size must add up to the end, and every number
-    must be finite: one NaN in a cell would reach the next sequence that uses the cell.
+    are. So each cell must stand at a position of its own from 0 on (those of a window: up to the last), every size must
+    add up to the end, and every number must be finite: one NaN in a cell would reach the next sequence that uses the
+    cell.
 
     Raises:
         InputError: the state is not one of this model and engine; the message names the place.
@@ -119,11 +212,9 @@ def check(model: Model, config: ResolvedConfig, token_ids: Sequence[int], state:
     worst = max(token_ids)
     if worst >= model.n_vocab:
         raise InputError(f"token id {worst} is outside the vocabulary; allowed are 0 to {model.n_vocab - 1}")
-    has_ext = int(lib.llama_model_rope_type(model.handle)) in _MANY_ROPES or any(".ple." in k for k in model.metadata)
+    walk = _Walk(state, len(token_ids), Layout.of(model), model.n_vocab)
     try:
-        _Walk(state, len(token_ids), has_ext, model.n_vocab).run(
-            int(lib.llama_model_n_layer(model.handle)), lib, config
-        )
+        walk.run(int(lib.llama_model_n_layer(model.handle)), lib, config)
     except (struct.error, ValueError) as error:  # InputError is one
         detail = error if isinstance(error, InputError) else "it ends too early"
         raise InputError(f"the saved state cannot be of this engine: {detail}") from error
@@ -132,42 +223,70 @@ def check(model: Model, config: ResolvedConfig, token_ids: Sequence[int], state:
 class _Walk:
     """Reads a state piece by piece. Raises InputError, and struct.error or ValueError where it ends too early."""
 
-    def __init__(self, state: bytes, n_tokens: int, has_ext: bool, n_vocab: int) -> None:
+    def __init__(self, state: bytes, n_tokens: int, layout: Layout, n_vocab: int) -> None:
         self._state = state
         self._at = 4  # behind the magic
         self._n_tokens = n_tokens
-        self._has_ext = has_ext
+        self._layout = layout
         self._n_vocab = n_vocab
 
     def run(self, n_layer: int, lib: Any, config: ResolvedConfig) -> None:
+        layout = self._layout
+        for number in range(layout.n_caches):
+            is_last = number + 1 == layout.n_caches and not layout.has_state
+            end = len(self._state) if is_last else layout.cells_end(self._state, self._at)
+            self._check_cache(n_layer, lib, config, end, is_window=number > 0)
+        if layout.has_state:
+            self._check_recurrent(n_layer)
+        if self._at != len(self._state):
+            raise InputError(f"{len(self._state) - self._at} bytes follow its last layer")
+
+    def _check_cache(self, n_layer: int, lib: Any, config: ResolvedConfig, end: int, *, is_window: bool) -> None:
         (n_cells,) = self._unpack(_WORD)
-        n_ctx = config.n_ctx
-        if not self._n_tokens <= n_cells <= n_ctx:
-            raise InputError(f"it has {n_cells} cells; allowed are {self._n_tokens}, its tokens, to {n_ctx}, its n_ctx")
-        self._check_cells(n_cells)
-        is_transposed, layers = self._unpack(struct.Struct("<II"))
-        if is_transposed > 1 or not 1 <= layers <= n_layer:
+        is_exact = self._layout.has_state or self._layout.n_caches > 1
+        least, most = self._n_tokens, self._n_tokens if is_exact else config.n_ctx
+        if is_window:
+            least = 1
+        if not least <= n_cells <= most:
+            raise InputError(f"it has {n_cells} cells; allowed are {least} to {most}")
+        self._check_cells(n_cells, self._n_tokens - n_cells if is_window else 0)
+        is_transposed, layers = self._unpack(_TWO_WORDS)
+        if is_transposed > 1 or not (layers or self._layout.n_caches > 1) or layers > n_layer:
             raise InputError(f"it has {layers} layers of {n_layer}, and V transposed: {is_transposed}")
         for _ in range(layers):
             self._check_rows("K", config.type_k, lib, n_cells)
         n_v = 0
-        while self._at < len(self._state):  # some layers have no V of their own
+        while self._at < end:  # some layers have no V of their own
             n_v += 1
             if n_v > layers:
-                raise InputError(f"{len(self._state) - self._at} bytes follow its last layer")
+                raise InputError(f"{end - self._at} bytes follow its last layer")
             if is_transposed:
                 self._check_columns(config.type_v, lib, n_cells)
             else:
                 self._check_rows("V", config.type_v, lib, n_cells)
 
-    def _check_cells(self, n_cells: int) -> None:
-        ext = [("x", "<i4"), ("y", "<i4"), ("token", "<i4")] if self._has_ext else []
+    def _check_recurrent(self, n_layer: int) -> None:
+        """llama-memory-recurrent.cpp, state_write: one cell, and of each of its layers a row of R and a row of S."""
+        n_cells, position, n_seq_id, is_transposed, layers = self._unpack(_RECURRENT)
+        if (n_cells, n_seq_id, is_transposed, layers) != (1, 0, 0, n_layer) or position != self._n_tokens - 1:
+            raise InputError(f"its recurrent state is that of {position + 1} tokens and {layers} layers")
+        n_rows = 0
+        while self._at < len(self._state):
+            number, row_bytes = self._unpack(_TYPE_AND_ROW)
+            n_rows += 1
+            if number != 0 or n_rows > 2 * n_layer:
+                raise InputError(f"its recurrent state has {n_rows} rows, and one of type {number}; it must be F32")
+            self._check_finite("a recurrent state", "f32", self._piece(row_bytes))
+
+    def _check_cells(self, n_cells: int, first: int) -> None:
+        has_ext = self._layout.has_ext
+        ext = [("x", "<i4"), ("y", "<i4"), ("token", "<i4")] if has_ext else []
         cell = np.dtype([("position", "<i4"), ("n_seq_id", "<u4"), *ext, ("seq_id", "<i4")])
         cells = np.frombuffer(self._piece(n_cells * cell.itemsize), cell)
         if (cells["n_seq_id"] != 1).any():
             raise InputError("a cell belongs to several sequences, or to none")
-        if not np.array_equal(np.sort(cells["position"]), np.arange(n_cells)):
-            raise InputError(f"its cells do not stand at the positions 0 to {n_cells - 1}, each once")
+        if not np.array_equal(np.sort(cells["position"]), np.arange(first, first + n_cells)):
+            raise InputError(f"its cells do not stand at the positions {first} to {first + n_cells - 1}, each once")
         if ext and not ((cells["token"] >= -1) & (cells["token"] < self._n_vocab)).all():
             raise InputError("a cell has a token outside the vocabulary")
 

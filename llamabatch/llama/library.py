@@ -314,20 +314,23 @@ def _has_patch(name: str) -> bool:
     return marker is not None and name in marker.get("patches", {})
 
 
-# name in llama_print_system_info -> name in planning/memory.py
+# name in llama_print_system_info -> name in planning/weights.py
 _FEATURES = {"AMX_INT8": "amx", "AVX2": "avx2", "AVX512": "avx512", "DOTPROD": "neon"}
 
 _ROWS_FEATURES = (("AVX2", "rows"), ("AVX512_VNNI", "vnni512"))
 
 
 def repack_features() -> frozenset[str]:
-    """The kernels that this build repacks weights for, named as in planning/memory.py; AMX only if the CPU has it."""
+    """The kernels that this build repacks weights for, named as in planning/weights.py; AMX only if the CPU has it."""
     features = _system_features()
     found = {ours for theirs, ours in _FEATURES.items() if features.get(theirs) == "1"}
     if _has_patch(ROWS_PATCH):
         found |= {ours for theirs, ours in _ROWS_FEATURES if features.get(theirs) == "1"}
-    if _has_patch(WIDE_PATCH) and {features.get("AVX512"), features.get("AVX512_VNNI")} == {"1"}:
-        found |= {"wide"}
+    if _has_patch(WIDE_PATCH):
+        if features.get("AVX512") == "1":
+            found |= {"wide"}
+        elif {features.get(name) for name in ("AVX2", "FMA", "F16C")} == {"1"}:
+            found |= {"wide8"}
     if "REPACK" not in features:
         found &= {"amx"}
     if _amx_off or not _cpu_has_amx():

@@ -13,25 +13,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llamabatch.config import ROPE_OPTIONS, SPLIT_MODES, EngineConfig, ResolvedConfig
 from llamabatch.errors import ConfigError, EngineClosedError, ModelFileError, PromptError
-from llamabatch.gguf.header import as_text, read_header, read_start, read_tensors
+from llamabatch.gguf.header import as_text, read_header, read_tensors
 from llamabatch.gguf.overrides import KvOverrides, overridden
 from llamabatch.gguf.pooling import NO_DENSE_LAYER, RANK, default_pooling, lacks_dense_layer, read_labels
 from llamabatch.gguf.reader import TensorInfo, Value
 from llamabatch.gguf.resolve import file_bytes
-from llamabatch.gguf.windows import keeps_windows_whole
+from llamabatch.gguf.windows import UNCOPIED, keeps_windows_whole
 from llamabatch.llama import devices, library, log, overrides
 from llamabatch.llama.adapters import Adapters
 from llamabatch.llama.long_words import needed_stack, on_larger_stack, recursive_pre_tokenizer
+from llamabatch.llama.mapped_pages import read_by_page
 from llamabatch.llama.tuned_load import profile_for
 from llamabatch.llama.vetting import ensure_loadable
 from llamabatch.request.detokenizer import Vocabulary
-from llamabatch.utils.lifetime import ForkGuard
+from llamabatch.utils.cancellation import can_be_cancelled, is_cancelled
+from llamabatch.utils.lifetime import ForkGuard, give_memory_back
 
 if TYPE_CHECKING:
     from llamabatch.sampling.grammar_compiler import Grammars
 
 logger = logging.getLogger(__name__)
 
+ANY_TOKEN = 1024  # bytes of a text that a token stands for, where a tokenizer tells no limit
+_WHOLE_TEXT = ("llama", "gpt2")  # tokenizers whose tokens are the text, without a character left out
 _MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its length is an int32
 
 _SLICE = 2**15  # ids that become Python objects at once
@@ -67,6 +71,7 @@ class Model:
 
     Raises:
         ModelFileError: the file is refused, by us or by llama.cpp; the message holds the reason.
+        EngineClosedError: the load was cancelled.
     """
 
     def __init__(
@@ -81,14 +86,28 @@ class Model:
         else:
             ensure_loadable(path, config.trial, config.sha256, config.kv_overrides, config.override_tensor)
             pooling = config.pooling
-        if vocab_only:
-            config = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of calls that take no longer than a few tokens: event loops wait for it
+        self._text_lock = threading.Lock()  # of calls that take as long as their text; close() takes both, this first
         self._fork_guard = ForkGuard()
         self._owners = 1
         self._closed_because = "the model is closed"
-        profile = profile_for(path, config) if config is not None else None  # first: it sets how the library is loaded
-        self._lib = library.load(file_bytes(path))
+        self._longest_token: int | None = None
+        self._pieces: dict[int, bytes] = {}
+        self._named: dict[int, bytes] = {}
+        self._eog: dict[int, bool] = {}
+        self._all_eog: tuple[int, ...] | None = None
+        self._grammars: Grammars | None = None
+        weights = None if vocab_only else config
+        self._load(weights)
+        self._read_vocabulary()
+        self._read_kind(pooling, weights)
+        self.adapters = Adapters(self._lib, self.handle, self.metadata)
+
+    def _load(self, config: EngineConfig | None) -> None:
+        """Loads the file. Raises ConfigError, ModelFileError. `config`: None loads the vocabulary alone."""
+        # the profile first: it sets how the library is loaded
+        profile = profile_for(self.path, config) if config is not None else None
+        self._lib = library.load(file_bytes(self.path))
         library.check_usable()
         params = self._lib.llama_model_default_params()
         if config is None:
@@ -102,12 +121,17 @@ class Model:
             self._native_arrays = _place(self._lib, params, config)  # kept: llama.cpp reads them through pointers
         if self._kv_overrides:
             params.kv_overrides = overrides.kv_array(self._lib, self._kv_overrides)  # ctypes keeps it with `params`
+        if can_be_cancelled():  # kept until the load has ended
+            on_progress = self._lib.llama_progress_callback(lambda _share, _data: not is_cancelled())
+            params.progress_callback = on_progress
         log.recent_complaints()  # forgets those of earlier calls
         with log.listening(self._lib) as lines:
-            self.handle = self._lib.llama_model_load_from_file(os.fsencode(path), params)
+            self.handle = self._lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self.handle:
+            if is_cancelled():
+                raise EngineClosedError(f"the load of {self.path} was cancelled")
             reason = log.reason()
-            raise ModelFileError(f"{path} cannot be loaded: {reason}")
+            raise ModelFileError(f"{self.path} cannot be loaded: {reason}")
         self.vocab_handle = self._lib.llama_model_get_vocab(self.handle)
         try:
             self._check_effects(config, lines)
@@ -115,22 +139,30 @@ class Model:
         except (ConfigError, ModelFileError):
             self._lib.llama_model_free(self.handle)
             raise
+        if config is not None and config.use_mmap and not config.use_mlock:
+            read_by_page(self.path, library.repack_features() if params.use_extra_bufts else frozenset())
+
+    def _read_vocabulary(self) -> None:
+        """Reads the metadata, and the special tokens of the vocabulary."""
         self.metadata: Mapping[str, str] = self._read_metadata()
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
         ids = {name: int(getattr(self._lib, f"llama_vocab_{name}")(self.vocab_handle)) for name in _SPECIAL}
         self.special_ids: Mapping[str, int] = {name: i for name, i in ids.items() if 0 <= i < self.n_vocab}
         self._special = {name: self._special_text(name) for name in ("bos", "eos")}
         self._recursive_pre = recursive_pre_tokenizer(self.metadata)
-        self._pieces: dict[int, bytes] = {}
-        self._named: dict[int, bytes] = {}
-        self._eog: dict[int, bool] = {}
-        self._all_eog: tuple[int, ...] | None = None
-        self._grammars: Grammars | None = None
+        self.pair_marks = self._pair_marks()
+        self._first_token = self._bos()
+
+    def _read_kind(self, pooling: str, config: EngineConfig | None) -> None:
+        """Reads what the model can do. Later is too late: the client also asks when the engine has failed and freed it.
+
+        Args:
+            config: None: the vocabulary alone is loaded.
+        """
         # has state that cannot be cut at a position (recurrent and hybrid models)
         self.is_recurrent = bool(
             self._lib.llama_model_is_recurrent(self.handle) or self._lib.llama_model_is_hybrid(self.handle)
         )
-        # these are read at once, as the front asks for them also when the engine has failed and freed the model
         self._rotates = int(self._lib.llama_model_rope_type(self.handle)) not in _SEVERAL_POSITIONS
         # some layers attend over a sliding window only
         self.window = 0 if config is None else int(self._lib.llama_model_n_swa(self.handle))  # in tokens
@@ -138,18 +170,15 @@ class Model:
         # what makes one result of a text's tokens: a name of gguf/pooling.py
         self.pooling = default_pooling(self.metadata, self._tensors()) if pooling == "auto" else pooling
         # names of the outputs of the classification head; empty unless texts are pooled by it
-        self.labels = read_labels(path) if self.pooling == RANK else ()
+        self.labels = read_labels(self.path) if self.pooling == RANK else ()
         if self.labels and config is not None and lacks_dense_layer(self.metadata, self._tensors()):
-            logger.warning("%s: %s", path, NO_DENSE_LAYER)
+            logger.warning("%s: %s", self.path, NO_DENSE_LAYER)
         self.cannot_generate = self._kind_without_generation()
         # the reasons for which the model gives no embeddings, and no scores, for messages; None if it gives them
         self.cannot_embed = self._kind_without_embedding()
         self.cannot_classify = self._kind_without_classes()
         self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self.handle))
         self.n_embd_out = self._embd_in_file() if config is None else int(self._lib.llama_model_n_embd_out(self.handle))
-        self.pair_marks = self._pair_marks()
-        self.adapters = Adapters(self._lib, self.handle, self.metadata)
-        self.vocabulary = Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes, self._bos())
 
     def _check_effects(self, config: EngineConfig | None, lines: list[str] | None) -> None:
         """Raises ConfigError for an option that has no effect on this model.
@@ -159,7 +188,7 @@ class Model:
             lines: llama.cpp's log of the load; None: not known.
         """
         if self._kv_overrides and lines is not None:
-            keys = read_start(self.path).texts
+            keys = read_header(self.path).metadata
             overrides.check_used(self._kv_overrides, lines, keys, all_read=config is not None)
         if config is not None and config.changes_rope and self._lib.llama_model_rope_type(self.handle) < 0:
             given = next(name for name in ROPE_OPTIONS if getattr(config, name) is not None)
@@ -187,10 +216,19 @@ class Model:
             return f"{found}, and kv is 'unified'"
         return None if keeps_windows_whole(self.metadata.get("general.architecture", "")) else found
 
+    def can_copy(self, config: EngineConfig | ResolvedConfig) -> bool:
+        """True if a sequence can copy all that another one holds, and go on with equal logits.
+
+        In a unified KV cache, cells of a window that several sequences share would not be used again before all of them
+        end (llama-kv-cache.cpp, find_slot).
+        """
+        is_copied = self.metadata.get("general.architecture", "") not in UNCOPIED
+        return is_copied and not (self.has_window and config.kv == "unified")
+
     def can_shift(self, type_k: str) -> bool:
         """True if cells can change their positions without a trace in the cells of other slots (overflow="shift").
 
-        llama.cpp rotates all of K at once, by an angle of 0 where nothing moves, and would round a quantised K anew.
+        llama.cpp rotates all of K at once, by an angle of 0 where nothing moves, and would round a quantised K again.
 
         Args:
             type_k: type of the K cache.
@@ -273,6 +311,13 @@ class Model:
         """True if the model makes vectors or scores of texts and cannot generate: an encoder, or one that ranks."""
         return self.cannot_generate is not None and (self.cannot_embed is None or self.cannot_classify is None)
 
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary without the library. Made at each call: a model that kept one would be in a cycle with it, and
+        its token texts would wait for the garbage collection.
+        """
+        return Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes, self._first_token)
+
     def share(self) -> Model:
         """The same model for one more owner; each owner must close it."""
         with self._lock:
@@ -290,9 +335,11 @@ class Model:
             grammars = self._grammars
         if grammars is not None:
             grammars.close()  # without the lock: its thread may be reading the vocabulary
-        with self._lock:
+        with self._text_lock, self._lock:
             self._lib.llama_model_free(self.handle)
             self.handle = None
+            self._grammars = None
+        give_memory_back()
 
     @property
     def grammars(self) -> Grammars:
@@ -353,7 +400,7 @@ class Model:
     def _read_metadata(self) -> dict[str, str]:
         lib, pairs = self._lib, dict[str, str]()
         with contextlib.suppress(ModelFileError):  # llama.cpp leaves lists out, but knows more kinds of headers
-            pairs = dict(read_start(self.path).texts)
+            pairs = read_header(self.path).texts()
         for i in range(lib.llama_model_meta_count(self.handle)):
             key = _string(lambda buffer, size, i=i: lib.llama_model_meta_key_by_index(self.handle, i, buffer, size))
             pairs[key] = _string(
@@ -382,8 +429,8 @@ class Model:
 
     @property
     def chat_template(self) -> str | None:
-        """The GGUF's own jinja2 template."""
-        return self.metadata.get("tokenizer.chat_template")
+        """The GGUF's own jinja2 template; None: it has none, or an empty one."""
+        return self.metadata.get("tokenizer.chat_template") or None
 
     def special_token(self, name: str) -> str:
         """Text of the "bos" or "eos" token; "" where the vocabulary has none."""
@@ -435,15 +482,40 @@ class Model:
         if len(data) > _MAX_TEXT_BYTES:
             raise PromptError(f"the text has {len(data)} bytes; allowed are up to {_MAX_TEXT_BYTES}")
         self._fork_guard.check()
-        with self._lock:  # against close() in another thread, which frees the vocabulary
+        with self._text_lock:  # against close() in another thread, which frees the vocabulary
             self._check_open()
             return self._tokenize(data, add_special, parse_special)
 
     def tokenize_bytes(self, data: bytes) -> list[int]:
         """Token ids of a piece of text, which may begin within a character; without special tokens."""
-        with self._lock:
+        with self._text_lock:
             self._check_open()
             return self._tokenize(data, False, False)
+
+    @property
+    def longest_token(self) -> int:
+        """Bytes of a text that one token stands for, at most, as its text in the vocabulary tells.
+
+        Tokenizers that drop or rewrite parts of a text (of encoders, mostly) know no such number: of one of theirs a
+        token is taken to stand for ANY_TOKEN bytes. So the text of a prompt has an upper limit for any vocabulary.
+        """
+        if self._longest_token is None:
+            with self._text_lock:
+                self._check_open()
+                self._longest_token = self._find_longest_token()
+        return self._longest_token
+
+    def _find_longest_token(self) -> int:
+        lib, vocab = self._lib, self.vocab_handle
+        if self.metadata.get("tokenizer.ggml.model") not in _WHOLE_TEXT:
+            return ANY_TOKEN
+        strips = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP  # the token takes white space with it
+        longest = 1
+        for token_id in range(self.n_vocab):
+            if lib.llama_vocab_get_attr(vocab, token_id) & strips:
+                return ANY_TOKEN
+            longest = max(longest, len(lib.llama_vocab_get_text(vocab, token_id)))
+        return longest
 
     def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         mebibytes = 0 if self._recursive_pre is None else needed_stack(data, self._recursive_pre)
@@ -477,7 +549,7 @@ class Model:
             self._check_id(token_id)
         tokens = (ctypes.c_int32 * len(token_ids))(*token_ids)
         room = 8 * len(token_ids) + 64
-        with self._lock:
+        with self._text_lock:
             self._check_open()
             for _ in range(2):
                 buffer = ctypes.create_string_buffer(room)

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from llamabatch.errors import ConfigError, EngineError, describe
 from llamabatch.llama import devices
 from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context, DecodeCode
-from llamabatch.llama.library import load
+from llamabatch.llama.library import has_equal_rows, load
 from llamabatch.llama.model import Model
 from llamabatch.request.logprobs import RowLogprobs
 from llamabatch.request.reasoning import ReasoningTags
@@ -32,7 +33,17 @@ from llamabatch.sampling.row_logprobs import accepted_logprobs, sample_with_logp
 from llamabatch.sampling.sampler import NO_TOKEN, NOTHING_MAY_COME, SamplerState, sample_rows
 from llamabatch.sampling.top_rows import TopRows, is_enough
 from llamabatch.sampling.verify_drafts import accepted_tokens
-from llamabatch.scheduler.output import Call, DecodeStatus, Limits, Restore, ScheduledSpan, SchedulerOutput, SpanOutput
+from llamabatch.scheduler.output import (
+    Call,
+    DecodeStatus,
+    Limits,
+    Restore,
+    Save,
+    ScheduledSpan,
+    SchedulerOutput,
+    SpanOutput,
+)
+from llamabatch.scheduler.thread_choice import ThreadChoice
 
 if TYPE_CHECKING:
     from llamabatch.sampling.grammar_matcher import Compiled, GrammarMasks
@@ -118,16 +129,22 @@ class ModelRunner:
             prefill_share=config.prefill_share,
             n_outputs=config.output_rows(n_slots, model.n_vocab),
             n_cells=config.kv_cells or None,
-            can_share=cuts,
+            can_share=model.can_copy(config),
+            can_cut=cuts,
+            has_window=model.has_window,
+            state_bytes=config.cache_ram * 2**20 if model.can_copy(config) else 0,
             can_pad=plain and config.kv != "unified",
             can_shift=self._context.can_shift and model.can_shift(config.type_k),
-            keeps_prefixes=config.cache_prefix and cuts,
+            keeps_prefixes=config.cache_prefix and model.can_copy(config),
             prompt_rows=config.prompt_rows(model.n_vocab),
             start_slots=start,
             is_ragged=self._context.is_ragged,
             on_device=config.n_gpu_layers != 0 and bool(devices.used(config, load())),
             row_ladder=config.row_ladder,
         )
+        # on other builds a row's bits depend on the number of threads, and on a GPU its time does not
+        chooses = has_equal_rows() and not self.limits.on_device
+        self._thread_choice = ThreadChoice(max(config.n_threads, config.n_threads_batch), chooses)
         self._can_carry = plain and not model.has_window  # others' states hold more than the cells of one cache
 
     def close(self) -> None:
@@ -207,13 +224,26 @@ class ModelRunner:
 
     def run(self, batch: SchedulerOutput) -> list[SpanOutput]:
         """One result for each of batch.spans, in their order."""
+        began = time.perf_counter()
+        self._context.use_threads(self._thread_choice.threads)
+        results = self._run(batch)
+        if rows := batch.plain_rows:
+            self._thread_choice.observe(rows, time.perf_counter() - began)
+        return results
+
+    def _run(self, batch: SchedulerOutput) -> list[SpanOutput]:
+        for save in batch.saves:
+            self._save(save)
         for restore in batch.restores:
             self._restore(restore)
         self._unflushed = self._unflushed or bool(batch.copies)
         for copy in batch.copies:
-            self._context.copy_prefix(copy.source, copy.target, copy.count)
-            if self._unfilled:
-                (self._unfilled.add if copy.source in self._unfilled else self._unfilled.discard)(copy.target)
+            if copy.source in self._unfilled:
+                self._context.clear(copy.target)
+                self._unfilled.add(copy.target)
+            else:
+                self._context.copy_prefix(copy.source, copy.target, copy.count)
+                self._unfilled.discard(copy.target)
         for cut in batch.cuts:
             self._context.clear(cut.slot, cut.count)
         self._unflushed = self._unflushed or bool(batch.shifts)
@@ -222,15 +252,33 @@ class ModelRunner:
         run_call = self._run_filled if self._unfilled else self._run_call
         return [result for call in batch.calls for result in run_call(call)]
 
+    def _save(self, save: Save) -> None:
+        """Copies what a slot holds to main memory; not where copies between slots wait for the next decode, as the
+        slot's old cells would be read, nor where its state is that of more tokens."""
+        count = len(save.prefix.token_ids)
+        if self._unflushed or save.slot in self._unfilled:
+            return
+        held = self._context.length(save.slot)
+        if held == count or (held > count and self.limits.can_cut and self._context.clear(save.slot, count)):
+            began = time.perf_counter()
+            if not save.make_room(save.prefix, self._context.state_bytes(save.slot)):
+                return
+            with contextlib.suppress(MemoryError):  # without a checkpoint requests go on all the same
+                save.prefix.state = self._context.raw_state(save.slot)
+                save.prefix.save_s = time.perf_counter() - began
+
     def _restore(self, restore: Restore) -> None:
         """Fills a slot with a saved prefix. If llama.cpp refuses it, the slot stays empty and is noted as unfilled, so
-        that its request fails instead of going on without the prefix."""
+        that nothing is computed behind tokens that are not there: the request of a file fails, that of a checkpoint is
+        computed from its beginning."""
         if self._unflushed:  # waiting copies may still read the slot, so a dummy row is decoded first
             self._context.decode(self._batch.fill_rows([0], [0], [restore.slot]))
             self._context.clear(restore.slot)
             self._unflushed = False
-        if not self._context.restore(restore.slot, restore.prefix.state, restore.count):
-            logger.warning("llama.cpp refuses the saved prefix %s", restore.prefix.path)
+        state: Any = restore.prefix.state
+        if not self._context.restore(restore.slot, state, restore.count):
+            restore.prefix.is_refused = True
+            logger.warning("llama.cpp refuses the saved prefix %s", restore.prefix.path or "in main memory")
             self._context.clear(restore.slot)
             self._unfilled.add(restore.slot)
         else:
@@ -276,7 +324,7 @@ class ModelRunner:
         states = [self._states[span.sequence.request.request_id] for span in outputs]
         self._make_grammar_masks(outputs, states)  # before the logits are asked for: a GPU may still compute them
         logits = self._rows(call, outputs)
-        if isinstance(logits, TopRows) and self.limits.can_share and logits.is_ambiguous(states):
+        if isinstance(logits, TopRows) and self.limits.can_cut and logits.is_ambiguous(states):
             return self._compute_again(call)
         read: _Read = self._verify if call.n_guesses else self._sample
         try:
@@ -381,13 +429,13 @@ class ModelRunner:
         accepted = accepted_tokens(logits, spans, states, n_threads)
         logprobs = accepted_logprobs(logits, spans, states, accepted, n_threads)
         results = []
-        for span, state, tokens, asked in zip(spans, states, accepted, logprobs, strict=True):
+        for span, state, tokens, found in zip(spans, states, accepted, logprobs, strict=True):
             if not tokens:
                 results.append(_result(state, NO_TOKEN))
             elif len(tokens) < span.length and not self._context.clear(span.slot, span.start + len(tokens)):
                 results.append(SpanOutput(DecodeStatus.FAILED, error="the model's state cannot be cut back"))
             else:
-                results.append(SpanOutput(DecodeStatus.OK, tokens, None, asked))
+                results.append(SpanOutput(DecodeStatus.OK, tokens, None, found))
         return results
 
     def _recover(self, call: Call, code: DecodeCode) -> list[SpanOutput]:

@@ -5,7 +5,6 @@ Exit status 0: the build works. A broken build kills the process by a signal, wh
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from llamabatch.llama import library, log
 from llamabatch.utils import paths
+from llamabatch.utils.system import set_limits
 
 _BATCH_SIZES = (1, 8)  # llama.cpp has separate kernels for one row and for several
 
@@ -68,10 +68,7 @@ def _decode(llama: ModuleType, context: Any, n_vocab: int, rows: int) -> bool:
 
 def no_core_dump() -> None:
     """Turn core files off: a crash of this program is an expected answer."""
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    set_limits("RLIMIT_CORE", 0, 0)
 
 
 if __name__ == "__main__":

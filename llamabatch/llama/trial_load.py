@@ -6,12 +6,12 @@ Exit status 0: the model can be loaded. 3: llama.cpp refused the file; the reaso
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import os
 import sys
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,17 @@ from llamabatch.gguf.pooling import POOLINGS, RANK, default_pooling, read_labels
 from llamabatch.llama import library, log
 from llamabatch.llama.overrides import kv_array, tensor_array
 from llamabatch.llama.probe import no_core_dump
-from llamabatch.utils.lifetime import end_with_parent
+from llamabatch.utils.lifetime import end_with_parent, leave_signals_to_parent
+from llamabatch.utils.system import set_limits
 
 REFUSED = 3
 _ROOM = 2 * 2**30  # bytes of memory beside the weights
 _MOST_TO_DECODE = 16 * 2**30  # each token reads all of it
-_N_TOKENS = 4
-_N_CTX = 64
+# Four sequences of unequal length: a pass takes equally many tokens of each, so the last ones go into a second pass,
+# whose states do not begin at the first cell.
+_LENGTHS = (1, 2, 2, 2)
+_N_TOKENS = sum(_LENGTHS)
+_N_CTX = 64  # of each sequence
 _HI = {"role": "user", "content": "Hi"}
 _CONVERSATIONS = (
     [_HI],
@@ -65,7 +69,7 @@ def run(path: Path, n_bytes: int, kv_overrides: KvOverrides = (), patterns: Sequ
 
 
 def _use_vocabulary(llama: Any, vocabulary: Any) -> list[int]:
-    """Tokenize text and write every token as text; returns up to four token ids."""
+    """Tokenize text and write every token as text; returns up to seven token ids."""
     n_vocab = llama.llama_vocab_n_tokens(vocabulary)
     data = _ALL_BYTES.encode()
     room = 4 * len(data)
@@ -88,15 +92,21 @@ def _pooling(path: Path) -> str:
 
 def _compute(llama: Any, model: Any, tokens: list[int], decode: bool, pooling: str) -> None:
     params = llama.llama_context_default_params()
-    params.n_ctx = params.n_batch = params.n_ubatch = _N_CTX
+    params.n_seq_max = len(_LENGTHS)
+    params.n_ctx = _N_CTX * params.n_seq_max
+    params.n_batch = params.n_ubatch = _N_CTX
     params.n_threads = params.n_threads_batch = 2
     if pooling == RANK or not _is_causal(llama, model):
         params.embeddings = True  # without it an encoder aborts when it decodes
         params.pooling_type = POOLINGS.index(pooling)
     context = llama.llama_init_from_model(model, params)
     if context and decode:
-        batch = (ctypes.c_int32 * len(tokens))(*tokens)
-        llama.llama_decode(context, llama.llama_batch_get_one(batch, len(tokens)))
+        from llamabatch.llama.batch import Batch  # with numpy: only where it decodes
+
+        ids = [tokens[i % len(tokens)] for i in range(_N_TOKENS)]
+        ends = list(accumulate(_LENGTHS))
+        texts = [ids[end - length : end] for end, length in zip(ends, _LENGTHS, strict=True)]
+        llama.llama_decode(context, Batch(llama, _N_CTX).fill_texts(texts))
 
 
 def _template_refusal(llama: Any, model: Any) -> str | None:
@@ -129,15 +139,13 @@ def _is_causal(llama: Any, model: Any) -> bool:
 
 def _limit_memory(n_bytes: int) -> None:
     """Limit the data segment; a mapped file does not count towards it."""
-    with contextlib.suppress(ImportError, ValueError, OSError, AttributeError):
-        import resource
-
-        most = n_bytes + _ROOM
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    most = n_bytes + _ROOM
+    set_limits("RLIMIT_DATA", most, most)
 
 
 if __name__ == "__main__":
     end_with_parent()
+    leave_signals_to_parent()  # else the file would be blamed for a signal that ends the program
     no_core_dump()
     _limit_memory(int(sys.argv[2]))
     changes = json.loads(sys.argv[3]) if len(sys.argv) > 3 else ((), ())

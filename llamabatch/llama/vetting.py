@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -19,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from llamabatch.errors import ModelFileError
+from llamabatch.errors import EngineClosedError, ModelFileError
 from llamabatch.gguf.header import Header, part_paths
 from llamabatch.gguf.overrides import KvOverrides, TensorOverrides
 from llamabatch.gguf.validation import check_model
@@ -27,12 +26,14 @@ from llamabatch.planning import machine
 from llamabatch.planning.binding_choice import for_children
 from llamabatch.planning.profile_store import library_id
 from llamabatch.utils import disk_cache
+from llamabatch.utils.cancellation import is_cancelled
 from llamabatch.utils.paths import absolute
 from llamabatch.utils.subprogram import run_program
+from llamabatch.utils.system import fatal_signal
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2  # of the checks and the trial: a verdict of another version does not count
+VERSION = 4  # of the checks and the trial: a verdict of another version does not count
 # content_hash of the bundled model, which needs no trial. A test compares the two.
 BUNDLED = "e9e9506e323c7d65c18c3b84a5350069da9a6171021a07d6a51e9c7cf2d8add5"
 FILES, MODELS = "file", "model"
@@ -114,6 +115,7 @@ def ensure_loadable(
     Raises:
         ModelFileError: the file is damaged, has another digest, is refused by llama.cpp, or killed the child.
         ConfigError: an override has another type than the file's value.
+        EngineClosedError: the load was cancelled.
     """
     known = ensure_sound(path, sha256, kv_overrides)
     patterns = [pattern for pattern, _ in override_tensor]  # the child has no devices
@@ -200,6 +202,8 @@ def _tried(path: Path, known: FileIdentity, changes: str) -> dict[str, Any]:
         arguments = [absolute(path), str(known.n_bytes), *([changes] if changes else [])]
         child = run_program(PROGRAM, *arguments, timeout_s=patience_s, without_gpus=True, environment=for_children())
     except subprocess.TimeoutExpired:
+        if is_cancelled():
+            raise EngineClosedError(f"the load of {path} was cancelled") from None
         why = f"could not be loaded by a child process within {patience_s:.0f} s; {_CURE}"
         return {"loads": False, "why": why, "certain": False}
     except OSError as error:
@@ -208,8 +212,8 @@ def _tried(path: Path, known: FileIdentity, changes: str) -> dict[str, Any]:
     lines = child.stdout.decode("utf-8", "replace").splitlines()
     if child.returncode == 0:
         return {"loads": True, "certain": True}
-    if child.returncode < 0:
-        name = signal.Signals(-child.returncode).name
+    name = fatal_signal(child.returncode)
+    if name is not None:
         why = f"kills the process that loads it: {_last_words(lines) or name}; {_CURE}"
         return {"loads": False, "why": why, "certain": name in _OF_THE_FILE and not _has_memory_limits()}
     refusal = _refusal(lines)

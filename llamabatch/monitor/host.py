@@ -35,6 +35,13 @@ class MachineSample:
     cpu_power_w: float | None = None
     gpus: tuple[GpuSample, ...] = ()
 
+    @property
+    def others_cpu_percent(self) -> float | None:
+        """CPU time that other processes used, or that a virtual machine did not get, 0 to 100 of all cores."""
+        if self.cpu_percent is None or self.system_cpu_percent is None:
+            return None
+        return max(0.0, self.system_cpu_percent - self.cpu_percent / (psutil.cpu_count() or 1))
+
     def document(self) -> dict[str, Any]:
         """The sample as plain values for JSON."""
         return asdict(self)
@@ -67,14 +74,14 @@ class MachineSampler:
         self._gpus = Gpus(nvml)
         self._meter = EnergyMeter(gpus=False, powercap=powercap).start()
         self._busy_s: dict[int, float] = {}
-        self._system = _system_times()
+        self._system = system_times()
         self._joules = self._meter.read()
         self._last_s = clock()
         self._processes()
 
     def sample(self) -> MachineSample:
         """The machine since the last call."""
-        now, joules, system = self._clock(), self._meter.read(), _system_times()
+        now, joules, system = self._clock(), self._meter.read(), system_times()
         span_s = now - self._last_s
         busy_s, memory = self._processes()
         busy, total = system[0] - self._system[0], system[1] - self._system[1]
@@ -113,8 +120,8 @@ class MachineSampler:
         return grown, memory
 
 
-def _system_times() -> tuple[float, float]:
-    """Busy seconds and all seconds, summed over the cores."""
+def system_times() -> tuple[float, float]:
+    """Busy seconds and all seconds of all processes, summed over the cores."""
     times = psutil.cpu_times()
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # they are in user and nice
     return total - times.idle - getattr(times, "iowait", 0.0), total

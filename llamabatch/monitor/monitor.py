@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
-from llamabatch.client.middleware import CountingClient
+from llamabatch.client.front_client import FrontClient
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import ConfigError, EngineClosedError
 from llamabatch.monitor.host import MachineSampler
@@ -158,7 +158,7 @@ class Monitor:
 
 
 def monitor_client(
-    client: CountingClient,
+    client: FrontClient,
     callback: Callable[[Snapshot], object] | None,
     *,
     every_s: float,

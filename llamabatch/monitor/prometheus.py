@@ -31,7 +31,9 @@ _GAUGES = {
     "num_requests_waiting": "Continuations and texts that wait for a slot.",
     "kv_cache_usage_perc": "Share of the KV cache that running continuations use, 0 to 1.",
     "slot_usage_perc": "Share of the slots in use, 0 to 1.",
+    "slot_demand": "Continuations and texts that run or wait, divided by the slots; above 1 some wait.",
     "rows_per_step": "Mean rows of a decode call since the start.",
+    "cache_ram_bytes": "Main memory that prefixes beyond the slots take.",
     "passes_per_step": "Mean passes over the weights of a decode call since the start.",
 }
 _COUNTERS = {
@@ -40,6 +42,7 @@ _COUNTERS = {
     "num_preemptions": "Continuations that lost their slot and came back.",
     "prefix_cache_queries": "Tokens of prompts that were looked up.",
     "prefix_cache_hits": "Tokens of prompts that were copied instead of computed.",
+    "external_prefix_cache_hits": "Tokens of prompts that were loaded from main memory, among the copied ones.",
     "requests_submitted": "Requests accepted.",
     "requests_rejected": "Requests that max_queue refused.",
     "engine_restarts": "Engine processes that replaced one that died.",
@@ -103,7 +106,7 @@ class MetricsFile:
         self._registry.register(self)
 
     def write(self, snapshot: Snapshot) -> None:
-        """Writes the file anew. Raises OSError."""
+        """Writes the file again. Raises OSError."""
         self._snapshot = snapshot
         self._client.write_to_textfile(str(self.path), self._registry)
 
@@ -138,9 +141,8 @@ class Families:
         for reason, count in {**how, "error": stats.errors}.items():
             ended.add_metric([*self._values, reason], count)
         yield ended
-        times = (stats.ttft_s, stats.inter_token_s, stats.queue_s, stats.e2e_s, stats.prefill_s, stats.decode_s)
-        for (name, (text, limits)), histogram in zip(_HISTOGRAMS.items(), times, strict=True):
-            yield self.histogram(prefix + name, text, sorted({*_FINE, *limits}), histogram)
+        for name, limits, histogram in histograms(stats):
+            yield self.histogram(prefix + name, _HISTOGRAMS[name][0], limits, histogram)
         lengths = (stats.prompt_lengths, stats.output_lengths)
         for (name, text), histogram in zip(_LENGTHS.items(), lengths, strict=True):
             yield self.histogram(prefix + name, text, _LENGTH_LIMITS, histogram)
@@ -196,7 +198,9 @@ def gauges(stats: EngineStats) -> dict[str, float | None]:
         "num_requests_waiting": stats.waiting,
         "kv_cache_usage_perc": stats.kv_use,
         "slot_usage_perc": stats.slot_use,
+        "slot_demand": stats.slot_demand,
         "rows_per_step": stats.rows_per_step,
+        "cache_ram_bytes": stats.cache_ram_bytes,
         "passes_per_step": stats.passes_per_step,
     }
 
@@ -209,9 +213,17 @@ def counters(stats: EngineStats) -> dict[str, float | None]:
         "num_preemptions": stats.preemptions,
         "prefix_cache_queries": stats.prompt_tokens,
         "prefix_cache_hits": stats.prefix_tokens + stats.shared_tokens,
+        "external_prefix_cache_hits": stats.restored_tokens,
         "requests_submitted": stats.submitted,
         "requests_rejected": stats.rejected,
         "engine_restarts": stats.restarts,
         "spec_decode_num_draft_tokens": stats.drafted_tokens,
         "spec_decode_num_accepted_tokens": stats.accepted_tokens,
     }
+
+
+def histograms(stats: EngineStats) -> Iterator[tuple[str, list[float], Histogram]]:
+    """Names, limits and values of _HISTOGRAMS."""
+    times = (stats.ttft_s, stats.inter_token_s, stats.queue_s, stats.e2e_s, stats.prefill_s, stats.decode_s)
+    for (name, (_, limits)), histogram in zip(_HISTOGRAMS.items(), times, strict=True):
+        yield name, sorted({*_FINE, *limits}), histogram

@@ -25,7 +25,6 @@ import json
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -36,13 +35,14 @@ from pathlib import Path
 from typing import Any
 
 from llamabatch.errors import SetupError
-from llamabatch.native_patches import source as patch_source
-from llamabatch.native_patches.plan import MARKER
+from llamabatch.native_build import source as patch_source
+from llamabatch.native_build.plan import MARKER
 from llamabatch.planning.cpu import cpu_flags
 from llamabatch.utils import disk_cache, paths
 from llamabatch.utils.cures import has_wheels, in_checkout, patched_build
 from llamabatch.utils.lifetime import in_forks
 from llamabatch.utils.subprogram import run_program
+from llamabatch.utils.system import fatal_signal
 
 logger = logging.getLogger(__name__)
 
@@ -415,9 +415,8 @@ def _tried(build: Build) -> tuple[str, bool]:
     except OSError as error:
         logger.debug("%s is not tried: no child process can be started: %s", build.describe(), error)
         return "", False
-    if child.returncode < 0:
-        names = {int(each): each.name for each in signal.Signals}
-        name = names.get(-child.returncode, f"signal {-child.returncode}")
+    name = fatal_signal(child.returncode)
+    if name is not None:
         return f"it kills the process that loads it ({name})", name in _OF_THE_BUILD
     answer = _answer(child.stdout)
     if answer is None:

@@ -6,15 +6,19 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from llamabatch.chat.conversation import without_template
 from llamabatch.chat.formats import reasoning_of
+from llamabatch.chat.named_templates import IN_PYTHON
 from llamabatch.chat.tool_formats import GENERIC, ToolFormat
 from llamabatch.config import DEVICE_TOP, MAX_CTX, MAX_SLOTS, MIN_CTX, EngineConfig, ResolvedConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.pooling import NO_DENSE_LAYER, POOLINGS, RANK
+from llamabatch.gguf.windows import UNCOPIED
 from llamabatch.planning.equal_bits import dependence
 from llamabatch.planning.machine import Machine
-from llamabatch.planning.memory import CELL_PADDING, MIB, GpuNeed, Memory, memory, mib, padded
+from llamabatch.planning.memory import MIB, GpuNeed, Memory, memory, mib
 from llamabatch.planning.model_facts import MOST_CTX, ModelFacts
+from llamabatch.planning.passes import CELL_PADDING, padded
 from llamabatch.planning.profile import Profile
 from llamabatch.scheduler.policies import POLICIES
 from llamabatch.utils.checks import counted
@@ -24,6 +28,8 @@ __all__ = ["MEMORY_SHARE", "Memory", "Plan", "check_fits", "fits", "memory", "pl
 
 _MOST_SLOTS = 32
 _MOST_SLOTS_ON_GPU = 128  # where a row costs a 250th of a pass, and all cells are in memory of the GPUs' own
+_FITTED_CTX = 32_768  # of n_ctx="fit": the first request of an agent has 10,000 to 20,000 tokens
+_FITTED_SHARE = 8  # as many times fewer slots than without such a context are enough
 _FEW_SLOTS = 4  # with fewer slots of n_ctx each, sharing the cells serves more requests at once
 _MOST_ENGINES = 4  # in one process: each holds the GIL for about a tenth of its time
 MEMORY_SHARE = 0.5  # of the memory that is free: the rest is left to other programs
@@ -32,6 +38,9 @@ _FLOATS = ("f32", "f16", "bf16")
 _CUDA = frozenset({"CUDA", "ROCm", "MUSA"})  # backends from the source of CUDA's
 _NOT_ON_CUDA = ("iq4_nl",)
 _CUDA_HEADS = frozenset({40, 64, 72, 80, 96, 112, 128, 192, 256, 320, 512, 576})
+_MOST_CACHE_RAM = 8192  # MiB of an engine: llama-server's --cache-ram
+_CACHE_RAM_PART = 4  # of what is left
+_CACHED_SLOTS = 64  # more cells than those of so many full slots are not kept, so that a small model stays a small one
 _UBATCH = 512  # llama.cpp's own default
 # zeroed within a tenth of a second: 1.5 GiB take 0.6 s, or 0.4 s in new pages
 _CHEAP_CELLS = 256 * MIB
@@ -45,6 +54,7 @@ class Plan:
         reasoning: family of models whose thinking is told apart from the text of chats, "custom" for reasoning_tags;
             None: no thinking is looked for.
         tools: family of models in whose notation calls of tools are read and forced; "generic": no known one.
+        lacks_template: True where the model generates text, and its file has no chat template.
     """
 
     config: ResolvedConfig
@@ -52,14 +62,15 @@ class Plan:
     reasons: Mapping[str, str]
     reasoning: str | None = None
     tools: str = GENERIC.name
+    lacks_template: bool = False
 
     def __repr__(self) -> str:
         config = self.config
         shown = {
             name: getattr(config, name) for name in ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads")
         }
-        told = ", ".join(f"{name}={value!r}" for name, value in shown.items())
-        return f"Plan({shown_path(config.model)!r}, {told}, memory={mib(self.total_bytes)!r})"
+        options = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return f"Plan({shown_path(config.model)!r}, {options}, memory={mib(self.total_bytes)!r})"
 
     @property
     def in_children(self) -> bool:
@@ -99,6 +110,8 @@ class Plan:
             lines.append(f"reasoning = {self.reasoning}: {self._why_reasoning}")
         if self.tools != GENERIC.name:
             lines.append(f"tools = {self.tools}: by the model's chat template")
+        if self.lacks_template:
+            lines.append(f"chat_template = None: {without_template(IN_PYTHON)}")
         return "\n".join([*lines, f"memory of one engine: {self.memory.describe()}"])
 
     @property
@@ -114,7 +127,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
             "rank" without a classification head.
         MemoryPlanError: it does not fit in the memory that is free; the message shows the sum.
     """
-    config = config.asked()
+    config = config.requested()
     reasons: dict[str, str] = {}
     on_gpu = machine.n_gpus > 0 and config.n_gpu_layers != 0
     small = facts.file_bytes < _SMALL_MODEL
@@ -145,18 +158,29 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
             "n_threads_batch": n_threads_batch,
             "kv": "split",
             "kv_cells": 0,
+            "cache_ram": 0 if config.cache_ram == "auto" else config.cache_ram,
             "pooling": _pooling(config, facts, reasons),
         }
     )
+    if config.n_ctx == "fit":
+        one_slot = replace(one_slot, n_ctx=_fitted(config, facts, one_slot, machine, reasons))
     found = _kv_cache(facts, config, one_slot, machine, reasons, profile if n_instances == 1 else None)
     found = replace(found, strategy=_strategy(config, found.n_slots, reasons))
     found = replace(found, start_slots=_start_slots(facts, config, found, machine, reasons))
+    if config.cache_ram == "auto":
+        found = replace(found, cache_ram=_cache_ram(facts, found, machine, reasons))
     tags = reasoning_of(facts.chat_template, config.reasoning_tags, config.reasoning_format)
     family = None if tags is None else tags.family
     tools = ToolFormat.of(facts.chat_template).name
     _placement(config, facts, planned(facts, found, machine).memory, machine, reasons)
     reasons["batch_invariant"] = _equal_bits(facts, found, machine)
-    plan = replace(planned(facts, found, machine), reasons=reasons, reasoning=family, tools=tools)
+    plan = replace(
+        planned(facts, found, machine),
+        reasons=reasons,
+        reasoning=family,
+        tools=tools,
+        lacks_template=facts.chat_template is None and not facts.is_encoder and not facts.names_pooling,
+    )
     check_fits(plan, machine)
     return plan
 
@@ -231,11 +255,12 @@ def fits(facts: ModelFacts, config: ResolvedConfig, machine: Machine, share: flo
 
 
 def _n_ctx(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> int:
-    if config.n_ctx == "auto":
-        is_scaled = config.rope_freq_scale is not None and facts.n_ctx_most > facts.n_ctx_train
-        # another base frequency sets no bound that could be a default
-        n_ctx = facts.n_ctx_most if is_scaled and config.rope_freq_base is None else facts.n_ctx_train
-        source = "scaled" if n_ctx > facts.n_ctx_train else "trained"
+    is_open = not isinstance(config.n_ctx, int)
+    if is_open and any(key == f"{facts.arch}.context_length" for key, _ in config.kv_overrides):
+        reasons["n_ctx"] = "kv_overrides names it"
+        return max(MIN_CTX, facts.n_ctx_most)
+    if not isinstance(config.n_ctx, int):
+        n_ctx, source = _usual_ctx(config, facts)
         reasons["n_ctx"] = f"the smaller of {n_ctx} ({source}) and {MOST_CTX}"
         return max(MIN_CTX, min(n_ctx, MOST_CTX))
     if config.n_ctx > facts.n_ctx_most:
@@ -248,6 +273,45 @@ def _n_ctx(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> 
             f"{refusal}; rope_scaling='yarn' with rope_freq_scale={scale} reaches further, less precisely"
         )
     return config.n_ctx
+
+
+def _usual_ctx(config: EngineConfig, facts: ModelFacts) -> tuple[int, str]:
+    """The most that n_ctx may be by itself, and "trained" or "scaled"."""
+    is_scaled = config.rope_freq_scale is not None and facts.n_ctx_most > facts.n_ctx_train
+    # another base frequency sets no bound that could be a default
+    n_ctx = facts.n_ctx_most if is_scaled and config.rope_freq_base is None else facts.n_ctx_train
+    return n_ctx, "scaled" if n_ctx > facts.n_ctx_train else "trained"
+
+
+def _fitted(
+    config: EngineConfig, facts: ModelFacts, one_slot: ResolvedConfig, machine: Machine, reasons: dict[str, str]
+) -> int:
+    """The largest n_ctx of 4096, 8192, … that leaves enough slots, or the n_slots that are given; not above what the
+    model was trained for, and 4096 for one that pools texts, whose passes hold a whole text."""
+    trained, source = _usual_ctx(config, facts)
+    most = min(trained, _FITTED_CTX, config.kv_cells if isinstance(config.kv_cells, int) else _FITTED_CTX)
+    n_ctx = one_slot.n_ctx
+    if facts.is_encoder or facts.names_pooling or n_ctx >= most:
+        return n_ctx
+    on_gpu = _is_on_gpus(facts, one_slot, machine)
+    slots = (_MOST_SLOTS_ON_GPU if on_gpu else _MOST_SLOTS) // _FITTED_SHARE
+    if config.n_slots != "auto":
+        slots = config.n_slots
+    elif config.strategy in POLICIES and POLICIES[config.strategy].one_slot:
+        slots = 1
+
+    def of_tokens(n: int) -> ResolvedConfig:
+        if config.kv == "unified" or config.kv_cells != "auto":
+            cells = n if config.kv_cells == "auto" else config.kv_cells
+            return replace(one_slot, n_slots=slots, n_ctx=n, kv="unified", kv_cells=cells)
+        return replace(one_slot, n_slots=slots, n_ctx=n)
+
+    while n_ctx < most and _fits_in_share(facts, of_tokens(min(2 * n_ctx, most)), machine):
+        n_ctx = min(2 * n_ctx, most)
+    reasons["n_ctx"] = f"the smaller of {trained} ({source}) and {_FITTED_CTX}"
+    if n_ctx < most:
+        reasons["n_ctx"] = f"{counted(slots, 'slot')} of {2 * n_ctx} tokens would not fit"
+    return n_ctx
 
 
 def scaled_ctx(config: EngineConfig, facts: ModelFacts) -> int:
@@ -442,7 +506,7 @@ def _engines_here(config: EngineConfig, machine: Machine, reasons: dict[str, str
 
 def _kv_cache(
     facts: ModelFacts,
-    asked: EngineConfig,
+    requested: EngineConfig,
     one_slot: ResolvedConfig,
     machine: Machine,
     reasons: dict[str, str],
@@ -455,22 +519,22 @@ def _kv_cache(
     """
     n_ctx, instances = one_slot.n_ctx, one_slot.instances
     most = _MOST_SLOTS_ON_GPU if _is_on_gpus(facts, one_slot, machine) else _MOST_SLOTS
-    most = min(profile.most_rows if profile and profile.stairs else most, asked.n_batch)
+    most = min(profile.most_rows if profile and profile.stairs else most, requested.n_batch)
     budget = int(machine.available_bytes * MEMORY_SHARE)
     share = f"{mib(budget)} (half of what is free{f', for {instances} engines' if instances > 1 else ''})"
     if one_slot.n_gpu_layers != 0 and machine.gpus and not machine.unified_memory:
         share += f" and half of the {' and '.join(mib(gpu.free_bytes) for gpu in machine.gpus)} of GPUs"
     fitting = most_slots(facts, one_slot, machine, most)
-    if _wants_unified(facts, asked, one_slot, fitting, most, machine, reasons):
-        n_slots = most if asked.n_slots == "auto" else asked.n_slots
-        if asked.kv_cells == "auto":
+    if _wants_unified(facts, requested, one_slot, fitting, most, machine, reasons):
+        n_slots = most if requested.n_slots == "auto" else requested.n_slots
+        if requested.kv_cells == "auto":
             reasons["kv_cells"] = f"what fits in {share}, at least n_ctx, at most n_slots x n_ctx"
             return _largest_unified(facts, replace(one_slot, n_slots=n_slots), machine)
-        if asked.kv_cells < n_ctx:
-            raise ConfigError(f"kv_cells is {asked.kv_cells}; it must be at least n_ctx, {n_ctx}")
-        return replace(one_slot, kv="unified", n_slots=n_slots, kv_cells=asked.kv_cells)
-    if asked.n_slots != "auto":
-        return replace(one_slot, n_slots=asked.n_slots)
+        if requested.kv_cells < n_ctx:
+            raise ConfigError(f"kv_cells is {requested.kv_cells}; it must be at least n_ctx, {n_ctx}")
+        return replace(one_slot, kv="unified", n_slots=n_slots, kv_cells=requested.kv_cells)
+    if requested.n_slots != "auto":
+        return replace(one_slot, n_slots=requested.n_slots)
     best = profile.best_rows(lambda rows: rows <= fitting) if profile else None
     reasons["n_slots"] = f"what fits in {share}, at most {most}"
     if profile and best:
@@ -488,12 +552,17 @@ def _is_on_gpus(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> 
 def most_slots(facts: ModelFacts, config: ResolvedConfig, machine: Machine, most: int) -> int:
     """Slots that fit in half of what is free, 0 to `most`."""
     return bisect_right(
-        range(1, most + 1), 0, key=lambda n: not fits(facts, replace(config, n_slots=n), machine, MEMORY_SHARE)
+        range(1, most + 1), 0, key=lambda n: not _fits_in_share(facts, replace(config, n_slots=n), machine)
     )
 
 
+def _fits_in_share(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> bool:
+    """True if a config fits in half of what is free. States in `cache_ram` come out of the other half."""
+    return fits(facts, replace(config, cache_ram=0), machine, MEMORY_SHARE)
+
+
 def _start_slots(
-    facts: ModelFacts, asked: EngineConfig, config: ResolvedConfig, machine: Machine, reasons: dict[str, str]
+    facts: ModelFacts, requested: EngineConfig, config: ResolvedConfig, machine: Machine, reasons: dict[str, str]
 ) -> int:
     """Slots of the first context. llama.cpp zeroes all cells of a new context, so that many take seconds and memory
     before the first token; a build of ours leaves that to the system, which gives zeros when they are used.
@@ -501,9 +570,9 @@ def _start_slots(
     Only cells that can be copied to another context may begin with fewer: no states, no cells of a sliding window.
     """
     n_slots = config.n_slots
-    if asked.start_slots != "auto":
-        return min(asked.start_slots, n_slots)
-    if asked.n_slots != "auto":
+    if requested.start_slots != "auto":
+        return min(requested.start_slots, n_slots)
+    if requested.n_slots != "auto":
         reasons["start_slots"] = "n_slots is given"
         return n_slots
     has_window = facts.widths is not None and facts.widths.masks > 1
@@ -525,26 +594,26 @@ def _start_slots(
 
 def _wants_unified(
     facts: ModelFacts,
-    asked: EngineConfig,
+    requested: EngineConfig,
     one_slot: ResolvedConfig,
     fitting: int,
     most: int,
     machine: Machine,
     reasons: dict[str, str],
 ) -> bool:
-    if asked.kv != "auto" or asked.kv_cells != "auto":
-        return asked.kv != "split"
-    if asked.strategy in POLICIES and POLICIES[asked.strategy].one_slot:
+    if requested.kv != "auto" or requested.kv_cells != "auto":
+        return requested.kv != "split"
+    if requested.strategy in POLICIES and POLICIES[requested.strategy].one_slot:
         return False
-    if asked.n_slots == "auto":
+    if requested.n_slots == "auto":
         few = 0 < fitting < min(_FEW_SLOTS, most)  # more than `most` are not wanted
         if few:
             reasons["kv"] = f"only {counted(fitting, 'slot')} of {one_slot.n_ctx} tokens would fit"
         return few
-    too_large = not fits(facts, replace(one_slot, n_slots=asked.n_slots), machine)
-    if too_large and asked.n_slots > 1:
-        reasons["kv"] = f"{asked.n_slots} slots of {one_slot.n_ctx} tokens each would not fit"
-    return too_large and asked.n_slots > 1
+    too_large = not fits(facts, replace(one_slot, n_slots=requested.n_slots), machine)
+    if too_large and requested.n_slots > 1:
+        reasons["kv"] = f"{requested.n_slots} slots of {one_slot.n_ctx} tokens each would not fit"
+    return too_large and requested.n_slots > 1
 
 
 def _largest_unified(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> ResolvedConfig:
@@ -555,16 +624,38 @@ def _largest_unified(facts: ModelFacts, config: ResolvedConfig, machine: Machine
         return replace(config, kv="unified", kv_cells=pages * CELL_PADDING)
 
     def too_large(pages: int) -> bool:
-        return not fits(facts, shared(pages), machine, MEMORY_SHARE)
+        return not _fits_in_share(facts, shared(pages), machine)
 
     return shared(least + max(0, bisect_right(range(least, most + 1), 0, key=too_large) - 1))
 
 
-def _strategy(asked: EngineConfig, n_slots: int, reasons: dict[str, str]) -> str:
+def _cache_ram(facts: ModelFacts, config: ResolvedConfig, machine: Machine, reasons: dict[str, str]) -> int:
+    """MiB for prefixes that no slot holds any more: more chats than slots each need theirs in the next turn."""
+    has_window = facts.widths is not None and facts.widths.masks > 1
+    can_copy = facts.arch not in UNCOPIED and not (has_window and config.kv == "unified")
+    if not can_copy or not config.cache_prefix or facts.is_encoder or config.pooling == RANK:
+        return 0
+    plan = planned(facts, config, machine)
+    left = machine.available_bytes - plan.peak_bytes
+    for limit, used in ((machine.address_space, plan.address_space), (machine.data_bytes, plan.data_bytes)):
+        if limit is not None:
+            left = min(left, limit - used)
+    most = max(0, min(_MOST_CACHE_RAM, left // (_CACHE_RAM_PART * MIB)))
+    most = most // config.instances if plan.in_children else most
+    why = f"MiB for prefixes beyond the slots: a quarter of what is left, at most {_MOST_CACHE_RAM:,}"
+    if not facts.has_state and not has_window:
+        one = memory(facts, replace(config, n_slots=1, start_slots=1, kv="split", kv_cells=0))
+        most = min(most, _CACHED_SLOTS * one.kv_cache // MIB)
+        why += f", and the cells of {_CACHED_SLOTS} full slots"
+    reasons["cache_ram"] = why
+    return most
+
+
+def _strategy(requested: EngineConfig, n_slots: int, reasons: dict[str, str]) -> str:
     """The decision tree behind "auto". With one request in flight the batched policy computes what the sequential one
     does, step for step, so that it costs nothing where requests come singly."""
-    if asked.strategy != "auto":
-        return asked.strategy
+    if requested.strategy != "auto":
+        return requested.strategy
     if n_slots == 1:
         reasons["strategy"] = "there is one slot"
         return "sequential"

@@ -28,6 +28,7 @@ class Widths:
         latent: Q is turned into the space of a latent K and V, in several steps.
         masks: kinds of attention masks: 2 if some layers attend over a window.
         values: elements of V alone.
+        per_layer: embeddings of a token that layers of their own read (Gemma 3n and 4), kept until the last layer.
     """
 
     n_embd: int
@@ -40,6 +41,7 @@ class Widths:
     latent: bool = False
     masks: int = 1
     values: int = 0
+    per_layer: int = 0
 
 
 def graph_bytes(
@@ -82,7 +84,8 @@ def graph_bytes(
         feeds -= min(feeds, mask // _F32)
     keeps = n_tokens * widths.recurrent
     ends = min(n_tokens, n_outputs) * (widths.n_vocab + _LIVE_EMBEDDINGS * widths.n_embd)
-    return mask + max(_F32 * max(attends, feeds, ends), _F32 * keeps + 2 * state_bytes)
+    kept = mask + _F32 * n_tokens * widths.per_layer
+    return kept + max(_F32 * max(attends, feeds, ends), _F32 * keeps + 2 * state_bytes)
 
 
 PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES

@@ -24,7 +24,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor's part of /proc/cpuinfo. The kernel writes the file anew for each reader, and a server has
+    """The first processor's part of /proc/cpuinfo. The kernel writes the file for each reader, and a server has
     hundreds of parts: the rest is not read."""
     found: dict[str, str] = {}
     try:

@@ -10,8 +10,8 @@ from collections import Counter
 from llamabatch.config import ResolvedConfig
 from llamabatch.gguf.reader import TensorInfo
 from llamabatch.planning.machine import Machine
-from llamabatch.planning.memory import multiplied, repacked_by
 from llamabatch.planning.model_facts import ModelFacts
+from llamabatch.planning.weights import multiplied, repacked_by
 
 # The kernel of native_patches/0003 takes these; llama.cpp's own one chooses between two ways by the number of rows.
 _KV_TYPES = ("f32", "f16", "bf16", "q8_0")
@@ -25,6 +25,11 @@ _ALONE = {"Q2_K": "nothing known", "Q4_K": "avx512", "IQ4_NL": "avx512", "MXFP4"
 
 # architectures that attend over a window, or in chunks, also where their files do not say so
 _WINDOWS = ("gemma2", "gemma3", "llama4", "exaone4", "plamo3", "smallthinker")
+# architecture -> its own attention, whose order of sums depends on the rows of a pass: llama.cpp's src/models
+_BY_PASS = {
+    "minimax-01": "linear attention, which sums the tokens of a pass together",
+    "minimax-m3": "attention to chosen blocks, which takes other kernels where each sequence has one row",
+}
 
 Problem = tuple[str, str]  # the sentence, and its cure
 
@@ -62,6 +67,8 @@ def _of_model(facts: ModelFacts) -> Problem | None:
         return f"{facts.name} attends over a window, whose cells are used again in an order that others change", ""
     if facts.widths.latent:
         return f"{facts.name} has latent attention, which goes through other kernels where a row is alone", ""
+    if facts.arch in _BY_PASS:
+        return f"{facts.name} has {_BY_PASS[facts.arch]}", ""
     odd = next((n for n in facts.head_sizes if n % _HEAD_MULTIPLE), None)
     if odd is not None:
         return f"{facts.name} has attention heads of {odd} elements, which is no multiple of {_HEAD_MULTIPLE}", ""
@@ -86,7 +93,7 @@ def _of_weights(facts: ModelFacts, machine: Machine) -> Problem | None:
 def _of_tensor(tensor: TensorInfo, features: frozenset[str], tied: bool, machine: Machine) -> Problem | None:
     kind = tensor.type_name
     by = repacked_by(tensor, features, tied)
-    if by in ("amx", "wide"):
+    if by in ("amx", "wide", "wide8"):
         return None
     if by is not None:
         needed = _ALONE.get(kind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,11 +10,7 @@ from pathlib import Path
 import psutil
 
 from llamabatch.planning.nvml import Gpu
-
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment]
+from llamabatch.utils import system
 
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
@@ -34,7 +29,7 @@ class Machine:
         n_gpus: devices to which llama.cpp will offload.
         fast_attention: the llama.cpp in use has our flash attention for CPUs (native_patches/0003).
         lazy_cells: cells of a KV cache take memory, and time, at their first use (native_patches/0009).
-        features: repacked formats of the llama.cpp in use; see memory.weights.
+        features: repacked formats of the llama.cpp in use; see weights.weights.
         address_space, data_bytes: bytes left of RLIMIT_AS and RLIMIT_DATA; None where they are not set.
         lockable_bytes: bytes left of RLIMIT_MEMLOCK; None: no limit holds for this process.
         gpus: memory of these devices; empty if one of them does not tell.
@@ -107,7 +102,7 @@ class Machine:
 
 
 def _cores() -> int:
-    allowed = affinity()
+    allowed = system.affinity()
     physical = psutil.cpu_count(logical=False) or allowed
     return max(1, min(allowed, physical, cgroup_cores() or allowed))
 
@@ -116,14 +111,6 @@ def _available_bytes() -> int:
     free = int(psutil.virtual_memory().available)
     left = cgroup_bytes()
     return max(0, free if left is None else min(free, left))
-
-
-def affinity() -> int:
-    """Number of cores that this process may run on."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        return os.cpu_count() or 1
 
 
 def cgroup_bytes(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
@@ -204,22 +191,18 @@ def data_bytes_left() -> int | None:
 def lockable_bytes() -> int | None:
     """Bytes left of RLIMIT_MEMLOCK; None without such a limit, and for a process that may exceed it."""
     try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        lines = dict(line.split(":", 1) for line in system.kernel_lines("/proc/self/status"))
         if int(lines["CapEff"], 16) >> _CAP_IPC_LOCK & 1:
             return None
         locked = int(lines["VmLck"].split()[0]) * 1024
-    except (OSError, ValueError, KeyError, IndexError):  # not on macOS
+    except (ValueError, KeyError, IndexError):  # Linux alone has them
         locked = 0
-    if resource is None or not hasattr(resource, "RLIMIT_MEMLOCK"):
-        return None
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return None if limit == resource.RLIM_INFINITY else max(0, limit - locked)
+    limit, _ = system.limits("RLIMIT_MEMLOCK")
+    return None if limit is None else max(0, limit - locked)
 
 
 def _rlimit(name: str, used: str) -> int | None:
-    if resource is None or not hasattr(resource, name):
-        return None
-    limit = resource.getrlimit(getattr(resource, name))[0]
-    if limit == resource.RLIM_INFINITY:
+    limit, _ = system.limits(name)
+    if limit is None:
         return None
     return max(0, limit - int(getattr(psutil.Process().memory_info(), used, 0)))

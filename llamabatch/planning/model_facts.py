@@ -13,6 +13,12 @@ from llamabatch.gguf.windows import windows
 from llamabatch.planning.compute_buffers import Widths
 from llamabatch.planning.machine import Machine
 
+# architectures with a state that the keys below do not tell
+_STATES = frozenset({"minimax-01"})
+# whose files count KV heads for all layers alike, and name the recurrent ones, or every how manyth is none
+_DELTA_NETS = frozenset({"qwen35", "qwen35moe", "qwen3next"})
+# layers with a feed-forward network have neither attention nor a state
+_FEED_FORWARD_APART = frozenset({"nemotron_h", "nemotron_h_moe"})
 MOST_CTX = 4096  # where a model does not say how long its context is
 
 
@@ -46,7 +52,7 @@ class ModelFacts:
         pooling: a name of gguf/pooling.py; the default of the model.
         names_pooling: the file names a pooling.
         has_head: the model has a classification head. lacks_dense_layer: one without the layer that BERT's has.
-        features: repacked formats, as in memory.weights; empty: none.
+        features: repacked formats, as in weights.weights; empty: none.
         adapter_bytes: size of the adapters' files.
         lazy_cells: as of the Machine: buffers of zeros take memory when they are written.
         drops_copied_pages: as of the Machine.
@@ -96,13 +102,20 @@ class ModelFacts:
         return max(self.n_ctx_train, self.n_ctx_scaled)
 
     @property
+    def has_state(self) -> bool:
+        """True if layers keep a state that cannot be cut at a position, as far as that is known here."""
+        return self.state_values > 0 or self.arch in _STATES
+
+    @property
     def n_layer(self) -> int:
         return len(self.layers)
 
     def on(self, machine: Machine, extra_bufts: str) -> ModelFacts:
-        """With what the machine's llama.cpp does to weights and cells; `extra_bufts` is that of the config."""
+        """With what the machine's llama.cpp does to weights and cells, also to those of the draft model; `extra_bufts`
+        is that of the config."""
         return replace(
             self,
+            draft=self.draft.on(machine, extra_bufts) if self.draft is not None else None,
             features=machine.features if extra_bufts != "off" else frozenset(),
             lazy_cells=machine.lazy_cells,
             drops_copied_pages=machine.drops_copied_pages,
@@ -147,7 +160,7 @@ class ModelFacts:
     def from_metadata(cls, metadata: Mapping[str, str], file_bytes: int, n_vocab: int) -> ModelFacts:
         """From llama.cpp's keys (gguf-py/gguf/constants.py), with its defaults where one is absent."""
         own = _own(metadata)
-        layers = _layers(own)
+        layers = _layers(own, metadata.get("general.architecture", ""))
         return cls(
             name=metadata.get("general.name", metadata.get("general.architecture", "")),
             file_bytes=file_bytes,
@@ -159,7 +172,7 @@ class ModelFacts:
             n_ctx_train=_first(own, "context_length", MOST_CTX),
             n_ctx_orig=_first(own, "rope.scaling.original_context_length", 0),
             state_values=sum(layer.state_values for layer in layers),
-            chat_template=metadata.get("tokenizer.chat_template"),
+            chat_template=metadata.get("tokenizer.chat_template") or None,
             arch=metadata.get("general.architecture", ""),
             head_sizes=_head_sizes(own),
         )
@@ -171,7 +184,7 @@ def _own(metadata: Mapping[str, str]) -> dict[str, str]:
     return {key.removeprefix(start): text for key, text in metadata.items() if key.startswith(start)}
 
 
-def _layers(own: Mapping[str, str], architecture: str = "") -> tuple[Layer, ...]:
+def _layers(own: Mapping[str, str], architecture: str) -> tuple[Layer, ...]:
     n_layer, n_embd = _first(own, "block_count", 1), _first(own, "embedding_length", 1)
     n_head = _first(own, "attention.head_count", 1)  # 0: there is no attention
     heads = _each_layer(own, "attention.head_count_kv", n_layer, n_head) if n_head else [0] * n_layer
@@ -179,12 +192,28 @@ def _layers(own: Mapping[str, str], architecture: str = "") -> tuple[Layer, ...]
     if _first(own, "attention.key_length_mla", 0) > 0:  # K and V of a token are one vector, kept once
         v_head = 0
     state = _state(own, n_embd, n_head)
-    everywhere = 0 not in heads
+    states = [state if 0 not in heads or n == 0 else 0 for n in heads]
+    if architecture in _DELTA_NETS:
+        recurrent = _recurrent_layers(own, n_layer)
+        n_main = n_layer - _first(own, "nextn_predict_layers", 0)  # those behind guess tokens, and are not computed
+        heads = [n if i < n_main and not recurrent[i] else 0 for i, n in enumerate(heads)]
+        states = [state if i < n_main and recurrent[i] else 0 for i in range(n_layer)]
+    elif architecture in _FEED_FORWARD_APART:
+        feeds = _each_layer(own, "feed_forward_length", n_layer, 0)
+        heads = [0 if width else n for n, width in zip(heads, feeds, strict=True)]
+        states = [0 if width else n for n, width in zip(states, feeds, strict=True)]
     over = windows(architecture, own, n_layer) or (0,) * n_layer
     return tuple(
-        Layer(n * k_head, n * v_head, state if everywhere or n == 0 else 0, window)
-        for n, window in zip(heads, over, strict=True)
+        Layer(n * k_head, n * v_head, values, window) for n, values, window in zip(heads, states, over, strict=True)
     )
+
+
+def _recurrent_layers(own: Mapping[str, str], n_layer: int) -> list[bool]:
+    flags = own.get("attention.recurrent_layers", "").strip("[] ").replace(",", " ").lower().split()
+    if len(flags) == n_layer:
+        return [flag in ("true", "1") for flag in flags]
+    interval = _first(own, "full_attention_interval", 4)
+    return [interval == 0 or (layer + 1) % interval != 0 for layer in range(n_layer)]
 
 
 def _head_sizes(own: Mapping[str, str]) -> tuple[int, int]:
@@ -212,6 +241,7 @@ def _widths(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_vocab: in
         latent=_first(own, "attention.key_length_mla", 0) > 0,
         values=kv_heads * v_head,
         masks=2 if _first(own, "attention.sliding_window", 0) else 1,
+        per_layer=_first(own, "embedding_length_per_layer_input", 0) * _first(own, "block_count", 0),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from llamabatch.request.sampling_params import SamplingParams
 
@@ -25,7 +26,117 @@ class Logprob(NamedTuple):
 
 # The token itself first, then the likeliest, which may name it again, then those that were asked for by id.
 TokenLogprobs = dict[int, Logprob]
-SampleLogprobs = tuple[TokenLogprobs, ...] | None  # one for each output token; None: not asked for
+
+
+class FlatLogprobs(Sequence[Any]):
+    """The TokenLogprobs of many places, kept in arrays, as in vLLM's class of this name: some 25 bytes a logprob, where
+    objects take 200. The dict of a place is made each time it is read; a place without logprobs is None.
+
+    It equals a list or a tuple of equal items. A deep copy, as dataclasses.asdict makes one, is such a tuple.
+    """
+
+    __slots__ = ("_ends", "_lengths", "_logprobs", "_ranks", "_texts", "_token_ids")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, places: Iterable[TokenLogprobs | None] = ()) -> None:
+        self._ends = array("q")  # of each place, in the next three arrays
+        self._token_ids = array("i")
+        self._logprobs = array("d")
+        self._ranks = array("i")
+        self._lengths = array("I")  # of the texts of tokens
+        self._texts: list[str] = []  # of each place, those of its tokens one after another
+        self.extend(places)
+
+    def append(self, given: TokenLogprobs | None) -> None:
+        """Adds a place."""
+        text = ""
+        if given:
+            logprobs, ranks, texts = zip(*given.values(), strict=True)
+            self._token_ids.extend(given)
+            self._logprobs.extend(logprobs)
+            self._ranks.extend(ranks)
+            self._lengths.extend(map(len, texts))
+            text = "".join(texts)
+        self._texts.append(text)
+        self._ends.append(len(self._token_ids))
+
+    def extend(self, places: Iterable[TokenLogprobs | None]) -> None:
+        """Adds places."""
+        if not isinstance(places, FlatLogprobs):
+            for given in places:
+                self.append(given)
+            return
+        before = self.n_logprobs
+        self._ends.extend([before + end for end in places._ends])
+        self._token_ids.extend(places._token_ids)
+        self._logprobs.extend(places._logprobs)
+        self._ranks.extend(places._ranks)
+        self._lengths.extend(places._lengths)
+        self._texts += places._texts
+
+    @property
+    def n_logprobs(self) -> int:
+        """Logprobs at all places together."""
+        return len(self._token_ids)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return tuple([self._at(place) for place in range(*at.indices(len(self)))])
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"place {at} of {len(self)}")
+        return self._at(at % len(self))
+
+    def _at(self, place: int) -> TokenLogprobs | None:
+        found: TokenLogprobs = {}
+        text, end = self._texts[place], 0
+        for at in range(self._ends[place - 1] if place else 0, self._ends[place]):
+            start, end = end, end + self._lengths[at]
+            found[self._token_ids[at]] = Logprob(self._logprobs[at], self._ranks[at], text[start:end])
+        return found or None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (FlatLogprobs, list, tuple)) and tuple(self) == tuple(other)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def __add__(self, other: tuple[TokenLogprobs | None, ...]) -> tuple[TokenLogprobs | None, ...]:
+        return (*self, *other)
+
+    def __radd__(self, other: tuple[TokenLogprobs | None, ...]) -> tuple[TokenLogprobs | None, ...]:
+        return (*other, *self)
+
+    def __reduce__(self) -> tuple[Callable[[tuple[Any, ...]], FlatLogprobs], tuple[Any, ...]]:
+        return FlatLogprobs.of_parts, (self.parts(),)
+
+    def __deepcopy__(self, memo: object) -> tuple[TokenLogprobs | None, ...]:
+        return tuple(self)
+
+    def parts(self) -> tuple[Any, ...]:
+        """Its bytes and texts, for another process of this machine."""
+        arrays: tuple[array[Any], ...] = (self._ends, self._token_ids, self._logprobs, self._ranks, self._lengths)
+        return (*[each.tobytes() for each in arrays], tuple(self._texts))
+
+    @classmethod
+    def of_parts(cls, parts: tuple[Any, ...]) -> FlatLogprobs:
+        """The instance with these parts."""
+        made = cls()
+        *arrays, texts = parts
+        own: tuple[array[Any], ...] = (made._ends, made._token_ids, made._logprobs, made._ranks, made._lengths)
+        for each, data in zip(own, arrays, strict=True):
+            each.frombytes(data)
+        made._texts = list(texts)
+        return made
+
+
+def count(places: Sequence[TokenLogprobs | None] | None) -> int:
+    """Number of logprobs at all places together; 0: none were asked for."""
+    if isinstance(places, FlatLogprobs):
+        return places.n_logprobs
+    return sum([len(each) for each in places or () if each])
 
 
 class RowLogprobs(NamedTuple):
@@ -49,6 +160,9 @@ class RowLogprobs(NamedTuple):
             if token_id not in found:
                 found[token_id] = Logprob(logprob, rank, token_bytes(token_id).decode("utf-8", errors="replace"))
         return found
+
+
+SampleLogprobs = FlatLogprobs | None  # one for each output token; None: not asked for
 
 
 class LogprobRecord:
@@ -82,14 +196,13 @@ class LogprobRecord:
         self.prompt_top = prompt_top or 0
         self._prompt = prompt
         self._token_bytes = token_bytes
-        self._first = first if prompt_top is not None else len(prompt)
         self._asks_prompt = prompt_top is not None
-        self._prompt_rows: list[TokenLogprobs] = []
+        self._prompt_rows = FlatLogprobs([None] * (first if prompt_top is not None else 0))
         self._sum = 0.0
-        self._tokens: list[TokenLogprobs] = []
+        self._tokens = FlatLogprobs()
 
     @classmethod
-    def asked_for(
+    def of_request(
         cls,
         params: SamplingParams,
         prompt: tuple[int, ...],
@@ -127,7 +240,7 @@ class LogprobRecord:
     @property
     def next_row(self) -> int:
         """Position of the first row inside the prompt that is still to be read; cells before it may be copies."""
-        return self._first - 1 + len(self._prompt_rows)
+        return (len(self._prompt_rows) if self._asks_prompt else len(self._prompt)) - 1
 
     @property
     def prompt_is_read(self) -> bool:
@@ -145,7 +258,7 @@ class LogprobRecord:
 
     def add_prompt(self, rows: Sequence[RowLogprobs]) -> None:
         """Adds the next rows inside the prompt."""
-        self._prompt_rows += [row.named(self._token_bytes) for row in rows]
+        self._prompt_rows.extend([row.named(self._token_bytes) for row in rows])
 
     def add(self, rows: Sequence[RowLogprobs]) -> SampleLogprobs:
         """Adds the rows of sampled tokens; returns the logprobs of these tokens."""
@@ -153,15 +266,15 @@ class LogprobRecord:
             self._sum += row.logprobs[0]
         if self.top is None or self.top == self.CUMULATIVE:
             return None
-        found = tuple(row.named(self._token_bytes) for row in rows)
-        self._tokens += found
+        found = FlatLogprobs([row.named(self._token_bytes) for row in rows])
+        self._tokens.extend(found)
         return found
 
-    def resume(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
+    def resume(self, logprobs: Sequence[TokenLogprobs]) -> None:
         """Adds the logprobs of output tokens that another engine has sampled."""
         for one in logprobs:
             self._sum += next(iter(one.values())).logprob  # the sampled token stands first
-        self._tokens += logprobs
+        self._tokens.extend(logprobs)
 
     @property
     def cumulative(self) -> float | None:
@@ -170,10 +283,10 @@ class LogprobRecord:
 
     def of_output(self) -> SampleLogprobs:
         """One for each output token; None where none are asked for."""
-        return None if self.top is None or self.top == self.CUMULATIVE else tuple(self._tokens)
+        return None if self.top is None or self.top == self.CUMULATIVE else self._tokens
 
-    def of_prompt(self) -> tuple[TokenLogprobs | None, ...] | None:
+    def of_prompt(self) -> FlatLogprobs | None:
         """One for each token of the prompt, None for those before the first to score; None before all rows are read."""
         if not self._asks_prompt or not self.prompt_is_read:
             return None
-        return (None,) * self._first + tuple(self._prompt_rows)
+        return self._prompt_rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.request import Request
 from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
+from llamabatch.utils.absent import absent
 from llamabatch.utils.brief import brief
+from llamabatch.utils.other_names import OF_OUTPUT
 
 if TYPE_CHECKING:
     from llamabatch.request.logprobs import Logprob
@@ -90,7 +92,7 @@ class CompletionOutput:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stop_reason: str | int | None = None
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: Sequence[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
@@ -113,6 +115,8 @@ class RequestOutput:
         num_cached_tokens: tokens of the prompt that were not computed, since the prefix cache, a loaded prefix or
             another request had their cells; as found when the request first began, also where it was preempted later.
             Of several continuations, those of the first.
+        not_held: parts of the JSON schema that the text was not held to: formats that are annotations, as "format
+            'password'", and with "lenient": True keywords that no grammar holds.
     """
 
     request_id: str
@@ -121,13 +125,19 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     error: str | None = None
     timings: Timings = Timings()
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
     embedding: array[float] | None = None
     num_truncated: int = 0
     num_cached_tokens: int = 0
+    not_held: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return brief(self, hidden=("timings",))
+
+    if not TYPE_CHECKING:  # a type checker shall see a wrong name
+
+        def __getattr__(self, name: str) -> Any:
+            raise absent(self, name, OF_OUTPUT)
 
     def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
         """The dictionary that OpenAI's API and llama_cpp.Llama would return.
@@ -194,7 +204,7 @@ class SequenceOutput:
     finished: RequestOutput | None = None
     index: int = 0
     prompt_index: int = 0
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: Sequence[TokenLogprobs] | None = None
     reasoning: str = ""
     ended: FinishReason | None = None
     tool_calls: tuple[ToolCallDelta, ...] = ()
@@ -205,7 +215,7 @@ class SequenceOutput:
 
     @classmethod
     def of_step(
-        cls, request_id: str, token_ids: tuple[int, ...], text: str, logprobs: tuple[TokenLogprobs, ...] | None = None
+        cls, request_id: str, token_ids: tuple[int, ...], text: str, logprobs: Sequence[TokenLogprobs] | None = None
     ) -> SequenceOutput:
         """A piece that ends nothing; other fields have the defaults of the class. A step makes one for each row, and
         the __init__ of a frozen dataclass, which sets all fields one by one, takes four times as long."""
@@ -248,7 +258,7 @@ def openai_chat_completion(output: RequestOutput, model: str) -> dict[str, Any]:
     choices = [
         {
             "index": each.index,
-            "message": {"role": "assistant", **_thought(each.reasoning), **_said(each)},
+            "message": {"role": "assistant", **_thought(each.reasoning), **_content(each)},
             "logprobs": chat_logprobs(each.logprobs),
             "finish_reason": chat_reason(each.finish_reason, called=bool(each.tool_calls)),
         }
@@ -267,7 +277,7 @@ def openai_chat_chunk(piece: SequenceOutput, model: str) -> dict[str, Any]:
     """A piece of a stream, a "chat.completion.chunk"."""
     choice = {
         "index": piece.index,
-        "delta": {**_thought(piece.reasoning or None), **_said(piece)},
+        "delta": {**_thought(piece.reasoning or None), **_content(piece)},
         "logprobs": chat_logprobs(piece.logprobs),
         "finish_reason": chat_reason(piece.finish_reason, called=piece.called_tools),
     }
@@ -304,7 +314,7 @@ def chat_reason(reason: FinishReason | None, *, called: bool) -> str | None:
     return "tool_calls" if called and reason is FinishReason.STOP else reason.value
 
 
-def _said(part: CompletionOutput | SequenceOutput) -> dict[str, Any]:
+def _content(part: CompletionOutput | SequenceOutput) -> dict[str, Any]:
     """Text and calls of a message or of a delta; the content of a message that only calls is None."""
     if not part.tool_calls:
         return {"content": part.text}
@@ -334,7 +344,7 @@ def completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:
 
 
 def chat_logprobs(
-    logprobs: tuple[TokenLogprobs, ...] | None, piece: Callable[[int], bytes] | None = None
+    logprobs: Sequence[TokenLogprobs] | None, piece: Callable[[int], bytes] | None = None
 ) -> dict[str, Any] | None:
     """ "logprobs" of a choice of a chat; None: they were not asked for.
 
@@ -343,14 +353,22 @@ def chat_logprobs(
     """
     if logprobs is None:
         return None
-    content = []
-    for given in logprobs:
-        (chosen_id, chosen), *others = given.items()  # the sampled token stands first
-        shown = given.items() if chosen.rank <= len(given) else others
-        likeliest = sorted(shown, key=lambda item: item[1].rank)
-        top = [_token(token_id, each, piece) for token_id, each in likeliest]
-        content.append({**_token(chosen_id, chosen, piece), "top_logprobs": top})
-    return {"content": content}
+    return {"content": [chat_logprob(given, piece) for given in logprobs]}
+
+
+def chat_logprob(
+    given: TokenLogprobs, piece: Callable[[int], bytes] | None = None, most: int | None = None
+) -> dict[str, Any]:
+    """The entry of one token in "logprobs" of a chat. Arguments as chat_logprobs.
+
+    Args:
+        most: likeliest tokens that were asked for, as a sampled one behind them is no top logprob; None or -1: all.
+    """
+    (chosen_id, chosen), *others = given.items()  # the sampled token stands first
+    shown = given.items() if chosen.rank <= len(given) else others
+    likeliest = sorted(shown, key=lambda item: item[1].rank)
+    top = [_token(token_id, each, piece) for token_id, each in likeliest[: None if most == -1 else most]]
+    return {**_token(chosen_id, chosen, piece), "top_logprobs": top}
 
 
 def _token(token_id: int, t: Logprob, piece: Callable[[int], bytes] | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from llamabatch.request.adapters import AdapterSet
@@ -111,7 +111,7 @@ class ResumedOutput:
 
     token_ids: tuple[int, ...]
     times_s: tuple[float, ...]
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: Sequence[TokenLogprobs] | None = None
     admitted_s: float | None = None
 
 

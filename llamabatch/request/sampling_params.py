@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from llamabatch.errors import SamplingError, UnknownParameterError
+from llamabatch.request.samplers import KNOWN, LETTERS, known_samplers
 from llamabatch.request.structured_outputs import IN_REASONING, Structure, structure
 from llamabatch.utils.aliases import takes_names
 from llamabatch.utils.brief import brief
@@ -21,6 +22,7 @@ MAX_N = 256  # copies of one prompt
 MAX_LOGPROBS = 1024
 MAX_TOP_K = 2**31 - 1
 MAX_STOPS = 64
+MAX_SAMPLERS = 64
 MAX_BAD_WORDS = 1024
 OVERFLOWS = ("refuse", "truncate", "shift")
 
@@ -46,6 +48,7 @@ ALIASES = {
     "mirostat_mode": "mirostat",
     "mirostat_ent": "mirostat_tau",
     "mirostat_lr": "mirostat_eta",
+    "penalty_last_n": "repeat_last_n",
     "top_nsigma": "top_n_sigma",
     "dynatemp_exp": "dynatemp_exponent",
     "dry_sequence_breaker": "dry_sequence_breakers",
@@ -78,9 +81,6 @@ AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "spaces_between_special_tokens": ((True, None), "special tokens are written as the vocabulary has them"),
     "do_sample": ((True, None), "give temperature=0 for the likeliest token"),
     "early_stopping": ((False, None), "there is no beam search; leave it out"),
-    "truncate_prompt_tokens": ((None,), 'give overflow="truncate", which keeps what fits in n_ctx'),
-    "repeat_last_n": ((-1, None), "penalties look at the whole prompt and the whole output"),
-    "penalty_last_n": ((-1, None), "penalties look at the whole prompt and the whole output"),
     "suffix": ((None, ""), "there is no infill; put it into the prompt"),
     "eos_token_id": ((None,), "give stop_token_ids=[…]"),
     "stopping_criteria": ((None,), "give stop or stop_token_ids, or leave the loop of stream(...)"),
@@ -100,7 +100,7 @@ _ELSEWHERE = {
 # None: the value of the model's GGUF, else llama.cpp's (sampling/defaults.py).
 OPEN = (
     *("temperature", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold"),
-    *("repetition_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
+    *("repetition_penalty", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta"),
 )
 
 NUMBERS = {
@@ -128,6 +128,7 @@ INTEGERS = {
     "dry_allowed_length": (1, 2**31 - 1),
     "dry_penalty_last_n": (-1, 2**31 - 1),
     "mirostat": (0, 2),
+    "repeat_last_n": (-1, 2**31 - 1),
     "priority": (-(2**31), 2**31 - 1),
 }
 OPTIONAL_INTEGERS = {
@@ -137,6 +138,9 @@ OPTIONAL_INTEGERS = {
     "seed": (0, 2**64 - 1),
     "logprobs": (-1, MAX_LOGPROBS),
     "prompt_logprobs": (-1, MAX_LOGPROBS),
+    "truncate_prompt_tokens": (-1, 2**31 - 1),
+    "n_keep": (-1, 2**31 - 1),
+    "prompt_ignore_length": (0, 2**31 - 1),
 }
 _WHOLE = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 BOOLEANS = (
@@ -155,8 +159,9 @@ class SamplingParams:
     The chain is llama.cpp's (common/sampling.cpp): logit_bias, the penalties, DRY, allowed_token_ids and other masks,
     top_n_sigma, top_k, typical_p, top_p, min_p on the untempered probabilities, XTC, temperature, then one draw.
     Penalties are vLLM's and OpenAI's. temperature, top_k, top_p, min_p, xtc_probability, xtc_threshold, mirostat,
-    mirostat_tau, mirostat_eta and repetition_penalty are None unless given: then the value of the model's GGUF
-    holds (general.sampling.*), else llama.cpp's default (common/common.h), which stands below.
+    mirostat_tau, mirostat_eta, repetition_penalty and repeat_last_n are None unless given: then the value of the
+    model's GGUF holds (general.sampling.*), else the default in brackets: llama.cpp's (common/common.h) but for
+    repeat_last_n.
 
     Attributes:
         n: continuations of the prompt, 1 .. 256; they share the prompt's KV cells.
@@ -179,6 +184,11 @@ class SamplingParams:
         mirostat, mirostat_tau, mirostat_eta: 1 or 2: hold the surprise near tau bits, learning at rate eta, in place of
             the cuts above; 0: off. [0, 5, 0.1]
         dynatemp_range, dynatemp_exponent: temperature between temperature - range and + range, by entropy; 0: off.
+        samplers: the samplers of the chain, in this order, by llama.cpp's names: "penalties", "dry", "top_n_sigma",
+            "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "infill", at most 64, or a text of their letters
+            "edskypmxti"; all others do nothing. A name that comes again acts again. "infill" is for code in a gap: it
+            ends the text early, and takes the likeliest of tokens that begin alike. None: all but infill, in
+            llama.cpp's order. Mirostat has no order.
         seed: 0 .. 2**64-1; the draw of output token i depends on (seed, i) alone, so that company, retries and
             preemption never shift it. None: a fresh random seed for each request. Continuation k draws with seed + k.
         stop: strings that end the text; the text is cut before the first of them.
@@ -191,6 +201,8 @@ class SamplingParams:
             multiplied; 0.01 .. 100, 1: none. [1]
         presence_penalty: taken from the logit of each token that is in the output; -2 .. 2.
         frequency_penalty: the same for each time that the token is in the output; -2 .. 2.
+        repeat_last_n: the penalties see so many last tokens of prompt and output; -1: all, 0: none. [-1]
+        prompt_ignore_length: the penalties do not see so many first tokens of the prompt; None: they see all.
         logit_bias: {token id: number to add to its logit, -100 .. 100}, at most 1024 ids, as texts too, as JSON
             has them; kept as a tuple of pairs.
         allowed_token_ids: only these may come; None: all.
@@ -215,11 +227,17 @@ class SamplingParams:
         deadline_s: seconds after its arrival at which the request ends as an error; None: never.
         overflow: fate of a request that outgrows n_ctx. "refuse": the prompt is refused, or the output ends there;
             "truncate": the prompt loses its left; "shift": the oldest tokens go, and the output goes on.
+        n_keep: so many first tokens of the prompt stay where `overflow` takes tokens away, at most half of n_ctx; -1:
+            all of the prompt; None: 0. A BOS stays in any case.
+        truncate_prompt_tokens: keep so many last tokens of the prompt, of which a BOS is one; -1: the same as
+            overflow="truncate"; None: all.
         thinking_token_budget: tokens of thinking after which the engine closes it, with the text that the model's
             family writes there; 0: as soon as it begins; None: the model decides. For models whose family is known
             (LLM.plan.reasoning), or with reasoning_tags.
         skip_reading_prefix_cache: compute the whole prompt, also where other requests have computed its beginning. The
             continuations of one request share it all the same.
+        cache_salt: cells of prompts are shared among requests of an equal salt alone, so that how soon a token comes
+            says nothing about the prompts of other tenants; 1 to 256 characters. None: among the requests without one.
         post_sampling_probs: logprobs of output tokens are those of the distribution that a token is drawn from, behind
             logit_bias, penalties, masks, temperature and all samplers, in place of the model's own. Tokens that cannot
             be drawn are not among the likeliest; one asked for by id, or written to end the thinking, has -9999. Such
@@ -248,6 +266,7 @@ class SamplingParams:
     mirostat_eta: float | None = None
     dynatemp_range: float = 0.0
     dynatemp_exponent: float = 1.0
+    samplers: Strings = None
     seed: int | None = None
     stop: Strings = ()
     stop_token_ids: TokenIds = ()
@@ -257,6 +276,8 @@ class SamplingParams:
     repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repeat_last_n: int | None = None
+    prompt_ignore_length: int | None = None
     logit_bias: LogitBias = ()
     allowed_token_ids: TokenIds = None
     logprobs: int | None = None
@@ -269,8 +290,11 @@ class SamplingParams:
     background: bool = False
     deadline_s: float | None = None
     overflow: str = "refuse"
+    n_keep: int | None = None
+    truncate_prompt_tokens: int | None = None
     thinking_token_budget: int | None = None
     skip_reading_prefix_cache: bool = False
+    cache_salt: str | None = None
     post_sampling_probs: bool = False
 
     def __post_init__(self) -> None:
@@ -300,6 +324,16 @@ class SamplingParams:
             object.__setattr__(self, name, value)
 
     def _check_together(self) -> None:
+        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens < 1:
+            if self.truncate_prompt_tokens == 0:
+                raise SamplingError("truncate_prompt_tokens is 0; give 1 or more, -1, or None")
+            if self.overflow == "shift":
+                raise SamplingError(
+                    f"truncate_prompt_tokens is {self.truncate_prompt_tokens}, which is overflow='truncate'; "
+                    "overflow='shift' was given"
+                )
+            self._keep("truncate_prompt_tokens", None)
+            self._keep("overflow", "truncate")
         if self.best_of is not None and self.best_of < self.n:
             raise SamplingError(f"best_of is {self.best_of}; it must be at least n, {self.n}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -335,6 +369,8 @@ class SamplingParams:
     @property
     def penalised(self) -> bool:
         """True if the logit of a token depends on the tokens before it."""
+        if self.repeat_last_n == 0:
+            return False
         return self.repetition_penalty not in (None, 1) or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
@@ -347,6 +383,12 @@ class SamplingParams:
         """dry_sequence_breakers."""
         assert isinstance(self.dry_sequence_breakers, tuple)
         return self.dry_sequence_breakers
+
+    @property
+    def chain(self) -> tuple[str, ...] | None:
+        """samplers."""
+        assert self.samplers is None or isinstance(self.samplers, tuple)
+        return self.samplers
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -473,6 +515,17 @@ def strings(name: str, given: object, most: int, *, to_tokens: bool = False) -> 
     return tuple(texts)
 
 
+def _samplers(given: object) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    letters = string(given)
+    found, unknown = known_samplers(strings("samplers", given if letters is None else list(letters), MAX_SAMPLERS))
+    if unknown:
+        known = f"known are {', '.join(KNOWN)}; a text holds their letters, {LETTERS}"
+        raise SamplingError(f"samplers has {show(unknown[0])}; {known}")
+    return tuple(found)
+
+
 def biases(given: object) -> tuple[tuple[int, float], ...]:
     """logit_bias as pairs, ids rising."""
     if given is None:
@@ -517,6 +570,13 @@ def processors(given: object) -> tuple[Callable[[list[int], Any], Any], ...]:
     return tuple(functions)
 
 
+def _salt(given: object) -> str | None:
+    text = string(given)
+    if given is not None and (text is None or not 1 <= len(text) <= MAX_CHARS):
+        raise SamplingError(f"cache_salt is {show(given)}; give a text of 1 to {MAX_CHARS} characters, or None")
+    return text
+
+
 _FIELDS = tuple(field.name for field in fields(SamplingParams))
 PARAMETERS = frozenset((*_FIELDS, *ALIASES))  # names of parameters that `named` knows
 MISPLACED = frozenset((*AS_HERE, *_ELSEWHERE))  # those of other libraries that it refuses with advice of their own
@@ -527,6 +587,8 @@ setattr(SamplingParams, "__init__", takes_names(named)(SamplingParams.__init__))
 
 # Checks of the fields that are neither numbers nor booleans, in order; each gives the value to keep.
 _CHECKS: dict[str, Callable[[Any], object]] = {
+    "cache_salt": _salt,
+    "samplers": _samplers,
     "overflow": lambda value: choice(SamplingError, "overflow", value, OVERFLOWS),
     "stop": lambda value: strings("stop", value, MAX_STOPS),
     "bad_words": lambda value: strings("bad_words", value, MAX_BAD_WORDS, to_tokens=True),

@@ -9,6 +9,7 @@ from llamabatch.request.detokenizer import Detokenizer, Vocabulary
 from llamabatch.request.logprobs import LogprobRecord
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, Timings
 from llamabatch.request.request import Request, ResumedOutput
+from llamabatch.request.sampling_params import SamplingParams
 
 
 class Sequence:
@@ -25,6 +26,7 @@ class Sequence:
         token_ids: prompt and output so far.
         num_computed: tokens of these that are computed.
         num_discarded: tokens of these that have lost their cells; the positions of all later ones are lower by it.
+        least_cut: its cells cannot be cut to fewer tokens: those of a window before them are not there.
         slot: seq id in the KV cache; None while the sequence waits.
         number: order of arrival at the scheduler.
         family: (most expected tokens, first number) of the requests of its call that begin alike.
@@ -46,6 +48,7 @@ class Sequence:
         self.num_computed = 0
         self.num_discarded = 0
         self.num_cached = 0
+        self.least_cut = 0
         self.shared_from: int | None = None
         self._began = False  # it has had cells
         self.slot: int | None = None
@@ -60,7 +63,7 @@ class Sequence:
         self.scores = request.score_from is not None
         if self.scores:
             self.token_ids.pop()  # its logprob is read from the row before it
-        self.logprobs = LogprobRecord.asked_for(
+        self.logprobs = LogprobRecord.of_request(
             request.params,
             request.prompt_token_ids,
             vocabulary.all_bytes,
@@ -138,6 +141,12 @@ class Sequence:
         record = self.logprobs
         return most if record is None or record.prompt_is_read else min(most, record.next_row)
 
+    def last_turn(self, most: int) -> int:
+        """Tokens of the prompt up to the last one that ends a turn, if it is one of the last `most`; else all."""
+        is_eog, end = self._vocabulary.is_eog, self._num_prompt
+        turns = (at + 1 for at in range(end - 1, max(-1, end - 1 - most), -1) if is_eog(self.token_ids[at]))
+        return next(turns, end)
+
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -171,7 +180,7 @@ class Sequence:
         self._began = self._began or self.num_computed > 0
         self.slot = None
         self.shared_from = None
-        self.num_computed = self.num_discarded = 0
+        self.num_computed = self.num_discarded = self.least_cut = 0
 
     def _resume(self, output: ResumedOutput) -> None:
         """Goes on from these tokens, as if it had sampled them and then lost its slot."""
@@ -182,12 +191,13 @@ class Sequence:
             self.logprobs.resume(output.logprobs or ())
 
     def shift(self) -> tuple[int, int]:
-        """Drops the older half of the full cells, but for a BOS; returns its first position and its length.
+        """Drops the older half of the full cells but for a BOS and n_keep tokens; returns its position and length.
 
         The moment depends on the number of computed tokens alone, so that a sequence which is computed again gets the
         same cells.
         """
-        kept = 1 if self.token_ids[0] == self._vocabulary.bos else 0
+        has_bos = 1 if self.token_ids[0] == self._vocabulary.bos else 0
+        kept = kept_tokens(self.request.params, self._num_prompt, self._n_ctx, has_bos)
         count = (self._n_ctx - kept + 1) // 2
         self.num_discarded += count
         return kept, count
@@ -260,4 +270,16 @@ class Sequence:
             *(request.request_id, request.prompt, ids, (completion,), self.error, timings, prompt_logprobs),
             num_truncated=request.num_truncated,
             num_cached_tokens=self.num_cached,
+            not_held=() if request.params.structure is None else request.params.structure.not_held,
         )
+
+
+def kept_tokens(params: SamplingParams, num_prompt: int, n_ctx: int, least: int) -> int:
+    """The number of first tokens that stay where `overflow` takes tokens away.
+
+    Args:
+        least: 1 for a prompt with a BOS, else 0.
+    """
+    n_keep = params.n_keep or 0
+    wanted = num_prompt if n_keep < 0 else min(n_keep, num_prompt)
+    return max(least, min(wanted, n_ctx // 2))

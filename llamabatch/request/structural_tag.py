@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llamabatch.errors import SamplingError
+from llamabatch.request.json_schema import held
 from llamabatch.utils.checks import nearest, show
 
 MAX_DEPTH = 32  # of formats in formats
@@ -132,7 +133,7 @@ class _Lark:
             schema = {}
         if not isinstance(schema, dict):
             raise SamplingError(f"json_schema of structural_tag is {show(schema)}; give a schema")
-        rule = self.rule(f"%json {json.dumps({**schema, 'x-guidance': _GUIDANCE})}")
+        rule = self.rule(f"%json {json.dumps({**held(schema), 'x-guidance': _GUIDANCE})}")
         return f"{rule} {self.text(end)}".rstrip()
 
     def _regex(self, given: Mapping[str, Any], end: tuple[Part, ...], depth: int) -> str:

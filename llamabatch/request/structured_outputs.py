@@ -12,16 +12,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from llamabatch.errors import SamplingError
-from llamabatch.request import structural_tag
+from llamabatch.request import json_schema, structural_tag
 from llamabatch.utils.checks import boolean, items, mapping, nearest, show, string
 
 MAX_CHARS = 2**18  # of a schema, a regex, a grammar, or all choices together
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 TOOLS = "tools"  # a grammar that llamabatch makes of the tools of a conversation; no caller can ask for it
 IN_REASONING = "enable_in_reasoning"
+LENIENT = "lenient"  # beside "json": what no grammar holds is left out of the schema, and named in the output
 ANY_OBJECT = '{"type": "object"}'
 
 CANNOT_FOLLOW = "structured_outputs cannot be followed any further"  # begins the error of a form that costs too much
+_MOST_NAMED = 1000  # parts of a schema that are not held
 _MOST_KEPT = 16  # structures that passed the checks
 _KEYS = (*KINDS, "json_object")
 _FORMATS = ("json_schema", "json_object", "structural_tag", "text")
@@ -36,11 +38,13 @@ class Structure(NamedTuple):
         text: a JSON schema; a regular expression; a JSON list of strings; a grammar in Lark's or llama.cpp's notation;
             JSON of a structural tag.
         in_reasoning: it binds from the first token on; else behind the thinking, of a model that thinks.
+        not_held: parts of the JSON schema that were given and are not in `text`.
     """
 
     kind: str
     text: str
     in_reasoning: bool = False
+    not_held: tuple[str, ...] = ()
 
 
 def structure(given: object) -> Structure | None:
@@ -49,27 +53,43 @@ def structure(given: object) -> Structure | None:
         return None
     if isinstance(given, Structure):
         return _checked(given)
-    asked = mapping(given)
-    if asked is None:
+    fields = mapping(given)
+    if fields is None:
         raise SamplingError(f"structured_outputs is {show(given)}; give a mapping with one of {', '.join(_KEYS)}")
-    if "type" in asked and not any(key in asked for key in KINDS):
-        form = _response_format(asked)
-        in_reasoning = boolean(SamplingError, IN_REASONING, asked.get(IN_REASONING) or False)
+    lenient = boolean(SamplingError, LENIENT, fields.pop(LENIENT, None) or False)
+    if "type" in fields and not any(key in fields for key in KINDS):
+        form = _response_format(fields, lenient)
+        in_reasoning = boolean(SamplingError, IN_REASONING, fields.get(IN_REASONING) or False)
         return form if form is None else form._replace(in_reasoning=in_reasoning)
-    in_reasoning = boolean(SamplingError, IN_REASONING, asked.pop(IN_REASONING, None) or False)
-    asked = {key: value for key, value in asked.items() if value is not None and value is not False}
-    for key in asked:
+    in_reasoning = boolean(SamplingError, IN_REASONING, fields.pop(IN_REASONING, None) or False)
+    fields = {key: value for key, value in fields.items() if value is not None and value is not False}
+    for key in fields:
         if not isinstance(key, str) or string(key) not in _KEYS:
-            raise SamplingError(f"structured_outputs has no {show(key)}{nearest(show(key), (*_KEYS, IN_REASONING))}")
-    if len(asked) != 1:
-        names = ", ".join(asked) or "nothing"
+            raise SamplingError(
+                f"structured_outputs has no {show(key)}{nearest(show(key), (*_KEYS, IN_REASONING, LENIENT))}"
+            )
+    if len(fields) != 1:
+        names = ", ".join(fields) or "nothing"
         raise SamplingError(f"structured_outputs holds {names}; give exactly one of {', '.join(_KEYS)}")
-    [(key, value)] = ((str.__str__(key), value) for key, value in asked.items())
+    [(key, value)] = ((str.__str__(key), value) for key, value in fields.items())
     if key == "json_object":
         if value is not True:
             raise SamplingError(f"json_object of structured_outputs is {show(value)}; give True or False")
         return Structure("json", ANY_OBJECT, in_reasoning)
+    if key == "json":
+        return _json_structure(_short_enough(key, _schema_text(value)), lenient)._replace(in_reasoning=in_reasoning)
+    if lenient:
+        raise SamplingError(f"{LENIENT} is True beside {key}; it is for json")
     return Structure(key, _short_enough(key, _TEXTS[key](value)), in_reasoning)
+
+
+def _json_structure(text: str, lenient: bool) -> Structure:
+    """The Structure of a JSON schema, with what it does not hold. Raises SamplingError."""
+    try:
+        schema, not_held = json_schema.read(json.loads(text), lenient=lenient)
+        return Structure("json", _short_enough("json", json.dumps(schema)), not_held=not_held)
+    except RecursionError as error:
+        raise SamplingError("json of structured_outputs is nested too deeply") from error
 
 
 def _checked(given: Structure) -> Structure:
@@ -79,7 +99,8 @@ def _checked(given: Structure) -> Structure:
         raise SamplingError(f"the kind of structured_outputs is {show(given.kind)}{nearest(show(given.kind), KINDS)}")
     in_reasoning = boolean(SamplingError, IN_REASONING, given.in_reasoning)
     read = Structure(kind, _short_enough(kind, _TEXTS[kind](given.text))) if text is None else _read(kind, text)
-    return read._replace(in_reasoning=True) if in_reasoning else read
+    not_held = tuple(map(str, items(given.not_held, _MOST_NAMED) or ()))
+    return read._replace(in_reasoning=in_reasoning, not_held=not_held) if in_reasoning or not_held else read
 
 
 @functools.lru_cache(_MOST_KEPT)
@@ -94,7 +115,7 @@ def _read(kind: str, text: str) -> Structure:
     return Structure(kind, _short_enough(kind, _TEXTS[kind](content)))
 
 
-def _response_format(given: dict[Any, Any]) -> Structure | None:
+def _response_format(given: dict[Any, Any], lenient: bool = False) -> Structure | None:
     """The Structure of OpenAI's response_format, or llama_cpp.Llama's, which holds schema and type in one mapping."""
     kind = string(given["type"])
     if kind is None or kind not in _FORMATS:
@@ -106,11 +127,11 @@ def _response_format(given: dict[Any, Any]) -> Structure | None:
         return structure({kind: {key: value for key, value in given.items() if key not in ("type", IN_REASONING)}})
     if kind == "json_object":
         schema = given.get("schema")
-        return Structure("json", ANY_OBJECT) if schema is None else structure({"json": schema})
+        return Structure("json", ANY_OBJECT) if schema is None else structure({"json": schema, LENIENT: lenient})
     inner = mapping(given.get("json_schema"))
     if inner is None or inner.get("schema") is None:
         raise SamplingError('structured_outputs of type "json_schema" needs {"json_schema": {"schema": …}}')
-    return structure({"json": inner["schema"]})
+    return structure({"json": inner["schema"], LENIENT: lenient})
 
 
 def _schema_text(given: object) -> str:

@@ -6,12 +6,14 @@ As in llama.cpp's own programs, a field that the request leaves open takes that 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from llamabatch.errors import SamplingError
+from llamabatch.request.samplers import KNOWN, is_off, switched_off
 from llamabatch.request.sampling_params import OPEN, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,7 @@ DEFAULTS: Defaults = {
     "xtc_probability": 0.0,
     "xtc_threshold": 0.1,
     "repetition_penalty": 1.0,
+    "repeat_last_n": -1,  # all, as in vLLM; llama.cpp's is 64
     "mirostat": 0,
     "mirostat_tau": 5.0,
     "mirostat_eta": 0.1,
@@ -34,12 +37,14 @@ DEFAULTS: Defaults = {
 _KEYS = {name: f"general.sampling.{name}" for name in OPEN} | {
     "temperature": "general.sampling.temp",
     "repetition_penalty": "general.sampling.penalty_repeat",
+    "repeat_last_n": "general.sampling.penalty_last_n",
 }
-_WHOLE = ("top_k", "mirostat")
+_WHOLE = ("top_k", "mirostat", "repeat_last_n")
 
 
 class FilledParams(SamplingParams):
-    """SamplingParams as the samplers read them: every field has a value."""
+    """SamplingParams as the samplers read them: every field has a value, and `samplers` is None unless their order
+    changes what comes."""
 
     if TYPE_CHECKING:
         temperature: float
@@ -49,6 +54,7 @@ class FilledParams(SamplingParams):
         xtc_probability: float
         xtc_threshold: float
         repetition_penalty: float
+        repeat_last_n: int
         mirostat: int
         mirostat_tau: float
         mirostat_eta: float
@@ -56,7 +62,7 @@ class FilledParams(SamplingParams):
     @property
     def uncommon(self) -> bool:
         """True if a sampler other than bias, penalties, masks, top_k, top_p, min_p and temperature is needed."""
-        if self.dry or self.logits_processors:
+        if self.dry or self.logits_processors or self.chain is not None:
             return True
         if self.greedy:
             return False
@@ -76,7 +82,25 @@ def fill(params: SamplingParams, defaults: Defaults = DEFAULTS) -> FilledParams:
     for name in OPEN:
         if getattr(params, name) is None:
             filled.__dict__[name] = defaults[name]
+    if filled.chain is not None:
+        off = switched_off(filled.chain)
+        if filled.greedy or filled.mirostat:  # a temperature that holds in any chain
+            off.pop("temperature", None)
+        filled.__dict__.update(off)
+        filled.__dict__["samplers"] = _other_order(filled)
     return filled
+
+
+def _other_order(params: FilledParams) -> tuple[str, ...] | None:
+    """The samplers that act, in their order; None: it gives what llama.cpp's order gives."""
+    if params.mirostat:
+        return None
+    acting = [name for name in params.chain or () if not is_off(name, vars(params))]
+    if params.greedy:  # the likeliest token comes, whatever would drop it
+        acting = [name for name in acting if name not in ("typ_p", "xtc")]
+    places = [KNOWN.index(name) for name in acting]
+    rises = all(before < after for before, after in itertools.pairwise(places))
+    return None if rises and "infill" not in acting else tuple(acting)
 
 
 def defaults_of(metadata: Mapping[str, str]) -> Defaults:
@@ -96,3 +120,8 @@ def defaults_of(metadata: Mapping[str, str]) -> Defaults:
             reason = error if isinstance(error, SamplingError) else f"{metadata[key]!r} is no number"
             logger.warning("the model's %s is left out: %s", key, reason)
     return found
+
+
+def given_by(metadata: Mapping[str, str]) -> Defaults:
+    """The defaults that the GGUF itself has, without llama.cpp's."""
+    return {name: value for name, value in defaults_of(metadata).items() if _KEYS[name] in metadata}

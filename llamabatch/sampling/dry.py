@@ -44,15 +44,15 @@ class DryPenalty:
             self._add(token_ids[0])
         elif token_ids:
             for token_id in token_ids:
-                self._note(token_id)
+                self._append(token_id)
             self._runs = _runs_to_the_end(self._tokens, self._window)
 
     def _add(self, token_id: int) -> None:
         before = self._runs
         self._runs = {place: before.get(place - 1, 0) + 1 for place in self._places.get(token_id, ())}
-        self._note(token_id)
+        self._append(token_id)
 
-    def _note(self, token_id: int) -> None:
+    def _append(self, token_id: int) -> None:
         place = len(self._tokens)
         self._tokens.append(token_id)
         places = self._places.setdefault(token_id, deque())

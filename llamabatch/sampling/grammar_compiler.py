@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import re
@@ -25,6 +24,7 @@ from llamabatch.request.structured_outputs import ANY_OBJECT, TOOLS, Structure, 
 from llamabatch.sampling import grammar_sandbox
 from llamabatch.sampling.grammar_matcher import Compiled, VocabularyFacts
 from llamabatch.utils.subprogram import import_path, interpreter
+from llamabatch.utils.system import NEW_GROUP
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +70,8 @@ class Grammars:
         # with the time of the request, time.monotonic()
         self._known: OrderedDict[Structure, tuple[Future[Compiled], float]] = OrderedDict()
         self._tried: OrderedDict[Structure, tuple[Future[str], float]] = OrderedDict()
-        self._trial = Trial(lambda: self._names)
-        self._names: list[str] = []
+        self._names: list[str] = []  # of special tokens
+        self._trial = Trial(self._names)
         self._read: _Vocabulary | None = None
         self._vocabulary: Any = None
         self._facts: VocabularyFacts | None = None
@@ -84,7 +84,7 @@ class Grammars:
 
         Raises EngineClosedError after close().
         """
-        return self._asked(self._known, structure, self._compile)
+        return self._future(self._known, structure, self._compile)
 
     def check(self, structure: Structure) -> Future[str]:
         """The grammar in llguidance's form, or the SamplingError of `compile`, by a trial in the process of its own
@@ -92,17 +92,17 @@ class Grammars:
 
         Raises EngineClosedError after close().
         """
-        return self._asked(self._tried, structure, self._try_out)
+        return self._future(self._tried, structure, self._try_out)
 
-    def _asked(self, known: _Known[T], structure: Structure, make: Callable[[Structure], T]) -> Future[T]:
-        """The grammar of a structure, made or under way; begun anew where it is stale."""
+    def _future(self, known: _Known[T], structure: Structure, make: Callable[[Structure], T]) -> Future[T]:
+        """The grammar of a structure, made or under way; begun again where it is stale."""
         structure = structure._replace(in_reasoning=False)  # the same grammar
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the model is closed")
-            future, asked_s = known.get(structure, (None, 0.0))
+            future, start_s = known.get(structure, (None, 0.0))
             now = time.monotonic()
-            if future is None or _is_stale(future, now - asked_s):
+            if future is None or _is_stale(future, now - start_s):
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(1, "llamabatch-grammars")
                 with _stack(_STACK):  # the pool starts its thread here
@@ -184,7 +184,7 @@ class Grammars:
         if self._read is None:
             self._read = _Vocabulary(self._model)
             names = [self._read.tokens[token_id] for token_id in self._read.special_token_ids]
-            self._names = [name.decode(errors="replace") for name in names]
+            self._names[:] = [name.decode(errors="replace") for name in names]
             self._specials = self._read.specials
         return self._read
 
@@ -215,12 +215,17 @@ class _Vocabulary:
         for token_id in reversed(range(model.n_vocab)):
             self._by_text[self.tokens[token_id]] = token_id
         self._longest = max(map(len, self._by_text))
-        self._tokenize = functools.lru_cache(_TEXTS)(self._spell)
+        self._spelled: dict[bytes, list[int]] = {}
         self._model = model
 
     def __call__(self, text: str | bytes) -> list[int]:
         """The model's own tokens of a text that the grammar forces; together they must spell exactly it."""
-        return self._tokenize(text.encode() if isinstance(text, str) else text)
+        data = text.encode() if isinstance(text, str) else text
+        if data not in self._spelled:
+            if len(self._spelled) >= _TEXTS:
+                self._spelled.clear()
+            self._spelled[data] = self._spell(data)
+        return self._spelled[data]
 
     def _spell(self, text: bytes) -> list[int]:
         for before in ("", "\n"):  # some vocabularies put a space before every text, but not within one
@@ -249,13 +254,14 @@ class Trial:
     """A process that tries grammars out, started for the first and again after one that killed it.
 
     Args:
-        names: those of the model's special tokens.
+        names: those of the model's special tokens, in the list before a process starts.
     """
 
-    def __init__(self, names: Callable[[], list[str]]) -> None:
+    def __init__(self, names: list[str]) -> None:
         self._names = names
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_late = False  # the last question took too long
         self._closed = False
 
     def run(self, structure: Structure, tried: Structure) -> str:
@@ -295,11 +301,14 @@ class Trial:
         self._process = subprocess.Popen(
             [python, "-c", _RUN, str(program), *import_path()],
             start_new_session=True,  # Ctrl-C is for the parent
+            creationflags=NEW_GROUP,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        if self._ask(self._names(), _START_SECONDS) is None:
+        # one that is killed from outside is waited for at once: else it would stay a zombie until the next grammar
+        threading.Thread(target=self._process.wait, name="llamabatch-grammar-end", daemon=True).start()
+        if self._ask(self._names, _START_SECONDS) is None:
             raise EngineError("structured_outputs: the process that tries grammars out cannot be started")
 
     def _ask(self, question: list[str], seconds: float) -> dict[str, str] | None:
@@ -308,7 +317,13 @@ class Trial:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        clock = threading.Timer(seconds, process.kill)
+        self._is_late = False
+
+        def end() -> None:
+            self._is_late = True
+            process.kill()
+
+        clock = threading.Timer(seconds, end)
         clock.daemon = True
         clock.start()
         try:
@@ -327,9 +342,7 @@ class Trial:
         return answer
 
     def _how_it_ended(self) -> str:
-        assert self._process is not None
-        code = self._process.returncode
-        if code == -9:
+        if self._is_late:
             return f"it takes more than {MOST_SECONDS:g} s to compile"
         return "it is nested too deeply, or takes too much memory to compile"
 

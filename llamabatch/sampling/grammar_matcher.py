@@ -15,7 +15,7 @@ from llamabatch.request.reasoning import GAP
 from llamabatch.request.structured_outputs import CANNOT_FOLLOW
 from llamabatch.sampling.grammar_sandbox import reason
 from llamabatch.sampling.reasoning import Phase, ReasoningTracker
-from llamabatch.sampling.token_masks import Words, all_but, allow, n_words
+from llamabatch.sampling.token_masks import Bitmask, all_but, allow, n_words
 
 _MOST_SECONDS = 0.02  # to compile within a step
 _FEW = 4  # rows that one thread serves sooner than several: a mask takes 5 to 50 us
@@ -59,7 +59,7 @@ class Compiled:
 
     Attributes:
         first: an LLMatcher at its beginning; copies of it share its lexer.
-        spent: its lexer is full, and it takes long to make; the next request should have it compiled anew.
+        spent: its lexer is full, and it takes long to make; the next request should have it compiled again.
     """
 
     def __init__(self, make: Callable[[], Any], vocabulary: VocabularyFacts | None = None) -> None:
@@ -117,7 +117,7 @@ class GrammarMatcher:
         self._gap = 0  # line breaks that may come before the answer
         self._extra: list[int] = []  # tokens of the tag that begins the thinking, or of the header of a message
         self._ready = -1  # the output token that _row is for
-        self._row: Words | None = None
+        self._row: Bitmask | None = None
 
     def fail(self, error: Exception) -> None:
         """Ends this sequence with its next token; the other rows of the call go on."""
@@ -185,7 +185,7 @@ class GrammarMatcher:
         if self.matcher.is_error():
             self.error = f"{CANNOT_FOLLOW}: {reason(self.matcher.get_error())}"
 
-    def set_mask(self, index: int, token_ids: Sequence[int], row: Words) -> None:
+    def set_mask(self, index: int, token_ids: Sequence[int], row: Bitmask) -> None:
         """Makes `row`, to which the matcher wrote it, the mask for output token `index`, until it is written again."""
         self._ready, self._row = index, row
         if self.error is None and not self.computes:
@@ -200,7 +200,7 @@ class GrammarMatcher:
         if self._extra and index == 0 and self.computes:
             np.bitwise_or(row, self._facts.breaks[1], out=row)  # some families write one before the tag
 
-    def _check(self, index: int, token_ids: Sequence[int], row: Words) -> None:
+    def _check(self, index: int, token_ids: Sequence[int], row: Bitmask) -> None:
         for _ in range(2):
             if self.error is None and self.matcher.is_error():
                 self._start_anew(index, token_ids)
@@ -209,7 +209,7 @@ class GrammarMatcher:
         if self.error is not None:
             row[:] = 0
 
-    def words(self, index: int, token_ids: Sequence[int]) -> Words | None:
+    def mask(self, index: int, token_ids: Sequence[int]) -> Bitmask | None:
         """Mask for output token `index`, as a MaskSource; GrammarMasks.fill has made it ready."""
         assert self._ready == index
         return self._row

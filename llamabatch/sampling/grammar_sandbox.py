@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import llguidance
@@ -34,9 +34,15 @@ _MOST_SHOWN = 300  # characters of a message
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 
 
-# Without \uXXXX, with which a name that the schema knows could come again in disguise; the control characters that need
-# it do not come.
+# Without \uXXXX, with which a name that the schema knows could come again in disguise. The control characters that need
+# it do not come, unless the schema itself asks for one: _with_escapes.
 ESCAPES = 'nrbtf\\"'
+# control characters that only \uXXXX writes, and the escapes of a regular expression for them
+_ONLY_BY_NUMBER = re.compile(
+    r"[\0-\x07\x0b\x0e-\x1f\x7f]|\\(?:[av]|(?:x|u00|U000000)(?:[01]|7[fF])|[xuU]\{0*(?:1?[0-9a-fA-F]|7[fF])\})"
+)
+_ALL_ESCAPES = ESCAPES + "u"  # of llguidance itself, where a grammar names none
+_BY_ESCAPE = re.compile(r"[\0-\x1f\x7f]")
 
 
 def limits() -> Any:
@@ -48,9 +54,11 @@ def to_llguidance(kind: str, text: str) -> str:
     """A Structure in llguidance's own form. Raises ValueError."""
     matcher = llguidance.LLMatcher
     if kind == "json":
-        _check_sound(json.loads(text))
+        schema = json.loads(text)
+        _check_sound(schema)
         return matcher.grammar_from_json_schema(
-            text, defaults={"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES}
+            json.dumps(_with_escapes(schema, ESCAPES)),
+            defaults={"whitespace_pattern": WHITESPACE, "json_allowed_escapes": ESCAPES},
         )
     if kind == "regex":
         return matcher.grammar_from_regex(text)
@@ -58,19 +66,30 @@ def to_llguidance(kind: str, text: str) -> str:
         # one terminal: as many rules would make each step slow, or too many
         words = " | ".join(_quoted(each) for each in json.loads(text))
         return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {words}\n")
-    for schema in _schemas_in(text):
-        _check_sound(schema)
+    text = _with_sound_schemas(text)
     if not is_lark_syntax(text):
         text = _ESCAPE.sub(_plain, text)
     return llguidance.grammar_from("gbnf", text)  # takes Lark as it is
 
 
-def _schemas_in(lark: str) -> Iterator[Any]:
-    """The JSON schemas within a grammar. A schema that is no JSON is left to llguidance's own message."""
+def _with_sound_schemas(lark: str) -> str:
+    """A grammar with its JSON schemas checked, and able to write what they name. Raises ValueError.
+
+    A schema that is no JSON is left to llguidance's own message.
+    """
     decoder = json.JSONDecoder()
+    pieces, at = [], 0
     for found in _SCHEMA.finditer(lark):
-        with contextlib.suppress(ValueError, RecursionError):
-            yield decoder.raw_decode(lark, found.end())[0]
+        try:
+            schema, end = decoder.raw_decode(lark, found.end())
+        except (ValueError, RecursionError):
+            continue
+        _check_sound(schema)
+        able = _with_escapes(schema, _ALL_ESCAPES)
+        if able is not schema and found.end() >= at:
+            pieces += [lark[at : found.end()], json.dumps(able)]
+            at = end
+    return "".join([*pieces, lark[at:]])
 
 
 def _quoted(text: str) -> str:
@@ -92,15 +111,59 @@ def _check_sound(schema: Any) -> None:
     Whole numbers are read as floats there: above 2**53 one would do for its neighbour. Where optional names
     count, one that comes twice would count as two, and be one when the text is read.
     """
-    left = [(schema, True)]
-    while left:
-        part, is_schema = left.pop()
+    for part, is_schema in _parts(schema):
         if isinstance(part, int) and abs(part) > _LARGEST_EXACT:
             raise ValueError(f"the number {part} is not exact as a float; up to {_LARGEST_EXACT} is allowed")
         if isinstance(part, dict):
             least = part.get("minProperties")
             if is_schema and isinstance(least, int) and least > len(part.get("required") or ()) + 1:
                 raise ValueError(f"minProperties is {least}, of which all but one must be in required")
+
+
+def _with_escapes(schema: Any, default: str) -> Any:
+    """The schema, with \\uXXXX allowed where one of its texts needs it. llguidance drops what it may not write.
+
+    Args:
+        default: the escapes that are allowed where the schema names none.
+
+    Raises:
+        ValueError: the schema takes other escapes away, or a name could then come again in disguise.
+    """
+    if not isinstance(schema, dict) or not isinstance(guidance := schema.get("x-guidance", {}), dict):
+        return schema
+    escapes = guidance.get("json_allowed_escapes", default)
+    if not isinstance(escapes, str):
+        return schema
+    if missing := set(ESCAPES) - set(escapes):
+        raise ValueError(f"json_allowed_escapes lacks {''.join(sorted(missing))}; all of {ESCAPES} must be allowed")
+    if "u" in escapes or not any(_ONLY_BY_NUMBER.search(text) for part, _ in _parts(schema) for text in _texts(part)):
+        return schema
+    for part, is_schema in _parts(schema):
+        if is_schema and isinstance(part, dict) and isinstance(names := part.get("properties"), dict):
+            is_closed = part.get("additionalProperties") is False and not part.get("patternProperties")
+            for name in () if is_closed else filter(_BY_ESCAPE.search, names):
+                raise ValueError(
+                    f"it has the name {json.dumps(name)} and a text that only \\u can write, so that the name could "
+                    "come twice; additionalProperties must be false"
+                )
+    return {**schema, "x-guidance": {**guidance, "json_allowed_escapes": escapes + "u"}}
+
+
+def _texts(part: Any) -> Iterable[str]:
+    """The texts and patterns of a part of a schema; names are written rightly in any case."""
+    if isinstance(part, str):
+        return (part,)
+    patterns = part.get("patternProperties") if isinstance(part, dict) else None
+    return patterns if isinstance(patterns, dict) else ()
+
+
+def _parts(schema: Any) -> Iterator[tuple[Any, bool]]:
+    """All values of a schema at any depth, each with True unless the value stands in const or enum."""
+    left = [(schema, True)]
+    while left:
+        part, is_schema = left.pop()
+        yield part, is_schema
+        if isinstance(part, dict):
             left += [
                 (value, is_schema and key not in ("const", "enum"))
                 for key, value in part.items()
@@ -151,27 +214,26 @@ def check(tokenizer: Any, kind: str, text: str) -> dict[str, str]:
 
 def _alarm(seconds: float) -> None:
     """Ends this process when the time is up, also without the process that started it."""
-    if hasattr(signal, "setitimer"):  # not on Windows
+    if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def main() -> None:
-    try:
+    if sys.platform != "win32":  # where the time alone bounds the memory
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    except (ImportError, ValueError, OSError):  # not on this system: then the time alone bounds the memory
-        pass
+        with contextlib.suppress(ValueError, OSError):  # not on this system
+            resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer = None
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
+        request = json.loads(line)
         if tokenizer is None:
-            tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes(asked)))
+            tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes(request)))
             answer = {"grammar": ""}
         else:
             _alarm(_LONGEST_S)
-            answer = check(tokenizer, *asked)
+            answer = check(tokenizer, *request)
             _alarm(0)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

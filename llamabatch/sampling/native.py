@@ -1,4 +1,4 @@
-"""The compiled helper, native_patches/native/sampler.cpp: finds it, checks it, calls it. Nothing is loaded at import.
+"""The compiled helper, native_patches/sampler/sampler.cpp: finds it, checks it, calls it. Nothing is loaded at import.
 
 It stands beside this file in a checkout and an editable install, else with the libraries of the build of llama.cpp in
 use, else with those of the installed llamabatch-llama. Where it is missing, everything works with numpy.

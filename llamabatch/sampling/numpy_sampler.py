@@ -1,6 +1,6 @@
 """The sampler in numpy, for installations without the compiled helper; it gives the same tokens.
 
-native_patches/native/sampler.cpp has the same steps, and the reason for weights in whole numbers. The chain is
+native_patches/sampler/sampler.cpp has the same steps, and the reason for weights in whole numbers. The chain is
 llama.cpp's: bias, penalties, mask, top_k, top_p, min_p on the untempered probabilities, temperature, one draw.
 """
 
@@ -27,7 +27,7 @@ _CHUNK = 128
 # Candidates that top_p looks at before it falls back on the whole vocabulary.
 _FIRST_LOOK = 1024
 _UNIT = 2.0**33  # the weight of the likeliest token
-_COLDEST = 1e-9  # below this temperature sampling is greedy
+COLDEST = 1e-9  # below this temperature sampling is greedy
 
 
 class RowState(Protocol):
@@ -74,14 +74,23 @@ def candidates(row: Floats, state: RowState) -> tuple[Ids, Floats]:
     return ids, weights_of(values[ids], top, params.temperature)
 
 
-def values_of(row: Floats, state: RowState) -> Floats | None:
-    """The row with bias, penalties and masks, a copy only where there are any; None where it holds no numbers."""
+def values_of(row: Floats, state: RowState, *, penalised: bool = True) -> Floats | None:
+    """The row with bias, penalties and masks, a copy only where there are any; None where it holds no numbers.
+
+    Args:
+        penalised: False: without penalties.
+    """
     if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf; `max` hands a NaN on
         return None
-    values, params = row, state.params
-    with np.errstate(over="ignore"):
-        if params.biases or state.counts is not None:
-            values = _edited(row, params, state.counts)
+    values, params, counts = row, state.params, state.counts if penalised else None
+    if params.biases or counts is not None:
+        values = row.copy()
+        with np.errstate(over="ignore"):
+            for token_id, bias in params.biases:
+                if token_id < len(row):
+                    values[token_id] += np.float32(bias)
+            if counts is not None:
+                penalise(values, params, counts)
     for words in (allowed_words(params.allowed_ids), state.mask):
         if words is not None:
             bits = np.unpackbits(np.asarray(words, np.dtype("<u4")).view(np.uint8), bitorder="little")[: len(row)]
@@ -91,22 +100,16 @@ def values_of(row: Floats, state: RowState) -> Floats | None:
     return values if np.isfinite(values.max()) else None
 
 
-def _edited(row: Floats, params: FilledParams, counts: TokenCounts | None) -> Floats:
-    values = row.copy()
-    for token_id, bias in params.biases:
-        if token_id < len(row):
-            values[token_id] += np.float32(bias)
-    if counts is None:
-        return values
+def penalise(values: Floats, params: FilledParams, counts: TokenCounts) -> None:
+    """Applies the penalties to a row, in place."""
     ids, times = np.array(counts.ids), np.array(counts.counts)
-    ids, times = ids[ids < len(row)], times[ids < len(row)]
+    ids, times = ids[ids < len(values)], times[ids < len(values)]
     if params.repetition_penalty != 1:
         penalty, chosen = np.float32(params.repetition_penalty), values[ids]
         values[ids] = np.where(chosen > 0, chosen / penalty, chosen * penalty)
     ids, times = ids[times > 0], times[times > 0]
     values[ids] -= times.astype(np.float32) * np.float32(params.frequency_penalty)
     values[ids] -= np.float32(params.presence_penalty)
-    return values
 
 
 def nucleus(values: Floats, top: Any, top_p: float) -> Ids:
@@ -140,12 +143,12 @@ def top_of(values: Floats, k: int) -> Ids:
 def weights_of(values: Floats, top: Any, temperature: float = 1.0) -> Floats:
     """exp((values - top) / temperature) * 2^33, rounded: float64 that hold whole numbers, whose sums are exact.
 
-    Step by step as in native_patches/native/kernels.hpp, in float32, so that the last bit is the same; the polynomial
+    Step by step as in native_patches/sampler/kernels.hpp, in float32, so that the last bit is the same; the polynomial
     is that of Cephes' expf (Moshier).
     """
     single = np.float32
     with np.errstate(over="ignore", invalid="ignore"):
-        x = (values - single(top)) * (single(1) / max(single(temperature), single(_COLDEST)))
+        x = (values - single(top)) * (single(1) / max(single(temperature), single(COLDEST)))
     x = np.maximum(x, single(-25))
     shifted = x * single(1.44269504) + single(12582912)
     n = shifted - single(12582912)

@@ -10,9 +10,10 @@ from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.sampling.defaults import FilledParams, defaults_of, fill
 from llamabatch.sampling.dry import DryPenalty, Tails, breaker_tokens
+from llamabatch.sampling.infill import Infill
 from llamabatch.sampling.sampler import SamplerState
-from llamabatch.sampling.token_counts import TokenCounts
-from llamabatch.sampling.token_masks import BadWords, Masks, NotBefore, Words, all_but
+from llamabatch.sampling.token_counts import token_counts
+from llamabatch.sampling.token_masks import BadWords, Bitmask, Masks, NotBefore, all_but
 from llamabatch.utils.checks import show
 
 _MOST_KEPT = 32  # a call has mostly one SamplingParams for all its prompts
@@ -23,6 +24,7 @@ class Tokenizer(Protocol):
 
     n_vocab: int
     metadata: Mapping[str, str]
+    special_ids: Mapping[str, int]
 
     @property
     def eog_ids(self) -> tuple[int, ...]: ...
@@ -51,16 +53,20 @@ class PreparedParams:
         self._tails = tails
         self._n_vocab = model.n_vocab
         self._no_end = _no_end(params, model) if params.min_tokens else None
+        self._infill = _infill(model) if "infill" in (params.chain or ()) else None
         self._bad_words = BadWords(_bad_runs(params, model), model.n_vocab) if params.forbidden_strings else None
 
     def sampler_state(self, request: Request) -> SamplerState:
         """State that samples a sequence of this request from its first token to its last."""
         params = self.params
-        counts = TokenCounts(request.prompt_token_ids) if params.penalised else None
+        counts = None
+        if params.penalised:
+            seen = request.prompt_token_ids[params.prompt_ignore_length or 0 :]
+            counts = token_counts(seen, params.repeat_last_n)
         dry = None
         if self._tails is not None:
             dry = DryPenalty(self._tails, params.dry_allowed_length, params.dry_penalty_last_n)
-        state = SamplerState(params, request.seed, counts=counts, dry=dry)
+        state = SamplerState(params, request.seed, counts=counts, dry=dry, infill=self._infill)
         if self._no_end is not None or self._bad_words is not None:
             state.masks = Masks(self._n_vocab)
             if self._no_end is not None:
@@ -101,7 +107,12 @@ class PreparedParamsCache:
         return self._breakers[1]
 
 
-def _no_end(params: FilledParams, model: Tokenizer) -> Words:
+def _infill(model: Tokenizer) -> Infill:
+    marks = model.special_ids
+    return Infill(model.eog_ids, marks.get("eot", marks.get("eos")), model.token_bytes)
+
+
+def _no_end(params: FilledParams, model: Tokenizer) -> Bitmask:
     """All tokens but those that would end the text."""
     ends = set(params.stop_ids)
     if not params.ignore_eos:

@@ -40,23 +40,23 @@ def sample_with_logprobs(
     ends = list(itertools.accumulate(span.prompt_rows + span.output for span in spans))
     sampled = {end - 1: state for end, span, state in zip(ends, spans, states, strict=True) if span.output}
     tokens = _sample_some(logits, sampled, n_threads)
-    asked: dict[int, tuple[int, int]] = {}  # row -> token, number of likeliest ones
+    wanted: dict[int, tuple[int, int]] = {}  # row -> token, number of likeliest ones
     for end, span in zip(ends, spans, strict=True):
         record, token = span.logprobs, tokens.get(end - 1)
         if record is None:
             continue
         first = end - span.output - span.prompt_rows
         for row, target in enumerate(record.targets(span.start + span.length, span.prompt_rows), first):
-            asked[row] = target, record.prompt_top
+            wanted[row] = target, record.prompt_top
         if token is not None and token != NO_TOKEN and record.top is not None:
-            asked[end - 1] = token, record.top
+            wanted[end - 1] = token, record.top
     drawn = {
-        end - 1: drawn_logprobs(logits[end - 1], state, *asked.pop(end - 1), span.logprobs.others)
+        end - 1: drawn_logprobs(logits[end - 1], state, *wanted.pop(end - 1), span.logprobs.others)
         for end, span, state in zip(ends, spans, states, strict=True)
-        if span.logprobs is not None and span.logprobs.post_sampling and end - 1 in asked and span.output
+        if span.logprobs is not None and span.logprobs.post_sampling and end - 1 in wanted and span.output
     }
-    of_tokens, tops = [token for token, _ in asked.values()], [top for _, top in asked.values()]
-    logprobs = dict(zip(asked, row_logprobs(logits, list(asked), of_tokens, tops, n_threads), strict=True))
+    of_tokens, tops = [token for token, _ in wanted.values()], [top for _, top in wanted.values()]
+    logprobs = dict(zip(wanted, row_logprobs(logits, list(wanted), of_tokens, tops, n_threads), strict=True))
     for end, span in zip(ends, spans, strict=True):
         if span.logprobs is not None and span.logprobs.others and span.output and end - 1 in logprobs:
             logprobs[end - 1] = _with_others(logprobs[end - 1], logits[end - 1], span.logprobs.others)

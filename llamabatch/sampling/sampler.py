@@ -18,6 +18,7 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.sampling import native, numpy_sampler
 from llamabatch.sampling.defaults import FilledParams, fill
 from llamabatch.sampling.dry import DryPenalty
+from llamabatch.sampling.infill import Infill
 from llamabatch.sampling.sampler_chain import Chain
 from llamabatch.sampling.token_counts import TokenCounts
 from llamabatch.sampling.token_masks import Masks
@@ -62,8 +63,9 @@ class SamplerState:
         counts: TokenCounts | None = None,
         mask: npt.NDArray[np.uint32] | None = None,
         dry: DryPenalty | None = None,
+        infill: Infill | None = None,
     ) -> None:
-        """`dry`: the repetitions that DRY penalises; None: it penalises none."""
+        """`dry`, `infill`: as in Chain."""
         self.params = params if isinstance(params, FilledParams) else fill(params)
         self.seed = seed
         self.index = index
@@ -71,7 +73,7 @@ class SamplerState:
         self.mask = mask
         self.masks: Masks | None = None
         self.grammar: GrammarMatcher | None = None
-        self.chain = Chain(self.params, dry) if self.params.uncommon else None
+        self.chain = Chain(self.params, dry, infill) if self.params.uncommon else None
         self.token_ids: Sequence[int] = ()
         self.error: str | None = None
         self.reasoning: ReasoningTracker | None = None
@@ -119,9 +121,11 @@ class SamplerState:
             self.dictated = self.reasoning.dictated(index, token_ids)
 
     def later(self, number: int) -> SamplerState:
-        """The state for the output token that comes `number` tokens after this one, without masks and chain."""
+        """The state for the output token that comes `number` tokens after this one, without masks. A chain is the same
+        one: a request with guesses has none with a memory."""
         state = SamplerState(self.params, self.seed, self.index + number, self.counts, self.mask)
         state._prepared = self.prepared
+        state.chain = self.chain
         return state
 
 

@@ -2,10 +2,10 @@
 
 Order and meaning are llama.cpp's (common/sampling.cpp, src/llama-sampler.cpp): bias, penalties, DRY, masks,
 top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature, one draw; or with mirostat: temperature, then mirostat in
-place of all cuts. Logits processors come before all of it. Four things differ on purpose. Temperature 0 is greedy with
-any other option. A token that cannot come counts nowhere, not for an entropy either. Mirostat keeps the penalties,
-which llama.cpp then leaves out. And the weights of the draw are the whole numbers of numpy_sampler, so that
-one seed gives one text.
+place of all cuts. Logits processors come before all of it. A request may name another order: bias and masks come
+first then, too. Four things differ on purpose. Temperature 0 is greedy with any other option. A token that cannot come
+counts nowhere, not for an entropy either. Mirostat keeps the penalties, which llama.cpp then leaves out. And the
+weights of the draw are the whole numbers of numpy_sampler, so that one seed gives one text.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from typing import Any
 import numpy as np
 
 from llamabatch.errors import EngineError
+from llamabatch.request.samplers import CHAIN, is_off
 from llamabatch.request.sampling_params import LogitsProcessor
 from llamabatch.sampling import numpy_sampler
 from llamabatch.sampling.defaults import FilledParams
 from llamabatch.sampling.dry import DryPenalty
-from llamabatch.sampling.numpy_sampler import NO_TOKEN, Floats, Ids, RowState, top_of, uniform, weights_of
+from llamabatch.sampling.infill import Infill
+from llamabatch.sampling.numpy_sampler import COLDEST, NO_TOKEN, Floats, Ids, RowState, top_of, uniform, weights_of
 from llamabatch.utils.checks import show
 
 _MIROSTAT_M = 100  # the likeliest tokens, from which mirostat 1 estimates how steep the distribution is
 _LOOKS = (512, 8192)  # tokens that typical_p sorts before it sorts them all
 _UNIT = 2.0**33  # the weight of the likeliest token
 _XTC_SALT = 0x9E6C63D0876A9A47  # makes XTC's chance another number than the draw's
+_CUTS = CHAIN[2:-1]  # all but penalties, DRY and temperature
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 _FLOAT_MAX_LOG = 88.7228391  # dry_base ** run stays below the largest float32
 
@@ -37,18 +40,21 @@ class Chain:
 
     Args:
         dry: the repetitions that DRY penalises; None: it penalises none.
+        infill: the vocabulary for the sampler of this name; None: it does nothing.
     """
 
-    def __init__(self, params: FilledParams, dry: DryPenalty | None = None) -> None:
+    def __init__(self, params: FilledParams, dry: DryPenalty | None = None, infill: Infill | None = None) -> None:
         self._params = params
         self._dry = dry
+        self._infill = infill
+        self._cuts = [name for name in _CUTS if not is_off(name, vars(params))]
         self._num_known: int | None = None  # output tokens that DRY knows; None: not even the prompt
         self._is_torn = False  # an exception came while DRY took in tokens
         self._mus = [2 * params.mirostat_tau]  # mirostat's bound before each output token
 
     def sample(self, row: Floats, state: RowState) -> int:
         """The token of one row, or NO_TOKEN; the same for each call with the same output token."""
-        if self._params.greedy:
+        if self._params.greedy and self._params.chain is None:
             values = self._edited(row, state)
             return NO_TOKEN if values is None else int(values.argmax())
         ids, weights = self.candidates(row, state)
@@ -62,10 +68,12 @@ class Chain:
 
     def candidates(self, row: Floats, state: RowState) -> tuple[Ids, Floats]:
         """The ids that the chain leaves, rising, and their weights in whole numbers; empty where nothing can come."""
+        params = self._params
+        if params.chain is not None:
+            return self._in_order(params.chain, row, state)
         values = self._edited(row, state)
         if values is None:
             return np.empty(0, np.int64), np.empty(0)
-        params = self._params
         if params.mirostat:
             ids, temperature = mirostat(values, params, self.mu(state.index)), params.temperature
         else:
@@ -74,19 +82,65 @@ class Chain:
         left = values[ids]
         return ids, weights_of(left, left.max(), temperature)
 
+    def _in_order(self, names: Sequence[str], row: Floats, state: RowState) -> tuple[Ids, Floats]:
+        """As candidates, for samplers in an order of their own."""
+        start = self._start(row, state, penalised=False)
+        if start is None:
+            return np.empty(0, np.int64), np.empty(0)
+        values: Floats = start.copy()
+        ids: Ids = np.flatnonzero(values > -np.inf)
+        for name in names:
+            if name in ("penalties", "dry"):
+                if name == "dry":
+                    self._penalise_runs(values, state)
+                elif state.counts is not None:
+                    with np.errstate(over="ignore"):
+                        numpy_sampler.penalise(values, self._params, state.counts)
+                ids = ids[values[ids] > -np.inf]
+                if not len(ids) or not np.isfinite(values[ids].max()):
+                    return np.empty(0, np.int64), np.empty(0)
+            elif name == "temperature":
+                ids = self._temper(values, ids)
+            elif name == "infill":
+                ids = ids if self._infill is None else self._infill.left(values, ids)
+            else:
+                ids = ids[self._places(name, values[ids], state)]
+        left = values[ids]
+        if self._params.greedy:  # also where the chain has no temperature
+            ids, left = ids[[left.argmax()]], left[[left.argmax()]]
+        return ids, weights_of(left, left.max())
+
+    def _temper(self, values: Floats, ids: Ids) -> Ids:
+        """Divides values by the temperature, in place; returns the ids that it leaves: at 0 the likeliest."""
+        left = values[ids]
+        temperature = dynamic_temperature(left, self._params)
+        if self._params.greedy or temperature < COLDEST:  # a quotient could be too large for two values to stay apart
+            return ids[[left.argmax()]]
+        values[ids] = np.clip(left.astype(np.float64) / temperature, -_FLOAT_MAX, _FLOAT_MAX)
+        return ids
+
     def mu(self, index: int) -> float:
         """Mirostat's bound in bits for output token `index`."""
         return self._mus[min(index, len(self._mus) - 1)]
 
     def learn(self, index: int, probability: float) -> None:
         """Takes in the probability that output token `index` had among the candidates. The memory of later tokens is
-        dropped, so that a token that is sampled anew counts once."""
+        dropped, so that a token that is sampled again counts once."""
         params = self._params
         mu = self.mu(index)
         del self._mus[index + 1 :]
         self._mus.append(mu - params.mirostat_eta * (-math.log2(probability) - params.mirostat_tau))
 
     def _edited(self, row: Floats, state: RowState) -> Floats | None:
+        """The row with all that comes before the cuts; None where nothing can come."""
+        values = self._start(row, state)
+        if values is None or self._dry is None:
+            return values
+        values = values.copy() if values is row else values
+        self._penalise_runs(values, state)
+        return values if np.isfinite(values.max()) else None
+
+    def _start(self, row: Floats, state: RowState, *, penalised: bool = True) -> Floats | None:
         state.error = None
         if self._params.processors:
             try:
@@ -94,9 +148,12 @@ class Chain:
             except ProcessorError as error:
                 state.error = str(error)
                 return None
-        values = numpy_sampler.values_of(row, state)
-        if values is None or self._dry is None:
-            return values
+        return numpy_sampler.values_of(row, state, penalised=penalised)
+
+    def _penalise_runs(self, values: Floats, state: RowState) -> None:
+        """Applies DRY to a row, in place."""
+        if self._dry is None:
+            return
         if self._num_known != state.index:
             start = 0 if self._num_known is None else self._num_known - state.index  # counted from the end
             if self._is_torn:
@@ -104,10 +161,8 @@ class Chain:
             self._is_torn = True
             self._dry.extend(state.token_ids[start:])
             self._num_known, self._is_torn = state.index, False
-        values = values.copy() if values is row else values
         for token_id, length in self._dry.lengths().items():
             values[token_id] -= self._dry_penalty(length)
-        return values if np.isfinite(values.max()) else None
 
     def _dry_penalty(self, length: int) -> Any:
         params, run = self._params, length - self._params.dry_allowed_length
@@ -117,27 +172,37 @@ class Chain:
 
     def _cut(self, values: Floats, state: RowState) -> Ids:
         """The ids that the cuts leave, rising."""
-        params = self._params
-        if params.top_n_sigma > 0:
-            kept: Ids = np.flatnonzero(values > -np.inf)
-            kept = kept[top_n_sigma(values[kept], params.top_n_sigma)]
-            if 0 < params.top_k < len(kept):
-                kept = kept[np.sort(numpy_sampler.top_of(values[kept], params.top_k))]
-        elif 0 < params.top_k < len(values):
-            kept = np.sort(numpy_sampler.top_of(values, params.top_k))
+        params, first = self._params, 0
+        if self._cuts[:1] == ["top_k"] and 0 < params.top_k < len(
+            values
+        ):  # from the row as it is, as most requests ask
+            kept: Ids = np.sort(numpy_sampler.top_of(values, params.top_k))
+            first = 1
         else:
             kept = np.flatnonzero(values > -np.inf)
-        if params.typical_p < 1:
-            kept = kept[typical(values[kept], params.typical_p)]
-        if params.top_p < 1:
-            left = values[kept]
-            kept = kept[np.sort(numpy_sampler.nucleus(left, left.max(), params.top_p))]
-        if params.min_p > 0:
-            left = values[kept]
-            kept = kept[left.astype(np.float64) >= float(left.max()) + params.log_min_p]
-        if params.xtc_probability > 0 and uniform(state.seed ^ _XTC_SALT, state.index) <= params.xtc_probability:
-            kept = kept[xtc(values[kept], params.xtc_threshold)]
+        for name in self._cuts[first:]:
+            kept = kept[self._places(name, values[kept], state)]
         return kept
+
+    def _places(self, name: str, left: Floats, state: RowState) -> Ids | slice:
+        """The places, rising, of the values that a cut leaves.
+
+        Args:
+            left: the values that came through so far, at least one; none is -inf.
+        """
+        params = self._params
+        if name == "top_n_sigma" and params.top_n_sigma > 0:
+            return top_n_sigma(left, params.top_n_sigma)
+        if name == "top_k" and 0 < params.top_k < len(left):
+            return np.sort(numpy_sampler.top_of(left, params.top_k))
+        if name == "typ_p" and params.typical_p < 1:
+            return typical(left, params.typical_p)
+        if name == "top_p" and params.top_p < 1:
+            return np.sort(numpy_sampler.nucleus(left, left.max(), params.top_p))
+        if name == "min_p" and params.min_p > 0:
+            return np.flatnonzero(left.astype(np.float64) >= float(left.max()) + params.log_min_p)
+        draws = params.xtc_probability > 0 and uniform(state.seed ^ _XTC_SALT, state.index) <= params.xtc_probability
+        return xtc(left, params.xtc_threshold) if name == "xtc" and draws else slice(None)
 
 
 def top_n_sigma(values: Floats, n: float) -> Ids:

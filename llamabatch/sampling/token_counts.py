@@ -1,16 +1,18 @@
-"""TokenCounts: the distinct tokens of a sequence and their number in its output, for the penalties."""
+"""TokenCounts: the distinct tokens of a sequence, or of a window of it, and their number in its output, for the
+penalties."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 
 class TokenCounts:
     """Two parallel arrays, which the sampler reads in place; the cost of an addition does not grow with the text.
 
     Attributes:
-        ids: the distinct tokens of prompt and output, in order of their first appearance; int32.
+        ids: the distinct tokens of prompt and output; int32.
         counts: number of each in the output; int32. 0 for tokens of the prompt alone.
         num_output: tokens of the output that are counted.
     """
@@ -23,12 +25,15 @@ class TokenCounts:
 
     def add(self, token_id: int) -> None:
         """Counts one more token of the output."""
+        self._enter(token_id)
+        self.num_output += 1
+
+    def _enter(self, token_id: int, *, is_output: bool = True) -> None:
         place = self._places.setdefault(token_id, len(self.ids))
         if place == len(self.ids):
             self.ids.append(token_id)
             self.counts.append(0)
-        self.counts[place] += 1
-        self.num_output += 1
+        self.counts[place] += is_output
 
     def take_back(self, token_ids: Iterable[int], n_distinct: int) -> None:
         """Undoes the adding of these, the last that were added. `n_distinct`: how many ids there were before."""
@@ -38,3 +43,58 @@ class TokenCounts:
         for token_id in self.ids[n_distinct:]:
             del self._places[token_id]
         del self.ids[n_distinct:], self.counts[n_distinct:]
+
+
+class WindowCounts(TokenCounts):
+    """The same for the last tokens of prompt and output. A token that leaves the window leaves the arrays, too, and the
+    last one of them takes its place.
+
+    Args:
+        window: the number of tokens that count, above 0.
+    """
+
+    def __init__(self, prompt_token_ids: Sequence[int], window: int) -> None:
+        tail = prompt_token_ids[-window:]
+        super().__init__(tail)
+        self._window = window
+        self._text = list(tail)  # from the first token that ever counted on
+        self._num_prompt = len(tail)
+        self._times = Counter(tail)  # in the window, as prompt or output
+
+    def add(self, token_id: int) -> None:
+        self._text.append(token_id)
+        super().add(token_id)
+        if (place := len(self._text) - 1 - self._window) >= 0:
+            self._leave(self._text[place], is_output=place >= self._num_prompt)
+
+    def take_back(self, token_ids: Iterable[int], n_distinct: int) -> None:
+        for _ in token_ids:
+            self.num_output -= 1
+            self._leave(self._text.pop(), is_output=True)
+            if (place := len(self._text) - self._window) >= 0:
+                self._enter(self._text[place], is_output=place >= self._num_prompt)
+
+    def _enter(self, token_id: int, *, is_output: bool = True) -> None:
+        self._times[token_id] += 1
+        super()._enter(token_id, is_output=is_output)
+
+    def _leave(self, token_id: int, *, is_output: bool) -> None:
+        place = self._places[token_id]
+        self.counts[place] -= is_output
+        self._times[token_id] -= 1
+        if self._times[token_id]:
+            return
+        del self._times[token_id], self._places[token_id]
+        last, count = self.ids.pop(), self.counts.pop()
+        if last != token_id:
+            self.ids[place], self.counts[place] = last, count
+            self._places[last] = place
+
+
+def token_counts(prompt_token_ids: Sequence[int], window: int = -1) -> TokenCounts:
+    """The counts of a text that begins with this prompt.
+
+    Args:
+        window: the number of last tokens that count; -1: all.
+    """
+    return TokenCounts(prompt_token_ids) if window < 0 else WindowCounts(prompt_token_ids, window)

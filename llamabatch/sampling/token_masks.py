@@ -12,13 +12,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint32]
+Bitmask = npt.NDArray[np.uint32]
 
 _ALL = np.uint32(0xFFFFFFFF)
 
 
 class MaskSource(Protocol):
-    def words(self, index: int, token_ids: Sequence[int]) -> Words | None:
+    def mask(self, index: int, token_ids: Sequence[int]) -> Bitmask | None:
         """The mask for output token `index`, or None for all tokens. It is read before the next call.
 
         Args:
@@ -36,9 +36,9 @@ class Masks:
     def add(self, source: MaskSource) -> None:
         self._sources.append(source)
 
-    def next(self, index: int, token_ids: Sequence[int]) -> Words | None:
+    def next(self, index: int, token_ids: Sequence[int]) -> Bitmask | None:
         """The mask for output token `index`; good until the next call."""
-        given = [words for source in self._sources if (words := source.words(index, token_ids)) is not None]
+        given = [words for source in self._sources if (words := source.mask(index, token_ids)) is not None]
         if len(given) < 2:
             return given[0] if given else None
         np.bitwise_and(given[0], given[1], out=self._together)
@@ -52,7 +52,7 @@ def n_words(n_vocab: int) -> int:
     return -(-n_vocab // 32)
 
 
-def all_but(token_ids: Iterable[int], n_vocab: int) -> Words:
+def all_but(token_ids: Iterable[int], n_vocab: int) -> Bitmask:
     """A mask that forbids these tokens."""
     words = np.full(n_words(n_vocab), _ALL, np.uint32)
     for token_id in token_ids:
@@ -60,12 +60,12 @@ def all_but(token_ids: Iterable[int], n_vocab: int) -> Words:
     return words
 
 
-def forbid(words: Words, token_id: int) -> None:
+def forbid(words: Bitmask, token_id: int) -> None:
     """Takes a token out of a mask."""
     words[token_id // 32] &= ~np.uint32(1 << token_id % 32)
 
 
-def allow(words: Words, token_id: int) -> None:
+def allow(words: Bitmask, token_id: int) -> None:
     """Puts a token into a mask."""
     words[token_id // 32] |= np.uint32(1 << token_id % 32)
 
@@ -78,11 +78,11 @@ class NotBefore:
         words: the mask for it.
     """
 
-    def __init__(self, min_tokens: int, words: Words) -> None:
+    def __init__(self, min_tokens: int, words: Bitmask) -> None:
         self._min_tokens = min_tokens
         self._words = words
 
-    def words(self, index: int, token_ids: Sequence[int]) -> Words | None:
+    def mask(self, index: int, token_ids: Sequence[int]) -> Bitmask | None:
         return self._words if index < self._min_tokens else None
 
 
@@ -102,7 +102,7 @@ class BadWords:
             if before:
                 self._after.setdefault(before[-1], []).append((tuple(before), last))
 
-    def words(self, index: int, token_ids: Sequence[int]) -> Words | None:
+    def mask(self, index: int, token_ids: Sequence[int]) -> Bitmask | None:
         closed = []
         for before, last in self._after.get(token_ids[-1], ()) if index else ():
             if len(before) <= index and tuple(token_ids[-len(before) :]) == before:

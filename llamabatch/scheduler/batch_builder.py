@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import abc
 from collections.abc import Iterable, Iterator
+from types import MappingProxyType
 
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
@@ -62,7 +63,12 @@ def verify_call(
     return Call(tuple(spans), _dummies(spans, occupied, limits), n_guesses)
 
 
-def prefill_calls(sequences: abc.Sequence[Sequence], budget: int, limits: Limits) -> list[Call]:
+def prefill_calls(
+    sequences: abc.Sequence[Sequence],
+    budget: int,
+    limits: Limits,
+    stops: abc.Mapping[Sequence, int] = MappingProxyType({}),
+) -> list[Call]:
     """Calls with prompt chunks of `budget` tokens in all, oldest sequence first.
 
     Chunks of one length in neighbouring slots share a call. A chunk with many rows to read is cut into several, one
@@ -70,10 +76,15 @@ def prefill_calls(sequences: abc.Sequence[Sequence], budget: int, limits: Limits
 
     llama.cpp cuts a call of unequal chunks into many passes of few tokens each, and one that is larger than n_ubatch
     into passes that take a few tokens of every sequence; both run at half the speed or less.
+
+    Args:
+        stops: tokens at which a chunk of a sequence ends at the latest.
     """
     spans: list[ScheduledSpan] = []
     for sequence in sequences:
         count = min(sequence.num_pending, budget, sequence.num_room)
+        if sequence in stops:
+            count = min(count, stops[sequence] - sequence.num_computed)
         if count == 0:
             break
         budget -= count

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections import abc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.request import Request
@@ -13,13 +14,15 @@ from llamabatch.request.sequence import Sequence
 # Below this many tokens computing is not slower than copying a slot's cells (measured: copying 512 cells of a 0.5B
 # shape takes 6 ms, computing 32 tokens 40 ms; the copy always moves the whole slot).
 MIN_SHARED = 32
+_FIRST_SLICE = 64  # tokens that are compared first: most lists part early
 
 
 def common_length(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
-    """Length of the common beginning, by bisection: slices compare at C speed."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
+    """Length of the common beginning: slices, which compare at C speed, of doubling length, then bisection."""
+    low, most, width = 0, min(len(a), len(b)), _FIRST_SLICE
+    while low < most and a[low : min(low + width, most)] == b[low : min(low + width, most)]:
+        low, width = min(low + width, most), 2 * width
+    high = min(low + width, most)
     while high - low > 1:
         middle = (low + high) // 2
         if a[low:middle] == b[low:middle]:
@@ -51,13 +54,34 @@ def _are_family(a: abc.Sequence[int], b: abc.Sequence[int]) -> bool:
     return min(len(a), len(b)) >= needed and a[:needed] == b[:needed]
 
 
-def share_key(request: Request) -> AdapterSet:
-    """All that the cells of a request depend on beside its tokens; cells of different keys are never shared."""
-    return request.adapters
+class ShareKey(NamedTuple):
+    """Cells of different keys are never shared.
+
+    Attributes:
+        adapters: the cells were computed with these.
+        cache_salt: of the request that computed them.
+    """
+
+    adapters: AdapterSet = ()
+    cache_salt: str | None = None
 
 
-def best_source(sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequence, int] | None:
-    """The running sequence with the cells that save the most work, and how many tokens they save; None if none do."""
+PLAIN = ShareKey()
+
+
+def share_key(request: Request) -> ShareKey:
+    """The key of the cells of a request."""
+    return ShareKey(request.adapters, request.params.cache_salt)
+
+
+def best_source(
+    sequence: Sequence, running: Iterable[Sequence], least_cut: Callable[[Sequence], int] | None = None
+) -> tuple[Sequence, int] | None:
+    """The running sequence with the cells that save the most work, and how many tokens they save; None if none do.
+
+    Args:
+        least_cut: tokens to which the cells of a sequence can be cut at least; None: any number.
+    """
     prompt, most, key = sequence.token_ids, sequence.most_shared, share_key(sequence.request)
     if most < MIN_SHARED:
         return None
@@ -67,6 +91,8 @@ def best_source(sequence: Sequence, running: Iterable[Sequence]) -> tuple[Sequen
         if other is sequence or other.token_ids[:MIN_SHARED] != head or share_key(other.request) != key:
             continue
         shared = min(common_length(prompt, other.token_ids), other.num_shareable, most)
+        if least_cut is not None and least_cut(other) > shared:
+            continue
         if shared >= MIN_SHARED and (best is None or shared > best[1]):
             best = (other, shared)
     return best

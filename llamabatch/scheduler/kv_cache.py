@@ -12,17 +12,21 @@ from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.sequence import Sequence
-from llamabatch.scheduler.common_prefix import MIN_SHARED, common_length, share_key
+from llamabatch.scheduler.common_prefix import MIN_SHARED, PLAIN, ShareKey, common_length, share_key
 from llamabatch.scheduler.output import Cut, Limits, PrefixCopy
 from llamabatch.scheduler.step_costs import StepCosts
 
 # A copy of a slot costs as much as computing this many tokens (0.5B Q8_0: 6 ms with slots of 512 cells, 15 to 35 ms of
 # 4,096, and 770 tokens/s): cached cells move to another slot if they are expected to save more.
 COPY_IN_TOKENS = 16
+# Tokens that a template writes behind the last turn at most, for the model to begin its answer.
+MOST_OPENING = 32
 # Chance that a prefix is used again, before anything is known: one in eight.
 _FIRST_USES = (1, 8)
+# The same chance that more than its beginning is used again, which is believed for longer: the next turns of many chats
+# come after the first turns of all.
+_FIRST_CONTINUED = (4, 32)
 _REMEMBERED = 256  # cached prefixes from which the chance is estimated; then both counts are halved
 
 
@@ -32,14 +36,18 @@ class CachedPrefix:
 
     Attributes:
         token_ids: the first `count` are those of the cells.
-        key: all that cells depend on beside their tokens; see common_prefix.share_key.
+        n_prompt: of these, the prompt's.
+        least_cut: they cannot be cut to fewer tokens; see Sequence.
+        key: only requests of this key may use them.
         used: when they were last of use, as a number that rises.
     """
 
     token_ids: abc.Sequence[int]
     count: int
-    key: AdapterSet
+    key: ShareKey
     used: int
+    n_prompt: int = 0
+    least_cut: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,8 @@ class KVCacheManager:
     Attributes:
         slots: the seq ids.
         cached: slot -> cells that a finished sequence has left there.
+        on_loss: is called with a slot, its cached cells, and how many of them stay in use, before the rest gives way to
+            others, while the slot still holds them.
     """
 
     def __init__(self, n_slots: int, limits: Limits, costs: StepCosts | None = None) -> None:
@@ -73,9 +83,13 @@ class KVCacheManager:
         self._costs = costs or StepCosts(limits)
         self.cached: dict[int, CachedPrefix] = {}
         self._is_unified = limits.is_unified
+        self._can_cut = limits.can_cut
         self._caches_prefixes = limits.keeps_prefixes and limits.can_share
         self._uses = 0
         self._n_used_again, self._n_ever_cached = _FIRST_USES
+        self._n_continued, self._n_kept = _FIRST_CONTINUED
+        self.on_loss: Callable[[int, CachedPrefix, int], None] | None = None
+        self._unsettled: set[int] = set()  # slots that get other cells in this step
         self._copies: list[PrefixCopy] = []
         self._cuts: dict[int, int] = {}  # slot -> tokens that stay
 
@@ -96,16 +110,18 @@ class KVCacheManager:
             if cached.key != key or cached.token_ids[:MIN_SHARED] != head:
                 continue
             shared = min(common_length(known, cached.token_ids), cached.count, most)
+            if shared < (cached.least_cut if self._can_cut else cached.count):
+                continue
             rank = (shared, -cached.count, slot)  # of two that save as much, the one that has less to lose
             if shared >= MIN_SHARED and (best is None or rank > best):
                 best = rank
         return None if best is None else (best[2], best[0])
 
     def slot_of(self, token_ids: abc.Sequence[int]) -> int | None:
-        """The slot that caches exactly these tokens, computed without adapters."""
+        """The slot that caches exactly these tokens under the plain key."""
         wanted = list(token_ids)
         for slot, cached in self.cached.items():
-            if cached.count == len(wanted) and not cached.key and list(cached.token_ids[: cached.count]) == wanted:
+            if cached.count == len(wanted) and cached.key == PLAIN and list(cached.token_ids[: cached.count]) == wanted:
                 return slot
         return None
 
@@ -113,7 +129,7 @@ class KVCacheManager:
         """Adds the slots of a larger context, which has taken over the cells of the slots `carried` only."""
         self.slots.grow(n_slots)
         for slot in self.cached.keys() - carried:
-            self.evict(slot)
+            self.evict(slot, is_lost=True)
 
     def lease(self, placement: Placement = ANYWHERE, *, spared: int | None = None) -> int:
         """The free slot that keeps the ids dense and, among several, caches the least of value; it is emptied.
@@ -148,7 +164,8 @@ class KVCacheManager:
                 target = min(others, key=lambda other: (self.value(other), other < high, other))
                 self.evict(target)
                 self.copy(slot, target, cached.count)
-                self.cached[target] = cached
+                self.cached[target] = self.cached.pop(slot)
+                self._cuts[slot] = 0
         self.evict(slot)
         return self.slots.lease(slot)
 
@@ -159,7 +176,7 @@ class KVCacheManager:
         """
         cached = self.cached[slot]
         self._uses += 1
-        self._n_used_again += 1
+        self.count_use(count, cached.n_prompt)
         self.cached[slot] = replace(cached, used=self._uses)
         if cached.count - count >= MIN_SHARED and any(self.value(s) < self.value(slot) for s in self.slots.free):
             target = self.lease(replace(placement, neighbours=None), spared=slot)
@@ -167,6 +184,7 @@ class KVCacheManager:
             return target
         del self.cached[slot]
         if count < cached.count:
+            self._lose(slot, cached, count)
             self._cuts[slot] = count
         return self.slots.lease(slot)
 
@@ -185,28 +203,61 @@ class KVCacheManager:
         self._n_ever_cached += 1
         if self._n_ever_cached > _REMEMBERED:
             self._n_used_again, self._n_ever_cached = (self._n_used_again + 1) // 2, self._n_ever_cached // 2
+        self._n_kept += 1
+        if self._n_kept > _REMEMBERED:
+            self._n_continued, self._n_kept = (self._n_continued + 1) // 2, self._n_kept // 2
         key = share_key(sequence.request)
-        self.cached[slot] = CachedPrefix(sequence.token_ids, sequence.num_computed, key, self._uses)
+        n_prompt = min(sequence.num_prompt, sequence.num_computed)
+        self.cached[slot] = CachedPrefix(
+            sequence.token_ids, sequence.num_computed, key, self._uses, n_prompt, sequence.least_cut
+        )
 
     def value(self, slot: int) -> float:
         """Value of the cells cached in a free slot: their number by their age; 0 where it is empty."""
         cached = self.cached.get(slot)
         return 0.0 if cached is None else cached.count / (self._uses + 1 - cached.used)
 
+    def count_use(self, count: int, n_prompt: int) -> None:
+        """A kept prefix is used again, from its slot or from main memory.
+
+        Args:
+            count: so many of its tokens.
+            n_prompt: tokens of the prompt that it began with.
+        """
+        self._n_used_again += 1
+        self._n_continued += count > n_prompt - MOST_OPENING
+
+    @property
+    def continued(self) -> float:
+        """The share of kept prefixes whose text went on, 0 to 1: others began as they do, or nobody asked again."""
+        return min(1.0, self._n_continued / self._n_kept)
+
     def expected_saving(self, slot: int) -> float:
         """Tokens that the cells cached in a slot will save: their number times the share of prefixes used again."""
         cached = self.cached.get(slot)
         return 0.0 if cached is None else cached.count * min(1.0, self._n_used_again / self._n_ever_cached)
 
-    def evict(self, slot: int) -> None:
-        """Gives up the cells cached in a slot, if there are any."""
-        if self.cached.pop(slot, None) is not None:
-            self._cuts[slot] = 0
+    def evict(self, slot: int, *, is_lost: bool = False) -> None:
+        """Gives up the cells cached in a slot, if there are any.
 
-    def evict_keys(self, unwanted: Callable[[AdapterSet], bool]) -> None:
+        Args:
+            is_lost: they are of no use any more, or there no more.
+        """
+        cached = self.cached.pop(slot, None)
+        if cached is None:
+            return
+        self._cuts[slot] = 0
+        if not is_lost:
+            self._lose(slot, cached, 0)
+
+    def _lose(self, slot: int, cached: CachedPrefix, kept: int) -> None:
+        if self.on_loss is not None and self.is_settled(slot):
+            self.on_loss(slot, cached, kept)
+
+    def evict_keys(self, unwanted: Callable[[ShareKey], bool]) -> None:
         """Gives up all cells cached under such keys."""
         for slot in [slot for slot, cached in self.cached.items() if unwanted(cached.key)]:
-            self.evict(slot)
+            self.evict(slot, is_lost=True)
 
     def evict_to(self, n_cells: int) -> None:
         """Gives up the least valuable cached cells until no more than `n_cells` are left."""
@@ -220,7 +271,20 @@ class KVCacheManager:
     def copy(self, source: int, target: int, count: int) -> None:
         """The first `count` tokens of slot `source` become those of slot `target`."""
         self._copies.append(PrefixCopy(source, target, count))
+        self._unsettled.add(target)
         self._cuts.pop(target, None)  # the copy replaces all that stood there
+
+    def fill(self, slot: int) -> None:
+        """The cells of a slot come from a stored prefix in this step."""
+        self._unsettled.add(slot)
+
+    def is_settled(self, slot: int) -> bool:
+        """True if what a slot is to hold in this step stood there when the step began."""
+        return slot not in self._unsettled
+
+    def is_copied(self, slot: int) -> bool:
+        """True if another slot gets cells of this one in this step."""
+        return any(copy.source == slot for copy in self._copies)
 
     def cut(self, slot: int, count: int) -> None:
         """A slot that was freed holds more than the `count` tokens that its sequence ended with."""
@@ -231,6 +295,7 @@ class KVCacheManager:
         copies, self._copies = tuple(self._copies), []
         cuts = tuple(Cut(slot, count) for slot, count in sorted(self._cuts.items())) if self._cuts else ()
         self._cuts.clear()
+        self._unsettled.clear()
         return copies, cuts
 
     def check_integrity(self) -> None:

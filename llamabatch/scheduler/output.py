@@ -6,7 +6,8 @@ model takes 3 ms, and makes one of each for every row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
 from typing import NamedTuple
@@ -131,8 +132,22 @@ class Shift:
 
 
 @dataclass(frozen=True)
+class Save:
+    """The model runner puts into `prefix.state` what slot `slot` holds, if these are exactly the tokens of `prefix`;
+    where cells can be cut, more are cut off, as the slot is about to be emptied.
+
+    Attributes:
+        make_room: see PrefixStore; is called with the bytes of the state before it is copied.
+    """
+
+    slot: int
+    prefix: StoredPrefix
+    make_room: Callable[[StoredPrefix, int], bool]
+
+
+@dataclass(frozen=True)
 class Restore:
-    """Slot `slot`, which is empty, gets the first `count` tokens of a loaded prefix."""
+    """Slot `slot`, which is empty, gets the first `count` tokens of a stored prefix."""
 
     slot: int
     prefix: StoredPrefix
@@ -141,13 +156,28 @@ class Restore:
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """The work of one step, in this order: restores, copies, cuts, shifts, calls."""
+    """The work of one step, in this order: saves, restores, copies, cuts, shifts, calls."""
 
     copies: tuple[PrefixCopy, ...] = ()
     cuts: tuple[Cut, ...] = ()
     calls: tuple[Call, ...] = ()
     shifts: tuple[Shift, ...] = ()
     restores: tuple[Restore, ...] = ()
+    saves: tuple[Save, ...] = ()
+
+    @property
+    def plain_rows(self) -> int:
+        """Rows of a step that only continues sequences, in one call without guesses; 0 for every other step."""
+        if (
+            len(self.calls) != 1
+            or self.copies
+            or self.restores
+            or self.saves
+            or self.shifts
+            or not self.calls[0].is_decode
+        ):
+            return 0
+        return len(self.calls[0].spans) + len(self.calls[0].dummy_slots)
 
     @property
     def spans(self) -> list[ScheduledSpan]:
@@ -187,7 +217,11 @@ class Limits:
         prefill_budget: prompt tokens a step at most while others wait for their next token, so that these go on.
         n_outputs: output rows in one call at most.
         n_cells: cells of a unified KV cache, which all share; None: a split one, each slot with cells of its own.
-        can_share: a prefix can be copied from slot to slot and cut (not with recurrent state).
+        can_share: the cells of a slot can be copied to another slot.
+        can_cut: a copy can be cut at any position; False: what a slot holds is of use at its very end alone (recurrent
+            state, sliding windows).
+        has_window: some layers attend over a sliding window, whose older cells are no part of a saved state.
+        state_bytes: bytes of main memory that saved states of slots may take.
         can_pad: dummy rows are harmless (not with recurrent state).
         can_shift: the positions of cells can change (overflow="shift").
         keeps_prefixes: finished sequences leave their cells to requests that begin alike; needs can_share.
@@ -195,6 +229,8 @@ class Limits:
         is_ragged: a pass takes any slots, with any number of tokens each; else consecutive slots, equally many each.
         on_device: a GPU computes: costs of rows and passes are measured, see StepCosts.
         row_ladder: "off", "auto" or "on": see RowLadder.
+        is_unified: the KV cache is a unified one; follows from n_cells.
+        packs_any: a pass takes any slots, with any number of tokens each: the cache is unified, or is_ragged.
     """
 
     n_slots: int
@@ -204,6 +240,9 @@ class Limits:
     n_outputs: int = 2**31
     n_cells: int | None = None
     can_share: bool = True
+    can_cut: bool = True
+    has_window: bool = False
+    state_bytes: int = 0
     can_pad: bool = True
     can_shift: bool = True
     keeps_prefixes: bool = True
@@ -213,12 +252,9 @@ class Limits:
     is_ragged: bool = False
     on_device: bool = False
     row_ladder: str = "off"
+    is_unified: bool = field(init=False)
+    packs_any: bool = field(init=False)
 
-    @property
-    def is_unified(self) -> bool:
-        return self.n_cells is not None
-
-    @property
-    def packs_any(self) -> bool:
-        """A pass takes any slots, with any number of tokens each."""
-        return self.is_unified or self.is_ragged
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_unified", self.n_cells is not None)
+        object.__setattr__(self, "packs_any", self.is_unified or self.is_ragged)

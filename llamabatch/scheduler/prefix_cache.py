@@ -6,21 +6,26 @@ Pure Python.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import abc
+from collections.abc import Callable
 from typing import Any
 
 from llamabatch.request.outputs import FinishReason
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.batch_builder import MAX_DUMMY_GAP
-from llamabatch.scheduler.common_prefix import best_source
-from llamabatch.scheduler.kv_cache import KVCacheManager, Placement
-from llamabatch.scheduler.output import Limits, Restore
+from llamabatch.scheduler.common_prefix import MIN_SHARED, ShareKey, best_source, common_length, share_key
+from llamabatch.scheduler.kv_cache import MOST_OPENING, CachedPrefix, KVCacheManager, Placement
+from llamabatch.scheduler.output import Limits, Restore, Save
 from llamabatch.scheduler.preemption import copy_candidates
-from llamabatch.scheduler.prefix_store import PrefixStore, StoredPrefix
+from llamabatch.scheduler.prefix_store import MIN_CHECKPOINT, MIN_GAIN, PrefixStore, StoredPrefix
 from llamabatch.scheduler.step_costs import StepCosts
 
 # A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: 23 ms, and 770 tokens/s).
 PASS_IN_TOKENS = 18
+# To copy a cell to main memory takes this part of the time of computing it, before both are measured (0.5B Q8_0 on two
+# cores: 12 kB a token, 4 to 12 us, and 1.3 ms).
+_COPY_SHARE = 1 / 150
 
 
 class PrefixCache:
@@ -28,22 +33,35 @@ class PrefixCache:
 
     Args:
         n_slots: slots that the context starts with.
+        token_s: returns the measured seconds of a prompt token; None: not known.
 
     Attributes:
         kv_cache: the slots and their cells.
-        store: prefixes loaded from files.
+        store: prefixes loaded from files, and checkpoints.
+        cuts_anywhere: what a slot holds is of use up to any token.
         num_shared_tokens: tokens copied from running sequences.
-        num_prefix_hits, num_prefix_tokens: sequences that began with cells of finished ones, or from a file; tokens
-            of these.
+        num_prefix_hits, num_prefix_tokens: sequences that began with cells of finished ones, or from the store;
+            tokens of these. num_restored_tokens: those from the store.
     """
 
-    def __init__(self, limits: Limits, n_slots: int, costs: StepCosts) -> None:
+    def __init__(
+        self, limits: Limits, n_slots: int, costs: StepCosts, token_s: Callable[[], float | None] = lambda: None
+    ) -> None:
         self.kv_cache = KVCacheManager(n_slots, limits, costs)
         self._costs = costs
-        self.store = PrefixStore()
+        self._token_s = token_s
+        self.cuts_anywhere = limits.can_cut and not limits.has_window
+        self.store = PrefixStore(limits.state_bytes, is_exact=not self.cuts_anywhere)
+        if self.store.keeps_checkpoints:
+            self.kv_cache.on_loss = self._on_loss
+        self._stops_early = self.store.keeps_checkpoints and not limits.can_cut and limits.keeps_prefixes
+        # request id -> tokens at which a checkpoint of its sequence is made, rising
+        self._places: dict[str, list[int]] = {}
+        self._saves: list[Save] = []
         self.num_shared_tokens = 0
         self.num_prefix_hits = 0
         self.num_prefix_tokens = 0
+        self.num_restored_tokens = 0
         self._limits = limits
         # request id -> the loaded prefix that the next step fills its slot with, and how many tokens of it
         self._restoring: dict[str, tuple[StoredPrefix, int]] = {}
@@ -57,22 +75,27 @@ class PrefixCache:
             "shared_tokens": self.num_shared_tokens,
             "prefix_hits": self.num_prefix_hits,
             "prefix_tokens": self.num_prefix_tokens,
+            "restored_tokens": self.num_restored_tokens,
+            "cache_ram_bytes": self.store.n_bytes,
         }
 
     def admit(self, sequence: Sequence, running: abc.Sequence[Sequence], placement: Placement) -> None:
         """Leases a slot: the one where a finished sequence left its beginning, if no running one has more of it."""
         cached = source = stored = None
         if self._limits.can_share and sequence.request.params.skip_reading_prefix_cache:
-            source = best_source(sequence, copy_candidates(sequence, siblings(sequence, running)))
+            source = self._best_source(sequence, siblings(sequence, running))
         elif self._limits.can_share:
-            cached, source = self.kv_cache.find(sequence), best_source(sequence, copy_candidates(sequence, running))
+            cached, source = self.kv_cache.find(sequence), self._best_source(sequence, running)
             known = max((found[1] for found in (cached, source) if found is not None), default=0)
-            stored = self.store.find(sequence, known)
+            stored = self.store.find(sequence, known, sequence.most_cells if self._limits.is_unified else None)
+            if self._stops_early and not sequence.scores:
+                self._choose_places(sequence, running, known if stored is None else stored[1])
         if stored is not None:  # filled in the next step: nothing copies from the slot, or to it, any more
             sequence.admit(self.kv_cache.lease(placement))
             self._restoring[sequence.request.request_id] = stored
             return
         if cached is not None and (source is None or cached[1] >= source[1]):
+            sequence.least_cut = self.kv_cache.cached[cached[0]].least_cut
             sequence.admit(self.kv_cache.lease_prefix(*cached, placement))
             self._count_hit(sequence, cached[1])
             return
@@ -90,15 +113,19 @@ class PrefixCache:
         return sequence.request.request_id in self._sources or sequence.request.request_id in self._restoring
 
     def restores(self, running: abc.Sequence[Sequence]) -> tuple[Restore, ...]:
-        """Loaded prefixes for sequences that were admitted before this step."""
+        """Stored prefixes for sequences that were admitted before this step."""
         if not self._restoring:
             return ()
         restores = []
         for sequence in running:
             prefix, count = self._restoring.pop(sequence.request.request_id, (None, 0))
-            if prefix is not None and prefix in self.store and sequence.slot is not None:
+            if prefix is not None and not prefix.is_dropped and sequence.slot is not None:
                 restores.append(Restore(sequence.slot, prefix, count))
+                self.kv_cache.fill(sequence.slot)
+                self.kv_cache.count_use(count, prefix.n_prompt)
+                sequence.least_cut = 0 if self.cuts_anywhere else count
                 self._count_hit(sequence, count)
+                self.num_restored_tokens += count
         return tuple(restores)
 
     def copy_ready(self, running: abc.Sequence[Sequence]) -> None:
@@ -110,15 +137,117 @@ class PrefixCache:
             if request_id not in self._sources or sequence.slot is None:
                 continue
             source, count = self._sources[request_id]
-            if source is None or source.slot is None or _ended_early(source) or source.num_shareable < count:
-                self.forget(sequence)
+            if source is None or source.slot is None or _ended_early(source) or not self._may_reach(source, count):
+                self._stop_waiting(sequence)
                 self._find_other_source(sequence, running)
             elif source.num_computed >= count:
-                self.forget(sequence)
+                self._stop_waiting(sequence)
+                if not self._limits.can_cut:
+                    self._save(source, 1)
                 self.kv_cache.copy(source.slot, sequence.slot, count)
                 sequence.begin_at(count)
+                sequence.least_cut = source.least_cut
                 sequence.shared_from = source.number if source.shared_from is None else source.shared_from
                 self.num_shared_tokens += count
+
+    def stops(self, running: abc.Sequence[Sequence]) -> dict[Sequence, int]:
+        """Tokens at which a sequence stops for a step, as others copy exactly these, or a checkpoint is made of them;
+        empty where copies can be cut."""
+        found: dict[Sequence, int] = {}
+        if self._limits.can_cut:
+            return found
+        for source, count in self._sources.values():
+            if source is not None and source.num_computed < count < found.get(source, count + 1):
+                found[source] = count
+        if self._places:
+            for sequence in running:
+                for place in self._places.get(sequence.request.request_id, ()):
+                    if sequence.num_computed < place < found.get(sequence, place + 1):
+                        found[sequence] = place
+        return found
+
+    def save_reached(self, running: abc.Sequence[Sequence]) -> None:
+        """Makes checkpoints of the sequences that have come to their places. To be called before any slot gets other
+        cells in this step."""
+        if not self._places:
+            return
+        for sequence in running:
+            places = self._places.get(sequence.request.request_id)
+            if not places or sequence.num_computed < places[0]:
+                continue
+            if sequence.num_computed in places:
+                self._save(sequence, MIN_GAIN)
+            self._places[sequence.request.request_id] = [p for p in places if p > sequence.num_computed]
+
+    def keep_preempted(self, sequence: Sequence) -> None:
+        """`sequence` is about to lose its slot: a checkpoint lets it go on where it stopped."""
+        if self._limits.can_share and not sequence.num_discarded:
+            gain = self._least_gain(sequence.num_computed, chance=1) if self.cuts_anywhere else MIN_SHARED
+            self._save(sequence, gain)
+
+    def pop_saves(self) -> tuple[Save, ...]:
+        """Checkpoints that this step makes."""
+        saves, self._saves = tuple(self._saves), []
+        return saves
+
+    def _save(self, sequence: Sequence, gain: int) -> None:
+        """Makes a checkpoint of all that a sequence has computed, if it saves so many tokens more than others."""
+        slot, count = sequence.slot, sequence.num_computed
+        if slot is None or not self.kv_cache.is_settled(slot):
+            return
+        n_prompt = min(sequence.num_prompt, count)
+        self._save_tokens(slot, sequence.token_ids[:count], share_key(sequence.request), n_prompt, gain)
+
+    def _save_tokens(self, slot: int, token_ids: abc.Sequence[int], key: ShareKey, n_prompt: int, gain: int) -> None:
+        prefix = self.store.checkpoint(token_ids, key, gain)
+        if prefix is not None:
+            prefix.n_prompt = n_prompt
+            self._saves.append(Save(slot, prefix, self.store.make_room))
+
+    def _on_loss(self, slot: int, cached: CachedPrefix, kept: int) -> None:
+        """Cells of a finished sequence give way: their state moves to main memory. Where older cells of a window are no
+        part of it, that of the prompt alone, as the next turn of a chat may leave out what was thought."""
+        if self.cuts_anywhere:
+            gain = self._least_gain(cached.count, self.kv_cache.continued)
+            if cached.count - kept >= gain:
+                self._save_tokens(slot, cached.token_ids[: cached.count], cached.key, cached.n_prompt, gain)
+            return
+        cuts = self._limits.can_cut and self._limits.has_window
+        count = cached.n_prompt if cuts and cached.n_prompt >= cached.least_cut else cached.count
+        if kept or count < MIN_CHECKPOINT or (count < cached.count and self.kv_cache.is_copied(slot)):
+            return  # the other slot has the cells, and a save that cuts them comes before the copy
+        self._save_tokens(slot, cached.token_ids[:count], cached.key, cached.n_prompt, MIN_GAIN)
+
+    def _least_gain(self, count: int, chance: float) -> int:
+        """Tokens that a copy of `count` cells must save at least: to compute them, by the chance that their text goes
+        on, takes longer than the copy."""
+        compute_s, copy_s = self._token_s(), self.store.token_s
+        share = _COPY_SHARE if compute_s is None or copy_s is None else copy_s / compute_s
+        return max(MIN_SHARED, math.ceil(count * share / chance))
+
+    def _choose_places(self, sequence: Sequence, running: abc.Sequence[Sequence], known: int) -> None:
+        """Chooses where checkpoints of a sequence are made: at the end of its prompt, or of the last turn in it, as a
+        template may write other tokens behind that one the next time; and where others have parted from its tokens.
+
+        Args:
+            known: tokens that it does not compute.
+        """
+        tokens, n_prompt = sequence.token_ids, sequence.num_prompt
+        if n_prompt < MIN_CHECKPOINT:
+            return
+        key, head = share_key(sequence.request), tokens[:MIN_SHARED]
+        common = self.store.longest_common(tokens, key)
+        others: list[tuple[abc.Sequence[int], ShareKey]]
+        others = [(other.token_ids, share_key(other.request)) for other in running]
+        others += [(cached.token_ids, cached.key) for cached in self.kv_cache.cached.values()]
+        for known_ids, other_key in others:
+            if other_key == key and known_ids[:MIN_SHARED] == head:
+                common = max(common, common_length(tokens, known_ids))
+        # the same prompt again needs its last token computed, so its state is saved before that one
+        places = {min(place, n_prompt - 1) for place in (common, sequence.last_turn(MOST_OPENING))}
+        places = {place for place in places if place >= MIN_CHECKPOINT and place >= known + MIN_GAIN}
+        if places:
+            self._places[sequence.request.request_id] = sorted(places)
 
     def source_slot(self, sequence: Sequence) -> int | None:
         """The slot that computes the prefix which `sequence` will copy; None: it waits for none."""
@@ -132,6 +261,10 @@ class PrefixCache:
 
     def forget(self, sequence: Sequence) -> None:
         """`sequence` ended, or lost its slot: it waits for no cells."""
+        self._stop_waiting(sequence)
+        self._places.pop(sequence.request.request_id, None)
+
+    def _stop_waiting(self, sequence: Sequence) -> None:
         self._sources.pop(sequence.request.request_id, None)
         self._restoring.pop(sequence.request.request_id, None)
 
@@ -144,8 +277,21 @@ class PrefixCache:
                 self._sources[request_id] = (None, count)
 
     def reset(self) -> None:
-        """Gives up the cells of all finished sequences. Cells of running ones and prefixes from files stay."""
-        self.kv_cache.evict_keys(lambda key: True)
+        """Gives up the cells of all finished sequences, and checkpoints. Cells of running ones and prefixes from files
+        stay."""
+        self.drop(lambda key: True)
+
+    def drop(self, unwanted: Callable[[ShareKey], bool]) -> None:
+        """Gives up cells of finished sequences, and checkpoints, of such keys."""
+        self.kv_cache.evict_keys(unwanted)
+        self.drop_checkpoints(unwanted)
+
+    def drop_checkpoints(self, unwanted: Callable[[ShareKey], bool]) -> None:
+        """Gives up checkpoints of such keys, also those that gave way in the store while a slot waits for them."""
+        self.store.drop(unwanted)
+        for prefix, _ in self._restoring.values():
+            if prefix.path is None and unwanted(prefix.key):
+                prefix.is_dropped = True
 
     def evict_between(self, decoding: abc.Sequence[Sequence], occupied: set[int]) -> None:
         """Evicts cached cells between rows, unless computing them again would cost more than a second pass until the
@@ -170,6 +316,24 @@ class PrefixCache:
                     self.kv_cache.evict(slot)
         occupied.update(cached)
 
+    def _best_source(self, sequence: Sequence, others: abc.Iterable[Sequence]) -> tuple[Sequence, int] | None:
+        least_cut = None if self.cuts_anywhere else self._least_cut
+        return best_source(sequence, copy_candidates(sequence, others), least_cut)
+
+    def _least_cut(self, source: Sequence) -> int:
+        """Tokens to which the cells of a sequence, with those that it waits for, can be cut at least."""
+        request_id = source.request.request_id
+        if request_id in self._restoring:
+            return self._restoring[request_id][1]
+        awaited, count = self._sources.get(request_id, (None, 0))
+        if not self._limits.can_cut:
+            return max(source.num_computed, count)
+        return source.least_cut if awaited is None else self._least_cut(awaited)
+
+    def _may_reach(self, source: Sequence, count: int) -> bool:
+        """True if `source` has, or will have, the cells of these tokens to copy."""
+        return source.num_shareable >= count >= self._least_cut(source)
+
     def _find_other_source(self, sequence: Sequence, running: abc.Sequence[Sequence]) -> None:
         """The source of `sequence` is lost. Its cells may still be cached; else only sequences admitted before this one
         count: two that wait for each other would wait for ever."""
@@ -180,9 +344,10 @@ class PrefixCache:
             earlier = siblings(sequence, earlier)
         else:
             cached = self.kv_cache.find(sequence)
-        source = best_source(sequence, copy_candidates(sequence, earlier))
+        source = self._best_source(sequence, earlier)
         if cached is not None and (source is None or cached[1] >= source[1]):
             self.kv_cache.copy(cached[0], sequence.slot, cached[1])
+            sequence.least_cut = self.kv_cache.cached[cached[0]].least_cut
             self._count_hit(sequence, cached[1])
         elif source is not None:
             self._sources[sequence.request.request_id] = source

@@ -152,3 +152,7 @@ class RequestQueue:
     def _leave(self, sequence: Sequence) -> None:
         if sequence.number is not None:  # None: it failed on its way in
             self._members.discard(sequence.number)
+        if not self._members:  # an idle engine keeps no sequence that has left
+            self._arrivals.clear()
+            self._heap.clear()
+            self._by_age.clear()

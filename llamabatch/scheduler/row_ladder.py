@@ -1,6 +1,6 @@
 """Decode calls of few shapes, so that llama.cpp uses its last graph again. Pure Python.
 
-llama.cpp builds the graph of a pass anew unless the last one had the same sequences, as many tokens and output rows,
+llama.cpp builds the graph of a pass again unless the last one had the same sequences, as many tokens and output rows,
 and as many cells, rounded up to 256 (llama-graph.h, allow_reuse); CUDA then launches some thousand kernels one by one,
 and records them again. On a GPU, where a row costs a small part of a pass, rows are added instead: the sequences of a
 call are those of a window of slots, which stays as it is while sequences end and begin in it.
@@ -50,7 +50,7 @@ class RowLadder:
 
         def is_free(slot: int) -> bool:
             count = held.get(slot, 0)
-            return count == 0 or (self._limits.can_share and count < reach)
+            return count == 0 or (self._limits.can_share and self._limits.can_cut and count < reach)
 
         for window in self._windows(spans[0].slot, spans[-1].slot, len(spans), n_slots):
             dummies = [slot for slot in window if slot not in own]

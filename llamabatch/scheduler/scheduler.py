@@ -42,7 +42,7 @@ from llamabatch.scheduler.preemption import foreground, peer_slots, victims
 from llamabatch.scheduler.prefix_cache import PrefixCache
 from llamabatch.scheduler.request_queue import PREEMPTION_COUNTS, RequestQueue
 from llamabatch.scheduler.row_ladder import RowLadder
-from llamabatch.scheduler.selection import NOTHING, Selection
+from llamabatch.scheduler.selection import Selection
 from llamabatch.scheduler.slot_state import SlotState, WaitingState, slot_state, waiting_state
 from llamabatch.scheduler.spec_decode import SpecDecoder
 from llamabatch.scheduler.step_costs import StepCosts
@@ -84,17 +84,19 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.costs = StepCosts(limits)
         start_slots = min(self.most_slots, limits.start_slots or limits.n_slots)
-        self.prefix_cache = PrefixCache(limits, start_slots, self.costs)
+        self._prefill_pacer = PrefillPacer(limits, self.costs)
+        times = self._prefill_pacer.times
+        self.prefix_cache = PrefixCache(limits, start_slots, self.costs, lambda: times.token_s)
         self.adapters = AdapterScheduler()
         self.deadlines = Deadlines()
         self.counters = SequenceCounters()
         self.num_preemptions = 0
         self._kv_cache = self.prefix_cache.kv_cache
+        self.slots: SlotPool = self._kv_cache.slots
         self._waiting = RequestQueue(policy.key, policy.by_family and limits.can_share)
-        self._prefill_pacer = PrefillPacer(limits, self.costs)
         self._ladder = RowLadder(limits, self.costs)
         self._background_pacer = BackgroundPacer(limits)
-        self._selection = NOTHING
+        self._turn = BackgroundTurn.NONE  # of the step under way
         self._spec_decoder = spec_decoder
         self._sequences: dict[str, Sequence] = {}  # in flight, by request id
         self._shifting: set[Sequence] = set()  # in flight, and may outgrow their slot
@@ -108,10 +110,6 @@ class Scheduler:
         self._step_s = 0.0  # when the last step began
         self._delays_token = False  # the last step decoded, and a caller waited for its next token
         self._step = 0
-
-    @property
-    def slots(self) -> SlotPool:
-        return self._kv_cache.slots
 
     @property
     def num_free_slots(self) -> int:
@@ -199,12 +197,14 @@ class Scheduler:
             return
         if not carried >= set(self.held_slots):
             for sequence in list(self.running):
-                self._preempt(sequence)
+                self._preempt(sequence, is_lost=True)
             carried = frozenset()
         self._kv_cache.grow(n_slots, carried)
+        if not self.prefix_cache.cuts_anywhere:  # a state beside cells fits contexts of as many slots alone
+            self.prefix_cache.drop_checkpoints(lambda key: True)
 
     def cached_slot(self, token_ids: abc.Sequence[int]) -> int | None:
-        """The slot where a finished request has left the cells of exactly these tokens, computed without adapters."""
+        """The slot where a finished request has left the cells of exactly these tokens under the plain key."""
         return self._kv_cache.slot_of(token_ids)
 
     def load_prefix(self, path: str, token_ids: abc.Sequence[int], state: bytes) -> None:
@@ -225,7 +225,7 @@ class Scheduler:
 
     def forget_adapter(self, name: str) -> None:
         """Evicts cached cells of an adapter that is about to be unloaded: another may take its name."""
-        self._kv_cache.evict_keys(lambda key: any(name == used for used, _ in key))
+        self.prefix_cache.drop(lambda key: any(name == used for used, _ in key.adapters))
 
     def stats(self) -> dict[str, Any]:
         """Fields of EngineStats. May be called from any thread, also between two parts of a step."""
@@ -282,7 +282,8 @@ class Scheduler:
         self._step += 1
         self._step_s = self._clock()
         restores = self._admit()
-        self._selection = selection = self._select()
+        selection = self._select()
+        self._turn = selection.background
         if len(selection.runnable) == len(self.running):
             self._close_holes()
         shifts = self._shift_full_slots() if self._shifting else ()
@@ -290,10 +291,11 @@ class Scheduler:
         if selection.rotates_adapters:
             self.adapters.count_step(calls)
         copies, cuts = self._kv_cache.pop_actions()
-        return SchedulerOutput(copies, cuts, tuple(calls), shifts, restores)
+        return SchedulerOutput(copies, cuts, tuple(calls), shifts, restores, self.prefix_cache.pop_saves())
 
     def _admit(self) -> tuple[Restore, ...]:
         """Gives slots to waiting sequences, and shared prefixes to all that wait for them."""
+        self.prefix_cache.save_reached(self.running)
         restores = self.prefix_cache.restores(self.running)
         # before the first admission: a source that has just finished still holds its slot's cells
         self.prefix_cache.copy_ready(self.running)
@@ -303,10 +305,10 @@ class Scheduler:
 
     def _select(self) -> Selection:
         """Selects the running sequences that compute in this step: by tier, shared prefix, adapters and policy."""
-        front = foreground(self.running) if self._n_background else self.running
-        n_front = 0 if self.running and front[0].background else len(front)
-        turn = self._background_pacer.turn(n_front, len(self.running) - n_front)
-        tier = self.running if turn in (BackgroundTurn.DECODE, BackgroundTurn.PREFILL) else front
+        first_tier = foreground(self.running) if self._n_background else self.running
+        n_first_tier = 0 if self.running and first_tier[0].background else len(first_tier)
+        turn = self._background_pacer.turn(n_first_tier, len(self.running) - n_first_tier)
+        tier = self.running if turn in (BackgroundTurn.DECODE, BackgroundTurn.PREFILL) else first_tier
         waits = self.prefix_cache.waits
         ready = [s for s in tier if not waits(s)] if self.prefix_cache.n_waiting else tier
         rotates_adapters = self.adapters.in_use
@@ -314,7 +316,7 @@ class Scheduler:
         if turn is BackgroundTurn.SHARE:
             runnable = [*runnable, *self._sharing(runnable)]
         packs_rows = self.limits.packs_any and self._spec_decoder is None  # rows with guesses have calls of their own
-        return Selection(runnable, front, turn, rotates_adapters, packs_rows)
+        return Selection(runnable, first_tier, turn, rotates_adapters, packs_rows)
 
     def _sharing(self, runnable: abc.Sequence[Sequence]) -> list[Sequence]:
         """Background sequences that compute in the pass of these foreground ones."""
@@ -358,26 +360,24 @@ class Scheduler:
         if self.limits.packs_any and (selection.decoding or (selection.packs_rows and ends_soon)):
             # one pass a step, so that rows share passes with prompts, those of prompts that end in this step, too
             budget = min(budget, max(LEAST_CHUNK, self.limits.n_ubatch - len(selection.decoding)))
-        calls = prefill_calls(prompts, budget, self.limits)
+        stops = self.prefix_cache.stops(self.running)
+        calls = prefill_calls(prompts, budget, self.limits, stops)
         if selection.background_prompts:
             times = self._prefill_pacer.times
             n_rows = len(selection.decoding) - selection.n_foreground_rows
             chunk = self._background_pacer.chunk(n_rows, times.plain_s, times.token_s)
-            calls += prefill_calls(selection.background_prompts, chunk, self.limits)
+            calls += prefill_calls(selection.background_prompts, chunk, self.limits, stops)
         return calls
 
     def _admit_waiting(self) -> None:
         if self._is_full and self.running:
             return  # a preempted sequence would meet the same lack of room: another has to finish first
         for _ in range(self.policy.admits(len(self.running), self.slots.n_free)):
-            sequence = self._waiting.pop(self._has_cells_for)
-            if sequence is None:
+            if not self._admit_next():
                 break
-            self._admit_one(sequence)
         while self._waiting and (self._preempts or self._n_background) and self._preempt_for_next():
-            sequence = self._waiting.pop(self._has_cells_for)
-            assert sequence is not None
-            self._admit_one(sequence)
+            admitted = self._admit_next()
+            assert admitted
 
     def _preempt_for_next(self) -> bool:
         """Preempts sequences for the next waiting one, if it may take their slots and can then be admitted."""
@@ -395,11 +395,18 @@ class Scheduler:
 
         A slot of a split cache always has: its n_ctx cells bound the request.
         """
-        if self.limits.n_cells is None:
-            return True
-        return sum(s.most_cells for s in self.running) + sequence.most_cells <= self.limits.n_cells
+        return self.limits.n_cells is None or sequence.most_cells <= self.limits.n_cells - self._claimed_cells
 
-    def _admit_one(self, sequence: Sequence) -> None:
+    @property
+    def _claimed_cells(self) -> int:
+        """Cells that the running sequences can come to use."""
+        return sum(s.most_cells for s in self.running)
+
+    def _admit_next(self) -> bool:
+        """Gives a slot to a waiting sequence; false: the KV cache has room for none of them."""
+        sequence = self._waiting.pop(self._has_cells_for)
+        if sequence is None:
+            return False
         placement = Placement(
             peer_slots(sequence, self.running) if self._n_background else None,
             from_top=sequence.background,
@@ -412,17 +419,18 @@ class Scheduler:
         if self._on_admit is not None:
             self._on_admit(sequence)
         if self.limits.n_cells is not None:  # cached cells give way to all that running sequences can come to use
-            self._kv_cache.evict_to(self.limits.n_cells - sum(s.most_cells for s in self.running))
+            self._kv_cache.evict_to(self.limits.n_cells - self._claimed_cells)
+        return True
 
     def _close_holes(self) -> None:
         """Moves sequences into holes that no waiting one will fill, so that a step needs no dummy rows."""
         if self._waiting or self.limits.packs_any or not self.limits.can_share:
             return
-        front = foreground(self.running) if self._n_background else self.running
-        behind = [s for s in self.running if s.background] if len(front) < len(self.running) else []
+        first_tier = foreground(self.running) if self._n_background else self.running
+        behind = [s for s in self.running if s.background] if len(first_tier) < len(self.running) else []
         min_steps = 2 * self.costs.copy_in_rows(MIN_STEPS_TO_MOVE // 2)  # a move saves a dummy row in each
-        for sequences, up in ((front, False), (behind, True)):  # one after the other: both may want one hole
-            if self._ladder.is_on and self._ladder.fills(sequences):
+        for sequences, up in ((first_tier, False), (behind, True)):  # one after the other: both may want one hole
+            if not sequences or (self._ladder.is_on and self._ladder.fills(sequences)):
                 continue
             for sequence, new in moves(sequences, self.slots.free, up=up, min_steps=min_steps):
                 assert sequence.slot is not None
@@ -454,11 +462,14 @@ class Scheduler:
             results: one for each span, in the order of `batch.spans`.
         """
         now, spans = self._clock(), batch.spans
+        self.prefix_cache.store.settle()
         self.costs.observe(batch, now - self._step_s)
-        self._observe(batch, now - self._step_s)
+        self._observe(spans, now - self._step_s)
         if self._spec_decoder is not None:
             self._spec_decoder.observe(batch, results)
         retries = self._make_room(results)
+        if any(restore.prefix.is_refused for restore in batch.restores):
+            self._recompute_unfilled(batch)
         outputs = []
         for span, result in zip(spans, results, strict=True):
             try:
@@ -474,9 +485,25 @@ class Scheduler:
         self.counters.end_step(now)
         return outputs
 
-    def _observe(self, batch: SchedulerOutput, seconds: float) -> None:
+    def _recompute_unfilled(self, batch: SchedulerOutput) -> None:
+        """Drops the checkpoints that llama.cpp did not take. Sequences in slots without their cells wait again, to be
+        computed from the beginning."""
+        unfilled: set[int] = set()
+        for restore in batch.restores:
+            if restore.prefix.is_refused and restore.prefix.path is None:
+                self.prefix_cache.store.discard(restore.prefix)
+                unfilled.add(restore.slot)
+        for copy in batch.copies:
+            (unfilled.add if copy.source in unfilled else unfilled.discard)(copy.target)
+        for slot in unfilled & self._kv_cache.cached.keys():
+            self._kv_cache.evict(slot, is_lost=True)
+        for sequence in [sequence for sequence in self.running if sequence.slot in unfilled]:
+            sequence.begin_at(0)  # nothing of it was cached
+            self._preempt(sequence, is_lost=True)
+
+    def _observe(self, spans: list[ScheduledSpan], seconds: float) -> None:
         """Takes in how long a step took, by what it computed: of the foreground, and of background beside it."""
-        spans, turn, n_background = batch.spans, self._selection.background, 0
+        turn, n_background = self._turn, 0
         if turn is not BackgroundTurn.NONE:
             n_background = sum(span.length for span in spans if span.sequence.background)
             spans = [span for span in spans if not span.sequence.background]
@@ -578,10 +605,16 @@ class Scheduler:
                 self._kv_cache.cache(sequence.slot, sequence)
         return SequenceOutput(request_id, token_ids, text, _output_of(sequence), logprobs=logprobs)
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Takes the slot of a running sequence, which waits again."""
+    def _preempt(self, sequence: Sequence, *, is_lost: bool = False) -> None:
+        """Takes the slot of a running sequence, which waits again.
+
+        Args:
+            is_lost: the slot does not hold its cells any more.
+        """
         assert sequence.slot is not None
         self.running.remove(sequence)
+        if not is_lost:
+            self.prefix_cache.keep_preempted(sequence)
         self._kv_cache.vacate(sequence.slot)
         sequence.preempt()
         self.prefix_cache.on_preempted(sequence)
@@ -591,6 +624,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises ValueError if slots and running sequences disagree: a bug of ours."""
         self._kv_cache.check_integrity()
+        self.prefix_cache.store.check_integrity()
         if sorted(s.slot for s in self.running if s.slot is not None) != sorted(self.slots.leased):
             raise ValueError("leased slots and running sequences differ")
 

@@ -149,8 +149,8 @@ class SpecDecoder:
         return True
 
     def _propose(self, decoding: abc.Sequence[Sequence], lengths: list[int], n: int) -> list[list[int]]:
-        asked = [s for s, length in zip(decoding, lengths, strict=True) if length]
-        found = iter(self._proposer.propose(asked, n))
+        guessing = [s for s, length in zip(decoding, lengths, strict=True) if length]
+        found = iter(self._proposer.propose(guessing, n))
         return [
             _cut_at_end(s, next(found)[:length]) if length else [] for s, length in zip(decoding, lengths, strict=True)
         ]

@@ -29,16 +29,16 @@ class StepTimes:
         self._stairs: dict[int, tuple[int, deque[float]]] = {}  # stair -> rows of its last sample, seconds
 
     def add(self, rows: int, seconds: float) -> None:
-        _, samples = self._stairs.get(_stair(rows), (0, deque(maxlen=_SAMPLES)))
+        _, samples = self._stairs.get(stair(rows), (0, deque(maxlen=_SAMPLES)))
         samples.append(seconds)
-        self._stairs[_stair(rows)] = rows, samples
+        self._stairs[stair(rows)] = rows, samples
 
     def seconds(self, rows: int) -> float | None:
         """Seconds of a step of so many rows, interpolated between measured stairs; None before the first measurement.
 
         Beyond them it is the nearest: more rows than were ever tried seem to cost nothing more, so that they are tried.
         """
-        own = _stair(rows)
+        own = stair(rows)
         below = max((s for s in self._stairs if s <= own), default=None)
         above = min((s for s in self._stairs if s >= own), default=None)
         if below is None or above is None or below == above:
@@ -70,7 +70,7 @@ class StepCosts:
 
     def observe(self, batch: SchedulerOutput, seconds: float) -> None:
         """Takes the duration of a step in that was one call of decoding sequences."""
-        if not self._measures or len(batch.calls) != 1 or batch.restores or batch.shifts:
+        if not self._measures or len(batch.calls) != 1 or batch.restores or batch.shifts or batch.saves:
             return
         [call] = batch.calls
         if not call.is_decode:
@@ -92,6 +92,8 @@ class StepCosts:
 
     def pass_in_rows(self, default: int) -> int:
         """Rows, or prompt tokens, that cost as much as a pass over the weights without any."""
+        if not self._measures:
+            return default
         ends, row_s = self._times.ends(), self.row_s
         if ends is None or row_s is None:
             return default
@@ -100,8 +102,8 @@ class StepCosts:
 
     def copy_in_rows(self, default: int) -> int:
         """Rows, or prompt tokens, that cost as much as the copy of a slot."""
-        row_s = self.row_s
-        if row_s is None or not self._copies:
+        row_s = self.row_s if self._copies else None
+        if row_s is None:
             return default
         return max(1, int(statistics.median(self._copies) / row_s))
 
@@ -113,6 +115,6 @@ class StepCosts:
         return int(share * seconds / row_s)
 
 
-def _stair(rows: int) -> int:
+def stair(rows: int) -> int:
     bits = rows.bit_length()
     return 2 * bits + (rows >> (bits - 2) & 1 if bits > 1 else 0)

@@ -22,16 +22,27 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from llamabatch.client.connect import connect as connect_engine
-from llamabatch.server import health, metrics, openapi
+from llamabatch.server import openapi
+from llamabatch.server.anthropic import dialect as anthropic
 from llamabatch.server.anthropic import messages
 from llamabatch.server.batches.service import BatchService
 from llamabatch.server.batches.upload import OVERHEAD_BYTES
-from llamabatch.server.errors import exception_handlers
-from llamabatch.server.gate import MAX_QUEUE
-from llamabatch.server.limits import BodyLimits
+from llamabatch.server.http.body_limits import BodyLimits
+from llamabatch.server.http.counts import HttpCounts
+from llamabatch.server.http.errors import exception_handlers
+from llamabatch.server.http.file_watch import watch
+from llamabatch.server.http.keys import KeyRing
+from llamabatch.server.http.logs import AccessLog
+from llamabatch.server.http.middleware import EndsWithItsClient, ErrorShapes, RefusesReadably, RootPath
+from llamabatch.server.http.request_log import RequestLog
+from llamabatch.server.http.security import secured
 from llamabatch.server.llama_server import adapters as lora_scales
-from llamabatch.server.llama_server import completion, embedding, props, slots
-from llamabatch.server.logs import AccessLog
+from llamabatch.server.llama_server import completion, embedding, props, slots, templates
+from llamabatch.server.monitor import health, metrics
+from llamabatch.server.ollama import chat as ollama_chat
+from llamabatch.server.ollama import dialect as ollama
+from llamabatch.server.ollama import embed as ollama_embed
+from llamabatch.server.ollama import models as ollama_models
 from llamabatch.server.openai import (
     batches,
     chat,
@@ -39,19 +50,20 @@ from llamabatch.server.openai import (
     embeddings,
     files,
     models,
-    rerank,
     responses,
-    tokenize,
 )
+from llamabatch.server.openai.batch_lines import reader_of
 from llamabatch.server.page import files as page
-from llamabatch.server.request_log import RequestLog
-from llamabatch.server.security import own_path, secured
-from llamabatch.server.serving import Connect, Serving
-from llamabatch.server.vertex import vertex_routes
+from llamabatch.server.serving.checks import MAX_QUEUE
+from llamabatch.server.serving.serving import Connect, Serving
+from llamabatch.server.vertex import with_vertex_routes
 from llamabatch.server.vllm import adapters as lora_files
-from llamabatch.server.vllm import status
+from llamabatch.server.vllm import rerank, status, tokenize
 
 _OWN = frozenset(each.name for each in fields(ServerOptions))
+
+# Of dialects whose clients read the errors of keys, sizes and unknown paths, too.
+ERROR_SHAPES = {each.PATHS: each.error_document for each in (anthropic, ollama)}
 
 ROUTES: tuple[Sequence[BaseRoute], ...] = (
     health.routes,
@@ -61,6 +73,7 @@ ROUTES: tuple[Sequence[BaseRoute], ...] = (
     rerank.routes,
     models.routes,
     tokenize.routes,
+    templates.routes,
     responses.routes,
     messages.routes,
     metrics.routes,
@@ -73,6 +86,9 @@ ROUTES: tuple[Sequence[BaseRoute], ...] = (
     lora_files.routes,
     files.routes,
     batches.routes,
+    ollama_chat.routes,
+    ollama_embed.routes,
+    ollama_models.routes,
     openapi.routes,
 )
 
@@ -85,9 +101,9 @@ def app(model: str | os.PathLike[str], **options: Any) -> Starlette:
 
 
 def engine_config(model: str | os.PathLike[str], options: dict[str, Any]) -> EngineConfig:
-    """The options of an engine behind a server: in a child process, with a bound on its queue, unless they say
-    otherwise."""
-    return EngineConfig.from_options(model, {"isolate": True, "max_queue": MAX_QUEUE} | options)
+    """The options of an engine behind a server: in a child process, with a bound on its queue and a context that is
+    long enough for agents, unless they say otherwise."""
+    return EngineConfig.from_options(model, {"isolate": True, "max_queue": MAX_QUEUE, "n_ctx": "fit"} | options)
 
 
 def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = connect_engine) -> Starlette:
@@ -97,25 +113,36 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
         connect: starts the engine; tests have others.
     """
     serving = Serving(config, options, connect)
-    batch_service = BatchService(serving)
+    keys = KeyRing(options.keys) if options.api_keys else None
+    batch_service = BatchService(serving, reader_of)
     serving.parts.append(batch_service)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         serving.start()  # on a thread: meanwhile all that needs the model is a 503
+        watching = None
+        if keys is not None and options.api_key_file is not None:
+            ring, path = keys, options.api_key_file
+            watching = asyncio.ensure_future(watch([path], lambda: ring.replace(options.read_keys_again()), "keys"))
         try:
             yield
         finally:
+            if watching is not None:
+                watching.cancel()
             await serving.aclose()
 
-    found = [route for routes in (*ROUTES, *([page.routes] if options.page else [])) for route in routes]
+    found = [route for routes in (*([page.routes] if options.page else []), *ROUTES) for route in routes]
+    routes = with_vertex_routes(found, os.environ)
+    counts = HttpCounts(routes, options.root_path)
     made = Starlette(
-        routes=[*found, *vertex_routes(found, os.environ)],
+        routes=routes,
         middleware=[
-            Middleware(RequestLog),
+            Middleware(ErrorShapes, ERROR_SHAPES, options.root_path),
+            Middleware(RefusesReadably),
+            Middleware(RequestLog, counts),
             *([Middleware(AccessLog)] if options.access_log else []),
             Middleware(RootPath, options.root_path),
-            Middleware(secured, options),
+            Middleware(secured, options, keys),
             Middleware(
                 BodyLimits,
                 options.max_body_bytes,
@@ -129,88 +156,6 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
     )
     made.state.serving = serving
     made.state.batches = batch_service
+    made.state.http_counts = counts
+    made.state.keys = keys
     return made
-
-
-class RootPath:
-    """A middleware that lets all paths begin with a prefix, too: a proxy in front may strip it or leave it."""
-
-    def __init__(self, app: Any, prefix: str) -> None:
-        self._app = app
-        self._prefix = prefix
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if self._prefix and scope["type"] == "http":
-            path, root = own_path(scope), str(scope.get("root_path", "")) + self._prefix
-            if not f"{path}/".startswith(f"{self._prefix}/"):
-                scope = {**scope, "path": root + path}
-            scope = {**scope, "root_path": root}
-        await self._app(scope, receive, send)
-
-
-class EndsWithItsClient:
-    """A middleware that cancels the handler of a request when its client disconnects, streamed or not.
-
-    Without it a handler that waits for the engine would learn of that only when it sends. It looks once the body has
-    been read, as what a handler has not read yet comes on the same channel.
-    """
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        client = _Client(receive)
-        handler = asyncio.ensure_future(self._app(scope, client.receive, send))
-        client.handler = handler
-        try:
-            await asyncio.shield(handler)
-        except asyncio.CancelledError:
-            handler.cancel()  # also where this task is cancelled, at the end of the server
-            with contextlib.suppress(asyncio.CancelledError):
-                await handler
-            if not client.has_left:
-                raise
-        finally:
-            client.stop()
-
-
-class _Client:
-    """The receiving side of a request.
-
-    Attributes:
-        handler: the task to be cancelled once the client is gone.
-        has_left: it is gone.
-    """
-
-    def __init__(self, receive: Any) -> None:
-        self.handler: asyncio.Future[Any] | None = None
-        self.has_left = False
-        self._receive = receive
-        self._watch: asyncio.Task[None] | None = None
-
-    async def receive(self) -> Any:
-        """As the server's, for the handler."""
-        if self._watch is not None:  # the body is complete: what comes is the end
-            await asyncio.shield(self._watch)
-            return {"type": "http.disconnect"}
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            self.has_left = True
-        elif not message.get("more_body", False):
-            self._watch = asyncio.ensure_future(self._look())
-        return message
-
-    def stop(self) -> None:
-        """The response is complete."""
-        if self._watch is not None:
-            self._watch.cancel()
-
-    async def _look(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if self.handler is not None and not self.handler.done():
-            self.has_left = True
-            self.handler.cancel()

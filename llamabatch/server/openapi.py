@@ -10,24 +10,28 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import BaseRoute, Route
 
 from llamabatch.server.anthropic.messages_body import MESSAGES
-from llamabatch.server.asked import json_response
 from llamabatch.server.batches.records import LEAST_EXPIRY_S, MOST_EXPIRY_S, PURPOSE
-from llamabatch.server.bodies import TIMEOUT_HEADER, Field, Fields, Json
 from llamabatch.server.llama_server import completion_body as llama_completion
 from llamabatch.server.llama_server import embedding as llama_embedding
+from llamabatch.server.ollama import body as ollama_body
+from llamabatch.server.ollama import embed as ollama_embed
+from llamabatch.server.ollama.models import SHOW
 from llamabatch.server.openai.batches import BATCH
-from llamabatch.server.openai.chat_body import CHAT
 from llamabatch.server.openai.completion_body import COMPLETION
 from llamabatch.server.openai.embeddings import EMBEDDING
-from llamabatch.server.openai.rerank import CLASSIFY, RERANK, SCORE
 from llamabatch.server.openai.responses_body import RESPONSES
-from llamabatch.server.openai.tokenize import DETOKENIZE, TOKENIZE
-from llamabatch.server.serving import serving_of
+from llamabatch.server.request.body import TIMEOUT_HEADER, Field, Fields, Json
+from llamabatch.server.request.chat_body import CHAT
+from llamabatch.server.response.answer import json_response
+from llamabatch.server.serving.serving import serving_of
 from llamabatch.server.vllm import adapters as lora_files
+from llamabatch.server.vllm.rerank import CLASSIFY, RERANK, SCORE
+from llamabatch.server.vllm.tokenize import DETOKENIZE, TOKENIZE
 from llamabatch.utils.version import __version__
 
 _HELLO = [{"role": "user", "content": "Hello"}]
 _EVENTS = "text/event-stream"
+_LINES = "application/x-ndjson"
 
 
 @dataclass(frozen=True)
@@ -38,14 +42,14 @@ class Operation:
         fields: its table.
         required: names of fields that must be there.
         examples: bodies that work, by their names.
-        streams: the answer may be a stream of events.
+        streams: the media type of an answer in pieces; "": it comes whole.
         kind: media type of the body.
     """
 
     fields: Fields
     required: Sequence[str]
     examples: Mapping[str, Json] = field(default_factory=dict)
-    streams: bool = False
+    streams: str = ""
     kind: str = "application/json"
 
 
@@ -92,7 +96,7 @@ _CHAT = Operation(
             "tool_choice": "required",
         },
     },
-    streams=True,
+    streams=_EVENTS,
 )
 _COMPLETION = Operation(
     COMPLETION,
@@ -103,7 +107,7 @@ _COMPLETION = Operation(
         "streamed": {"prompt": "One", "max_tokens": 4, "stream": True},
         "logprobs of the prompt": {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 1},
     },
-    streams=True,
+    streams=_EVENTS,
 )
 _EMBEDDING = Operation(
     EMBEDDING,
@@ -140,9 +144,9 @@ _LLAMA_COMPLETION = Operation(
         "mixed prompts": {"prompt": ["One", [10, "two", 11], {"prompt_string": "Three"}], "n_predict": 4},
         "some fields": {"prompt": "One", "n_predict": 4, "response_fields": ["content", "timings/predicted_n"]},
     },
-    streams=True,
+    streams=_EVENTS,
 )
-_INFILL = Operation(llama_completion.INFILL, ["input_prefix", "input_suffix"], streams=True)
+_INFILL = Operation(llama_completion.INFILL, ["input_prefix", "input_suffix"], streams=_EVENTS)
 _LLAMA_EMBEDDING = Operation(
     llama_embedding.EMBEDDING, [], {"text": {"content": "Hello"}, "texts": {"input": ["Hello", [10, 11]]}}
 )
@@ -185,7 +189,7 @@ _MESSAGES = Operation(
             "tool_choice": {"type": "any"},
         },
     },
-    streams=True,
+    streams=_EVENTS,
 )
 
 _RESPONSES = Operation(
@@ -216,7 +220,31 @@ _RESPONSES = Operation(
             "tool_choice": "required",
         },
     },
-    streams=True,
+    streams=_EVENTS,
+)
+
+_OLLAMA_CHAT = Operation(
+    ollama_body.CHAT,
+    [],
+    {
+        "chat": {"messages": _HELLO, "stream": False, "options": {"num_predict": 8, "temperature": 0}},
+        "streamed": {"messages": _HELLO, "options": {"num_predict": 8, "seed": 1}},
+        "of a form": {
+            "messages": [{"role": "user", "content": "A color?"}],
+            "format": {"enum": ["red", "blue"]},
+            "stream": False,
+        },
+    },
+    streams=_LINES,
+)
+_GENERATE = Operation(
+    ollama_body.GENERATE,
+    [],
+    {
+        "message": {"prompt": "Hello", "system": "Be short.", "stream": False, "options": {"num_predict": 8}},
+        "raw": {"prompt": "Once upon a time", "raw": True, "options": {"num_predict": 8}},
+    },
+    streams=_LINES,
 )
 
 # By one of its paths; the others of the same endpoint have it, too.
@@ -239,6 +267,11 @@ OPERATIONS: dict[str, Operation] = {
     "/v1/load_lora_adapter": _LOAD,
     "/v1/unload_lora_adapter": _UNLOAD,
     "/v1/files": _UPLOAD,
+    "/api/chat": _OLLAMA_CHAT,
+    "/api/generate": _GENERATE,
+    "/api/embed": Operation(ollama_embed.EMBED, ["input"], {"texts": {"input": ["Hello", "world"]}}),
+    "/api/embeddings": Operation(ollama_embed.EMBEDDINGS, [], {"text": {"prompt": "Hello"}}),
+    "/api/show": Operation(SHOW, ["model"], {"show": {"model": "any"}}),
     "/v1/batches": _BATCH,
     **dict.fromkeys(
         ("/apply-template", "/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), _TEMPLATE
@@ -250,7 +283,7 @@ _ERROR: Json = {
     "required": ["error"],
     "properties": {
         "error": {
-            "type": "object",
+            "type": ["object", "string"],  # a text at ollama's endpoints
             "required": ["message", "type"],
             "properties": {
                 "message": {"type": "string"},
@@ -287,7 +320,7 @@ def document(routes: Sequence[BaseRoute], has_key: bool = False) -> Json:
         "info": {
             "title": "llamabatch",
             "version": __version__,
-            "description": "Fields that are not named here are ignored, and named in X-Llamabatch-Ignored.",
+            "description": "X-Llamabatch-Ignored names the fields that are not known here, or without effect.",
         },
         "paths": paths,
         "components": {"schemas": {"Error": _ERROR}},
@@ -315,8 +348,8 @@ def _operation(route: Route, path: str, method: str, known: Mapping[Any, Operati
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.param_convertors
     ]
-    asked = known.get(endpoint) if method == "POST" else None  # also under another path
-    if asked is not None:
+    operation = known.get(endpoint) if method == "POST" else None  # also under another path
+    if operation is not None:
         parameters.append(
             {
                 "name": TIMEOUT_HEADER,
@@ -325,9 +358,9 @@ def _operation(route: Route, path: str, method: str, known: Mapping[Any, Operati
                 "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 1e9},
             }
         )
-        made["requestBody"] = {"required": True, "content": {asked.kind: _body(asked)}}
-        if asked.streams:
-            made["responses"]["200"]["content"][_EVENTS] = {"schema": {"type": "string"}}
+        made["requestBody"] = {"required": True, "content": {operation.kind: _body(operation)}}
+        if operation.streams:
+            made["responses"]["200"]["content"][operation.streams] = {"schema": {"type": "string"}}
     elif method in ("POST", "PUT", "PATCH"):
         made["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}
     if parameters:
@@ -339,7 +372,7 @@ def _body(known: Operation) -> Json:
     properties = {
         name: each.schema
         | ({"description": each.doc} if each.doc else {})
-        | ({} if each.only is None else {"enum": [*each.only, None]})
+        | ({} if each.only is None or each.optional else {"enum": [*each.only, None]})
         for name, each in known.fields.items()
     }
     schema: Json = {"type": "object", "properties": properties}

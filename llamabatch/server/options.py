@@ -12,13 +12,13 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, NamedTuple
 
 from llamabatch.chat.conversation import template_source
 from llamabatch.errors import ConfigError, UnknownOptionError
 from llamabatch.request.adapters import adapter_set
-from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.request.sampling_params import MAX_LOGPROBS, SamplingParams
 from llamabatch.utils.checks import boolean, integer, items, mapping, nearest, number, show, string
 from llamabatch.utils.paths import absolute, shown
 
@@ -32,6 +32,8 @@ _LONGEST_KEY = 4096
 _LONGEST_SOCKET = 107  # bytes: sun_path of Linux, without its end
 _LARGEST_KEY_FILE = 2**20  # bytes
 _KEY = re.compile(r"[\x21-\x7e]+")  # what an HTTP header can carry, without blanks
+_KEY_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+_MOST_A_MINUTE = 10**9
 _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?\.?", re.IGNORECASE)
 _ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/?#@,]+", re.IGNORECASE)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a method or the name of a header: RFC 9110, 5.6.2
@@ -40,6 +42,7 @@ _BOOLEANS = (
     *("access_log", "reuse_port", "any_model"),
 )
 _INTEGERS = (
+    ("max_logprobs", -1, MAX_LOGPROBS),
     ("port", 0, 65535),
     ("max_body_bytes", 1024, 2**40),
     ("max_bodies_bytes", 1024, 2**45),
@@ -66,6 +69,24 @@ def _option(default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata={"help": help}, **more)
 
 
+class ApiKey(NamedTuple):
+    """A key of the server.
+
+    Attributes:
+        key: what a request brings.
+        name: stands for it in logs and metrics.
+        rpm, tpm: POST requests, and tokens of prompts and outputs, that it may use in a minute; None: any number.
+    """
+
+    key: str
+    name: str
+    rpm: int | None = None
+    tpm: int | None = None
+
+    def __repr__(self) -> str:
+        return f"ApiKey({self.name})"
+
+
 @dataclass(frozen=True)
 class ServerOptions:
     """Options of the server, beside those of the engine. Raises ConfigError.
@@ -81,9 +102,13 @@ class ServerOptions:
     reuse_port: bool = _option(False, "let several servers listen on one port; the system spreads connections")
     root_path: str = _option("", "path that the server's own begin with, as /llm")
     api_keys: tuple[str, ...] = _option(
-        (), "keys, with commas between them; a request must bring one: Authorization: Bearer, or x-api-key", repr=False
+        (),
+        "keys, with commas between them; a request must bring one; behind a key may stand name=…, rpm=… and tpm=…",
+        repr=False,
     )
-    api_key_file: str | None = _option(None, "file with a key a line; lines that begin with # are comments")
+    api_key_file: str | None = _option(
+        None, "file with a key a line, which is read again when it changes; lines that begin with # are comments"
+    )
     no_key: bool = _option(False, "serve beyond this machine without a key; any caller may then use the model")
     metrics_without_key: bool = _option(False, "answer /metrics without a key")
     allowed_hosts: tuple[str, ...] = _option(
@@ -103,6 +128,7 @@ class ServerOptions:
     ssl_ca_certs: str | None = _option(None, "authorities of clients' certificates, a PEM file; clients must have one")
     max_body_bytes: int = _option(32 * 2**20, "bytes in the body of a request at most")
     max_bodies_bytes: int = _option(256 * 2**20, "bytes in all bodies that are being received, at most")
+    max_logprobs: int = _option(20, "logprobs at each place that a request may ask for; -1: all that the engine gives")
     max_header_bytes: int = _option(64 * 2**10, "bytes in the line and headers of a request at most")
     max_headers: int = _option(128, "headers of a request at most")
     max_connections: int = _option(4096, "connections at once at most; further ones are closed at once")
@@ -119,7 +145,9 @@ class ServerOptions:
         "names of the model, the first in answers (not given: its file's name, and any is served)",
     )
     any_model: bool = _option(False, "serve requests for any other model, too, where names are given")
-    strict: bool = _option(False, "refuse requests with unknown fields, which are ignored otherwise")
+    strict: bool = _option(
+        False, "refuse requests with unknown fields or wishes for what is not there, which are ignored otherwise"
+    )
     sampling: Mapping[str, Any] = _option(
         None, "values of SamplingParams for requests that say nothing of them"
     )  # None: {} below
@@ -146,6 +174,8 @@ class ServerOptions:
     log_level: str = _option("info", f"least level of the log: {', '.join(LOG_LEVELS)}")
     log_file: str | None = _option(None, "file that the log is appended to (not given: stderr)")
     access_log: bool = _option(False, "log a line for each request: client, method, path, status, seconds")
+
+    _given: ClassVar[tuple[str, ...]] = ()  # of api_keys, those that stand not only in api_key_file
 
     def __post_init__(self) -> None:
         for name in _BOOLEANS:
@@ -176,7 +206,10 @@ class ServerOptions:
             if found_map is None:
                 raise ConfigError(f"{name} is {show(value)}; give a mapping of names to values")
             self._keep(name, found_map)
-        SamplingParams.from_options(**self.sampling)  # raises for an unknown name and a value outside its range
+        usual = SamplingParams.from_options(**self.sampling)  # raises for an unknown name and a value outside its range
+        for name in ("logprobs", "prompt_logprobs"):
+            if has_too_many_logprobs(getattr(usual, name), self.max_logprobs):
+                raise ConfigError(f"sampling has {name} {getattr(usual, name)}, above max_logprobs={self.max_logprobs}")
         adapter_set(dict(self.default_adapters))
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             given, missing = ("ssl_keyfile", "ssl_certfile")[:: 1 if self.ssl_keyfile else -1]
@@ -245,17 +278,23 @@ class ServerOptions:
 
     def _all_keys(self) -> tuple[str, ...]:
         keys = _names("api_keys", self.api_keys, None)
+        object.__setattr__(self, "_given", keys)
         if self.api_key_file is not None:
             keys += read_keys(self.api_key_file)
         if len(keys) > _MOST_KEYS:
             raise ConfigError(f"there are {len(keys):,} keys; at most {_MOST_KEYS:,} are allowed")
-        for key in keys:  # a message never shows a key
-            if len(key) > _LONGEST_KEY or not _KEY.fullmatch(key):
-                raise ConfigError(
-                    f"a key of {len(key)} characters cannot be sent: give 1 to {_LONGEST_KEY} visible ASCII "
-                    "characters, without blanks"
-                )
+        for place, entry in enumerate(keys, 1):
+            _read_key(entry, place)
         return tuple(dict.fromkeys(keys))
+
+    @property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """The keys with their names and limits."""
+        return tuple(_read_key(entry, place) for place, entry in enumerate(self.api_keys, 1))
+
+    def read_keys_again(self) -> tuple[ApiKey, ...]:
+        """The same with those of `api_key_file` as it is now. Raises ConfigError."""
+        return replace(self, api_keys=self._given).keys
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -284,6 +323,11 @@ class ServerOptions:
                 f"{self.beyond_loopback[0]} can be reached from other machines, and there is no key. Give one with "
                 "--api-key (or LLAMABATCH_API_KEY, or --api-key-file), or allow any caller with --no-key"
             )
+
+
+def has_too_many_logprobs(wanted: int | None, most: int) -> bool:
+    """True if a number of logprobs at each place, -1 for the whole vocabulary, is above max_logprobs."""
+    return wanted is not None and most >= 0 and not 0 <= wanted <= most
 
 
 def _is_socket(host: str) -> bool:
@@ -330,6 +374,35 @@ def read_keys(path: str) -> tuple[str, ...]:
     if not keys:
         raise ConfigError(f"api_key_file {shown(path)!r} holds no key; give one a line")
     return keys
+
+
+def _read_key(entry: str, place: int) -> ApiKey:
+    """A key with its settings. Raises ConfigError, whose message never shows a key.
+
+    Args:
+        entry: the key, and behind blanks name=, rpm= and tpm=.
+        place: of the key, from 1 on, for its name where it has none.
+    """
+    key, *settings = entry.split(" ")
+    if not 0 < len(key) <= _LONGEST_KEY or not _KEY.fullmatch(key):
+        raise ConfigError(
+            f"a key of {len(key)} characters cannot be sent: give 1 to {_LONGEST_KEY} visible ASCII characters, "
+            "without blanks"
+        )
+    found: dict[str, Any] = {"name": f"key{place}"}
+    for setting in filter(None, settings):
+        name, equals, value = setting.partition("=")
+        if name in ("rpm", "tpm") and value.isdecimal() and 1 <= int(value[:12]) <= _MOST_A_MINUTE:
+            found[name] = int(value)
+        elif name == "name" and _KEY_NAME.fullmatch(value):
+            found[name] = value
+        else:
+            shown = name if equals and name in ("name", "rpm", "tpm") else "something"
+            raise ConfigError(
+                f"key {place} has {shown} that cannot be read behind it; give name= with letters and digits, rpm= or "
+                f"tpm= with 1 to {_MOST_A_MINUTE:,}"
+            )
+    return ApiKey(key, **found)
 
 
 def _names(name: str, value: object, longest: int | None) -> tuple[str, ...]:

@@ -18,22 +18,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, SetupError
 from llamabatch.server.options import ServerOptions
-from llamabatch.server.serving import Serving
+from llamabatch.server.serving.serving import Serving
 
 try:
     import uvicorn
+    from uvicorn.config import create_ssl_context
 except ImportError as error:
     raise SetupError(f'the server needs the extra: pip install "llamabatch[server]" ({error})') from error
 
 from llamabatch.server.application import make_app
-from llamabatch.server.protocol import allow_open_files, bounded
-from llamabatch.utils import interrupts
+from llamabatch.server.http.file_watch import watch
+from llamabatch.server.http.protocol import allow_open_files, bounded
+from llamabatch.utils import interrupts, system
 
 _FLUSH_S = 5  # for the last bytes of responses to go out, once their requests have ended
 _BACKLOG = 2048
@@ -86,7 +89,7 @@ def uvicorn_config(application: Any, options: ServerOptions) -> uvicorn.Config:
     """uvicorn's options of ours."""
     return uvicorn.Config(
         application,
-        http=bounded(options),
+        http=bounded(options, application.state.http_counts),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -120,6 +123,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_s = drain_s
         self._draining: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._signalled_s: float | None = None  # time.monotonic() of the first signal
 
@@ -127,8 +131,32 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets=sockets)
         self._loop = asyncio.get_running_loop()
         self._loading = self._loop.create_task(self._end_unless_loaded())
+        certificates = [path for path in (self.config.ssl_certfile, self.config.ssl_keyfile) if path is not None]
+        if self.config.ssl is not None and certificates:
+            self._watching = self._loop.create_task(
+                watch([str(path) for path in certificates], self._load_certificate, "certificate and its key")
+            )
         if self.on_started is not None:
             self.on_started()
+
+    def _load_certificate(self) -> None:
+        """Lets later connections have the certificate as it is in its file now, in a context of its own: the one in use
+        would keep a certificate of another type of key, and a pair that does not fit. On a thread. Raises OSError."""
+        config = self.config
+        assert config.ssl is not None
+        assert config.ssl_certfile is not None
+        assert self._loop is not None
+        new = create_ssl_context(
+            config.ssl_certfile,
+            config.ssl_keyfile,
+            config.ssl_keyfile_password,
+            config.ssl_version,
+            config.ssl_cert_reqs,
+            config.ssl_ca_certs,
+            config.ssl_ciphers,
+        )
+        switch = partial(setattr, config.ssl, "sni_callback", lambda each, _, __: setattr(each, "context", new))
+        self._loop.call_soon_threadsafe(switch)
 
     async def _end_unless_loaded(self) -> None:
         try:
@@ -221,9 +249,9 @@ def _socket(host: str, options: ServerOptions) -> socket.socket:
 
 
 def _unix_socket(path: str) -> socket.socket:
-    if sys.platform == "win32":
+    made = system.unix_socket()
+    if made is None:
         raise ConfigError(f"{path} is a UNIX socket, which this system does not have")
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if _is_stale(path):
             os.unlink(path)
@@ -240,7 +268,10 @@ def _is_stale(path: str) -> bool:
     """True for a socket that no process listens on any more."""
     if not os.path.exists(path):
         return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    probe = system.unix_socket()
+    if probe is None:
+        return False
+    with probe:
         try:
             probe.connect(path)
         except ConnectionRefusedError:

@@ -15,24 +15,28 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.routing import BaseRoute, Route
 
-from llamabatch.server.asked import json_response
-from llamabatch.server.bodies import read_json
-from llamabatch.server.errors import ApiError
-from llamabatch.server.health import readyz
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.monitor.health import readyz
+from llamabatch.server.request.body import read_json
+from llamabatch.server.response.answer import json_response
 from llamabatch.utils.checks import show
 
 FORMAT = "@requestFormat"
 MAX_INSTANCES = 128
+_STREAMS = ("/api/chat", "/api/generate")  # they send pieces unless a body wants none
 
 
-def vertex_routes(routes: Sequence[BaseRoute], environment: Mapping[str, str]) -> list[BaseRoute]:
-    """The routes that Vertex AI asks for by AIP_…; none elsewhere.
+def with_vertex_routes(routes: Sequence[BaseRoute], environment: Mapping[str, str]) -> list[BaseRoute]:
+    """The routes, and those that Vertex AI asks for by AIP_…, of which there are none elsewhere.
+
+    AIP_HEALTH_ROUTE is in front, as "/" has a route already. AIP_PREDICT_ROUTE may name one of `routes`, which then
+    reads its own bodies.
 
     Args:
         routes: the endpoints that an instance may name, by a path or, as "chatCompletions", by its parts.
     """
     if environment.get("AIP_MODE") != "PREDICTION":
-        return []
+        return list(routes)
     paths = [each.path for each in routes if isinstance(each, Route) and "POST" in (each.methods or ())]
     names = {_camel(path): path for path in reversed(paths)} | {path: path for path in paths}
 
@@ -46,9 +50,9 @@ def vertex_routes(routes: Sequence[BaseRoute], environment: Mapping[str, str]) -
         return json_response({"predictions": await asyncio.gather(*answers)})
 
     path = _path(environment.get("AIP_PREDICT_ROUTE") or "/predict")
-    found: list[BaseRoute] = [Route(path, predict, methods=["POST"])]
+    found = [*routes, Route(path, predict, methods=["POST"])]
     if alive := environment.get("AIP_HEALTH_ROUTE"):
-        found.append(Route(_path(alive), readyz, methods=["GET"]))
+        found.insert(0, Route(_path(alive), readyz, methods=["GET"]))
     return found
 
 
@@ -69,6 +73,8 @@ async def _answer(request: HttpRequest, names: Mapping[str, str], place: int, in
         message = f"instances[{place}] has the {FORMAT} {show(name)}; give an endpoint, as chatCompletions"
         return ApiError(400, message, param="instances").to_openai()
     body = {key: value for key, value in instance.items() if key not in (FORMAT, "stream", "stream_options")}
+    if path in _STREAMS:
+        body["stream"] = False
     return json.loads(await _call(request, path, json.dumps(body).encode()))
 
 

@@ -174,21 +174,21 @@ class FakeClient:
     def _run(self, request: Request, index: int) -> _Run:
         sequence = Sequence(request, self.model.vocabulary, self._n_ctx)
         run = _Run(sequence)
-        asked = self._asked(request, index)
+        fake = self._fake_request(request, index)
         with self._lock:
-            self.requests.append(asked)
+            self.requests.append(fake)
             self._stats = replace(self._stats, prompt_tokens=self._stats.prompt_tokens + len(request.prompt_token_ids))
         try:
-            if asked.kind == "rerank":
-                run.embedding = array("f", [self._script.relevance(asked)])
+            if fake.kind == "rerank":
+                run.embedding = array("f", [self._script.relevance(fake)])
             elif request.classify:
-                run.embedding = array("f", self._script.classes(asked, self.model.labels))
+                run.embedding = array("f", self._script.classes(fake, self.model.labels))
             elif request.embed:
-                run.embedding = array("f", self._script.embedding(asked))
+                run.embedding = array("f", self._script.embedding(fake))
             elif request.score_from is not None:
-                run.score = self._script.score(asked, len(request.prompt_token_ids) - request.score_from)
+                run.score = self._script.score(fake, len(request.prompt_token_ids) - request.score_from)
             else:
-                answer = self.model.tokenize(self._script.answer(asked), add_special=False)
+                answer = self.model.tokenize(self._script.answer(fake), add_special=False)
                 run.tokens = _tokens(answer, sequence)
         except _OF_THE_CALL:
             raise
@@ -196,7 +196,7 @@ class FakeClient:
             sequence.fail(describe(error))
         return run
 
-    def _asked(self, request: Request, index: int) -> FakeRequest:
+    def _fake_request(self, request: Request, index: int) -> FakeRequest:
         ids = request.prompt_token_ids
         kind: Kind = "embed" if request.embed else "generate" if request.score_from is None else "score"
         prompt, continuation, messages = request.prompt, "", None

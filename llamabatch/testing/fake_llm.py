@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamabatch.client.connect import in_front
-from llamabatch.client.middleware import CountingClient
+from llamabatch.client.connect import with_front_client
+from llamabatch.client.front_client import FrontClient
 from llamabatch.config import EngineConfig
 from llamabatch.entrypoints.async_llm import AsyncLLM
 from llamabatch.entrypoints.llm import LLM
@@ -120,10 +120,10 @@ class FakeAsyncLLM(AsyncLLM):
         """As FakeLLM.requests."""
         return list(self._fake.requests)
 
-    def _connect(self) -> CountingClient:
+    def _connect(self) -> FrontClient:
         return _counted(self._fake)
 
 
-def _counted(fake: FakeClient) -> CountingClient:
+def _counted(fake: FakeClient) -> FrontClient:
     """The client as LLM has it."""
-    return in_front(fake, fake.plan.config.max_queue)
+    return with_front_client(fake, fake.plan.config.max_queue)

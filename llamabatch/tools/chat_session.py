@@ -14,7 +14,7 @@ from llamabatch.errors import InputError, PromptError
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.sampling_params import ALIASES, SamplingParams
 from llamabatch.utils.atomic_file import write_text
-from llamabatch.utils.checks import counted, nearest, show
+from llamabatch.utils.checks import counted, nearest, reason, show
 from llamabatch.utils.format import seconds, significant
 from llamabatch.utils.paths import absolute, shown
 
@@ -150,14 +150,14 @@ class ChatSession:
         if self.last is None:
             return "there is no whole answer yet"
         times, n_prompt = self.last.timings, len(self.last.prompt_token_ids)
-        told = [f"prompt {counted(n_prompt, 'token')}, {self.last.num_cached_tokens:,} of them from the cache"]
-        told.append(f"answer {counted(len(self.last.token_ids), 'token')}, ended by {self.last.finish_reason.value}")
+        lines = [f"prompt {counted(n_prompt, 'token')}, {self.last.num_cached_tokens:,} of them from the cache"]
+        lines.append(f"answer {counted(len(self.last.token_ids), 'token')}, ended by {self.last.finish_reason.value}")
         if times.ttft_s is not None:
-            told.append(f"first token after {seconds(times.ttft_s)}, whole answer after {seconds(times.total_s)}")
+            lines.append(f"first token after {seconds(times.ttft_s)}, whole answer after {seconds(times.total_s)}")
         if times.generation_tps is not None:
-            told.append(f"{significant(times.generation_tps)} tokens/s")
+            lines.append(f"{significant(times.generation_tps)} tokens/s")
         used = n_prompt + len(self.last.token_ids)
-        return "\n".join([*told, f"{used:,} of n_ctx = {self._llm.n_ctx:,} are used"])
+        return "\n".join([*lines, f"{used:,} of n_ctx = {self._llm.n_ctx:,} are used"])
 
     def _save(self, rest: str) -> str:
         if not rest:
@@ -167,7 +167,7 @@ class ChatSession:
         try:
             write_text(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
         except (OSError, ValueError) as error:
-            raise InputError(f"{shown(path)} cannot be written: {error}") from error
+            raise InputError(f"{shown(path)} cannot be written: {reason(error)}") from error
         return f"{counted(len(self.messages), 'message')} are in {shown(path)}"
 
     def _load(self, rest: str) -> str:
@@ -180,7 +180,7 @@ class ChatSession:
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise (
-                error if isinstance(error, InputError) else InputError(f"{shown(path)} cannot be read: {error}")
+                error if isinstance(error, InputError) else InputError(f"{shown(path)} cannot be read: {reason(error)}")
             ) from error
         messages = found.get("messages") if isinstance(found, dict) else found
         sampling = found.get("sampling", {}) if isinstance(found, dict) else {}

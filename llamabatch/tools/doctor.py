@@ -352,6 +352,7 @@ EXTRAS = {
     ),
     "hub": Extra("models by name from Hugging Face's hub", {"huggingface_hub": "huggingface_hub"}),
     "parquet": Extra("`llamabatch run` from and to Parquet files", {"pyarrow": "pyarrow"}),
+    "excel": Extra(".xlsx files of `run`", {"fastexcel": "fastexcel", "pyarrow": "pyarrow"}),
     "zstd": Extra(".zst files of `run`, which Python 3.14 reads itself", {"backports.zstd": "backports.zstd"}),
     "columns": Extra("`llamabatch.columns` of pandas and polars", {"narwhals": "narwhals"}),
     "metrics": Extra("files of figures for Prometheus (--metrics-file)", {"prometheus-client": "prometheus_client"}),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import psutil
 
@@ -42,6 +43,12 @@ class MachineFacts:
         accelerators = [device.partition(": ")[2] for device in self.devices if not device.startswith("CPU")]
         memory = f"{self.memory_bytes / 2**30:.0f} GiB"
         return ", ".join([self.cpu, counted(self.cores, "core"), memory, *accelerators])
+
+    def document(self) -> dict[str, Any]:
+        """Plain values for JSON, in two parts: "machine" and "versions"."""
+        machine = asdict(self)
+        versions = machine.pop("versions")
+        return {"machine": machine, "versions": versions}
 
     @classmethod
     def here(cls) -> MachineFacts:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 
 import psutil
+
+from llamabatch.monitor.host import system_times
+from llamabatch.utils.system import kernel_lines
 
 _SAMPLE_S = 0.02
 _KILL_TIMEOUT_S = 10.0
@@ -53,12 +55,40 @@ class PeakMemory:
 
 
 def _high_water_mark(pid: int) -> int | None:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    peaks = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    peaks = [line.split()[1] for line in kernel_lines(f"/proc/{pid}/status") if line.startswith("VmHWM:")]
     return int(peaks[0]) * 1024 if peaks else None
+
+
+def disturbed(others_cpu_percent: float, cores: int) -> bool:
+    """True if other processes used so much CPU that figures of threads on all cores say little: a third of a core."""
+    return others_cpu_percent * cores > 100 / 3
+
+
+class OtherProcesses:
+    """The CPU that is used by processes that are neither this one nor below it.
+
+    Raises psutil.Error where the system does not tell.
+    """
+
+    def __init__(self) -> None:
+        self._own_s, (self._busy_s, self._total_s) = _own_seconds(), system_times()
+
+    def cpu_percent(self) -> float:
+        """Their share of all cores since this object was made, 0 to 100. What a virtual machine did not get counts."""
+        own_s, (busy_s, total_s) = _own_seconds(), system_times()
+        span_s = total_s - self._total_s
+        others_s = busy_s - self._busy_s - (own_s - self._own_s)
+        return max(0.0, 100 * others_s / span_s) if span_s > 0 else 0.0
+
+
+def _own_seconds() -> float:
+    """CPU seconds of this process and of all below it, with those that have ended."""
+    seconds = 0.0
+    for process in (psutil.Process(), *_children()):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended: its parent has its seconds
+            times = process.cpu_times()
+            seconds += times.user + times.system + times.children_user + times.children_system
+    return seconds
 
 
 @contextlib.contextmanager

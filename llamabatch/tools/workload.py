@@ -90,7 +90,7 @@ def parse(name: str, text: str, *, jsonl: bool | None = None) -> list[Line]:
 
 def _read(path: Path | None) -> str:
     if path is None:
-        bundled = resources.files("llamabatch.models") / "tiny_prompts.jsonl"
+        bundled = resources.files("llamabatch.bundled") / "tiny_prompts.jsonl"
         if not bundled.is_file():
             raise SetupError("the bundled prompts are missing from this installation; name a file with --prompts")
         return bundled.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Keywords under the names of other libraries: a class of ours understands them, and its signature stays."""
+"""Keywords of a caller before a function reads them: under the names of other libraries, or of a TypedDict."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 G = TypeVar("G", bound=Callable[..., Any])
-F = TypeVar("F", bound=Callable[..., None])
+_Read = Callable[[dict[str, Any]], Mapping[str, Any]]  # keywords of a caller -> those of the function
 
 # Other libraries' names for the path of a model: llama_cpp.Llama's, and what repr and configs of others show.
 MODEL_NAMES = ("model_path", "model_name_or_path", "model_id")
 
 
-def takes_names(named: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Callable[[F], F]:
+def takes_names(named: _Read) -> Callable[[G], G]:
     """A decorator of __init__: `named` turns the keywords of a caller into those of the function.
 
     Type checkers, help() and inspect.signature see the function as it is written.
@@ -22,39 +22,62 @@ def takes_names(named: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Call
     Args:
         named: keywords -> keywords; it raises what the caller shall see for an unknown one.
     """
-
-    def decorate(made: F) -> F:
-        @functools.wraps(made)
-        def init(self: Any, *args: Any, **options: Any) -> None:
-            made(self, *args, **named(options))
-
-        return init  # type: ignore[return-value]  # the same parameters
-
-    return decorate
+    return lambda made: _reading(made, named)
 
 
 def also_named(**others: str) -> Callable[[G], G]:
     """A decorator of a method: keywords under other names -> its own. One that is given twice raises TypeError."""
 
+    def own(options: dict[str, Any]) -> dict[str, Any]:
+        for given in others.keys() & options.keys():
+            if others[given] in options:
+                raise TypeError(f"{others[given]} is given twice, once as {given!r}; give it once")
+            options[others[given]] = options.pop(given)
+        return options
+
+    return lambda made: _reading(made, own)
+
+
+def takes_keywords(keywords: Any, function: Callable[..., object]) -> Callable[[G], G]:
+    """A decorator of a method that passes `**options: Unpack[keywords]` on to `function`: the method refuses other
+    keywords with a TypeError, and its signature shows each keyword with its default, before those of its own.
+
+    Args:
+        keywords: a TypedDict.
+        function: its parameters are keywords, with defaults.
+    """
+    taken = [p for p in inspect.signature(function).parameters.values() if p.name in keywords.__optional_keys__]
+
     def decorate(made: G) -> G:
-        def own(options: dict[str, Any]) -> dict[str, Any]:
-            for given in others.keys() & options.keys():
-                if others[given] in options:
-                    raise TypeError(f"{others[given]} is given twice, once as {given!r}; give it once")
-                options[others[given]] = options.pop(given)
+        signature = inspect.signature(made)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        known = {p.name for p in (*taken, *own)}
+
+        def checked(options: dict[str, Any]) -> dict[str, Any]:
+            if unknown := [name for name in options if name not in known]:
+                raise TypeError(f"{made.__qualname__}() got an unexpected keyword argument {unknown[0]!r}")
             return options
 
-        @functools.wraps(made)
-        def call(*args: Any, **options: Any) -> Any:
-            return made(*args, **own(options))
-
-        @functools.wraps(made)
-        async def call_later(*args: Any, **options: Any) -> Any:
-            return await made(*args, **own(options))
-
-        return cast("G", call_later if inspect.iscoroutinefunction(made) else call)
+        method = _reading(made, checked)
+        shown = sorted((*taken, *own), key=lambda p: p.kind)
+        setattr(method, "__signature__", signature.replace(parameters=shown))  # noqa: B010
+        return method
 
     return decorate
+
+
+def _reading(made: G, read: _Read) -> G:
+    """The function, called with the keywords that `read` makes of a caller's."""
+
+    @functools.wraps(made)
+    def call(*args: Any, **options: Any) -> Any:
+        return made(*args, **read(options))
+
+    @functools.wraps(made)
+    async def call_later(*args: Any, **options: Any) -> Any:
+        return await made(*args, **read(options))
+
+    return cast("G", call_later if inspect.iscoroutinefunction(made) else call)
 
 
 def model_named(options: Mapping[str, Any]) -> Mapping[str, Any]:

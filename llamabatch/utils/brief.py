@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -23,7 +23,7 @@ def brief(instance: Any, hidden: Collection[str] = (), **instead: object) -> str
         hidden: fields that are left out.
         instead: values to show in place of those of these fields.
     """
-    names = [field.name for field in fields(instance) if field.name not in hidden and _is_told(field, instance)]
+    names = [field.name for field in fields(instance) if field.name not in hidden and _is_shown(field, instance)]
     shown = [f"{name}={brief_value(instead.get(name, getattr(instance, name)))}" for name in names]
     return f"{type(instance).__name__}({', '.join(shown)})"
 
@@ -40,13 +40,13 @@ def brief_value(value: object) -> str:
         text = repr(value)
         return text if len(text) <= _LONGEST_PART else show(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named one
-        told = [f"{name}={brief_value(each)}" for name, each in zip(value._fields, value, strict=True)]
-        return f"{type(value).__name__}({', '.join(told)})"
+        pairs = [f"{name}={brief_value(each)}" for name, each in zip(value._fields, value, strict=True)]
+        return f"{type(value).__name__}({', '.join(pairs)})"
     if isinstance(value, (tuple, list)) and value and all(map(is_dataclass, value)):
         parts = [brief_value(each) for each in value[:_MOST_PARTS]]
         more = [f"and {len(value) - _MOST_PARTS} more"] if len(value) > _MOST_PARTS else []
         return f"[{', '.join([*parts, *more])}]"
-    if isinstance(value, (tuple, list, array, Mapping)) and (len(value) > _MOST_ITEMS or _holds_mappings(value)):
+    if isinstance(value, (Sequence, array, Mapping)) and not isinstance(value, bytes) and _is_much(value):
         return f"<{counted(len(value), 'item')}>"
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(brief_value, value))}]"
@@ -55,11 +55,11 @@ def brief_value(value: object) -> str:
     return show(value)
 
 
-def _holds_mappings(values: Collection[object]) -> bool:
-    return any(isinstance(each, Mapping) for each in values)
+def _is_much(values: Collection[object]) -> bool:
+    return len(values) > _MOST_ITEMS or any(isinstance(each, Mapping) for each in values)
 
 
-def _is_told(field: Field[Any], instance: object) -> bool:
+def _is_shown(field: Field[Any], instance: object) -> bool:
     """True unless the field is for repr() of no use, or has its default."""
     if not field.repr:
         return False

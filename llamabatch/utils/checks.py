@@ -34,6 +34,16 @@ def show(value: object) -> str:
     return " ".join(text.split()) if "\n" in text else text
 
 
+def reason(error: BaseException) -> str:
+    """The text of an error for a message that names the file: Python's OSErrors name it again."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def present(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a JSON object that are not null: null in a line, a table or a body means a missing field."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def counted(count: int, noun: str) -> str:
     """A number and its noun for a message: 1 row, 2,000 rows."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
@@ -131,7 +141,7 @@ def plain(value: object) -> object:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The tail of a message about an unknown name: the nearest known name, or all known names if they are few."""
-    names = list(known)
+    names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)  # the same message in each run
     close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=1)
     meant = f"; did you mean {close[0]!r}?" if close else ""
     return f"{meant} (known: {', '.join(names)})" if len(names) <= 12 or not meant else meant

@@ -7,10 +7,13 @@ import os
 import re
 import sys
 import textwrap
+from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -22,6 +25,7 @@ from llamabatch.utils.paths import shown
 if TYPE_CHECKING:
     from rich.style import Style
 
+T = TypeVar("T")
 _LEAST_WIDTH = 20
 _PLAIN_WIDTH = 200  # of a file or a pipe, which has no width: a row of a table is never broken
 _READER_WIDTH = 80  # of those that read it, unless COLUMNS says otherwise: wider tables come in parts
@@ -46,6 +50,14 @@ def sentence(console: Console, text: str, style: str | Style = "") -> None:
     """Prints lines of text: wrapped between words on a terminal, unwrapped elsewhere, for programs that read them."""
     shown = wrapped(text, console.width) if console.is_terminal else text
     console.print(Text(shown, style), soft_wrap=True)
+
+
+def new_table(*heads: str, left: int = 1) -> Table:
+    """A table without rows: the first `left` columns have texts, the others figures."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < left else "right", no_wrap=True)
+    return table
 
 
 def print_table(console: Console, table: Table, lead: int = 1) -> None:
@@ -164,3 +176,35 @@ def write_json(content: dict[str, Any] | list[Any], file: Path | None) -> None:
         sys.stdout.write(text)
     else:
         file.write_text(text, encoding="utf-8")
+
+
+def write_plot(module: str, subject: object, file: Path | None) -> None:
+    """Draws the picture of a subject, by `figure` of a module. None: draws nothing.
+
+    The module is imported here: matplotlib is optional, and takes a second to import.
+    """
+    if file is not None:
+        from llamabatch.utils.plotting import save
+
+        figure = import_module(module).figure
+        save(lambda: figure(subject), file)
+
+
+def write_report(
+    report: T,
+    json_file: Path | None,
+    plot_file: Path | None,
+    *,
+    show: Callable[[T, Console], None],
+    document: Callable[[T], dict[str, Any]],
+    plot: str,
+) -> None:
+    """Writes the tables to stdout, unless JSON goes there; JSON and picture to their files.
+
+    Args:
+        plot: the module of the picture, as of write_plot.
+    """
+    if str(json_file) != "-":
+        show(report, console())
+    write_json(document(report), json_file)
+    write_plot(plot, report, plot_file)

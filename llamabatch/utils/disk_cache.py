@@ -1,7 +1,7 @@
 """A cache on disk of results that cost something and hold until their subject changes: small JSON files.
 
 One file a result, written whole or not at all, so that processes side by side need no lock. The newest of each kind
-are kept. If the cache cannot be written, each process finds its results anew; nothing else suffers.
+are kept. If the cache cannot be written, each process computes its results again; nothing else suffers.
 """
 
 from __future__ import annotations

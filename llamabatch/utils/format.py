@@ -1,6 +1,13 @@
-"""Numbers as text for people: seconds, durations, three significant digits, ratios."""
+"""Numbers as text for people: seconds, durations, three significant digits, ratios. Fields for JSON."""
 
 from __future__ import annotations
+
+from typing import Any
+
+
+def attributes(source: object, *names: str) -> dict[str, Any]:
+    """The values of some attributes by name, as JSON documents have them."""
+    return {name: getattr(source, name) for name in names}
 
 
 def seconds(value: float) -> str:

@@ -134,7 +134,10 @@ def send_again(signum: int) -> None:
 
     def send() -> None:
         time.sleep(_AGAIN_S)
-        os.kill(os.getpid(), signum)
+        if sys.platform == "win32":  # os.kill ends a process there, whatever the signal
+            signal.raise_signal(signum)
+        else:
+            os.kill(os.getpid(), signum)
 
     _thread.start_new_thread(send, ())
 
@@ -183,7 +186,7 @@ def _watch() -> None:
 
     Python calls a signal handler only when the main thread is back from native code, which for a load can take minutes.
     """
-    if os.name != "posix":  # elsewhere set_wakeup_fd needs a socket
+    if sys.platform == "win32":  # set_wakeup_fd needs a socket there
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

@@ -1,12 +1,15 @@
 """The end of an engine: closed, collected, or at the end of the program. And the use of an engine in a fork: refused.
 
-A garbage collection may come at any moment, on any thread and under any lock, so it only tells an engine to end.
+A forgotten engine is collected at once, by its reference count, or by a garbage collection where the program has it in
+a cycle. Either may come at any moment, on any thread and under any lock, so it only tells an engine to end.
 close() and the end of the program wait until it has ended.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import gc
 import os
 import signal
 import sys
@@ -44,6 +47,15 @@ def leave_signals_to_parent() -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):  # Windows has no SIGHUP
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def give_memory_back() -> None:
+    """Gives freed memory back to the system. glibc alone has a call for this, and without the call glibc keeps most."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(AttributeError):  # musl has none
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 class Endable(Protocol):
@@ -107,7 +119,9 @@ _dropped: list[Lifetime] = []
 
 
 def reap_collected() -> None:
-    """Waits for engines that were collected, so that their memory is free before another engine needs it."""
+    """Collects forgotten engines and waits until they have ended: another engine may need their memory."""
+    if _open:  # a cycle of the program's own, with an exception's traceback in it, say, may hold a forgotten one
+        gc.collect()
     while _dropped:
         _dropped.pop().end()
 

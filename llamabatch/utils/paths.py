@@ -1,7 +1,7 @@
 """Paths from a caller, resolved once; and the cache folder for files that llamabatch can make again: wheels, verdicts,
 profiles.
 
-`native_patches/build.py` runs before anything is installed and so has its own copy of `cache_dir`; a test
+`native_build/tools.py` runs before anything is installed and so has its own copy of `cache_dir`; a test
 holds the two together.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import platformdirs
 
-from llamabatch.errors import ConfigError
+from llamabatch.errors import ConfigError, visible
 from llamabatch.utils.checks import show
 
 TINY = "tiny"
@@ -28,13 +28,15 @@ def absolute(path: str | os.PathLike[str]) -> str:
     in front, and ".." leads where the system would go.
 
     Raises:
-        ConfigError: the path is relative, and the working directory is gone.
+        ConfigError: the path is relative, and the working directory is gone; or no file can have this name.
     """
     text = os.fspath(path)
-    with contextlib.suppress(
-        ValueError
-    ):  # a name that no system can have; the first use of the path fails with a message
-        text = os.path.expanduser(text)
+    try:
+        if b"\0" in os.fsencode(text):
+            raise ConfigError(f"{show(text)} is no path: it has a NUL, which ends names of files")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{show(text)} is no path: half of a surrogate pair is no character") from error
+    text = os.path.expanduser(text)
     if not os.path.isabs(text):
         try:
             text = os.path.join(os.getcwd(), text)
@@ -42,8 +44,6 @@ def absolute(path: str | os.PathLike[str]) -> str:
             raise ConfigError(
                 f"{show(text)} is a relative path, and the working directory is gone; give an absolute path"
             ) from error
-    if "\0" in text:
-        return text
     if os.pardir not in text.split(os.sep):
         return os.path.normpath(text)
     folder, name = os.path.split(text)  # ".." after a symbolic link is not the folder that holds the link
@@ -74,13 +74,12 @@ def _is_path(name: str) -> bool:
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """A resolved path for messages: relative if it lies below the working directory."""
+    """A resolved path for messages: relative if it lies below the working directory, and visible on a terminal."""
     text = os.fspath(path)
-    try:
+    with contextlib.suppress(OSError):
         folder = os.path.join(os.getcwd(), "")
-    except OSError:
-        return text
-    return text[len(folder) :] if text.startswith(folder) and text != folder else text
+        text = text[len(folder) :] if text.startswith(folder) and text != folder else text
+    return visible(text)
 
 
 def cache_dir() -> Path:
@@ -105,4 +104,4 @@ def hub_home() -> Path:
 
 def bundled_model() -> Path:
     """The file behind the name `tiny`. It is missing in a checkout that has not built it."""
-    return Path(__file__).parents[1] / "models" / "tiny.gguf"
+    return Path(__file__).parents[1] / "bundled" / "tiny.gguf"

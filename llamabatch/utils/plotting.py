@@ -1,9 +1,17 @@
-"""Style of the pictures. Colours are of Okabe and Ito's palette, which people with any colour vision tell apart."""
+"""The frame of the pictures: style, title, axes.
+
+Colours are of Okabe and Ito's palette, which people with any colour vision tell apart.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 INK = "#333333"
@@ -25,6 +33,29 @@ STYLE = {
     "text.color": INK,
     "svg.fonttype": "none",
 }
+
+
+def save(figure: Callable[[], Figure], path: Path, *, dpi: int = 140, style: dict[str, Any] = STYLE) -> None:
+    """Draws a figure into a file; its kind follows from the ending of the name."""
+    with rc_context(style):
+        figure().savefig(path, dpi=dpi, facecolor="white")
+
+
+def titled(
+    title: str, width: float, height: float, *, wspace: float, hspace: float | None = None, h_pad: float = 0.07
+) -> Figure:
+    """An empty figure with a title; the spaces are those of ConstrainedLayoutEngine."""
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=h_pad, wspace=wspace, hspace=hspace)
+    fig = Figure(figsize=(width, height), layout=layout)
+    fig.suptitle(title, x=0.012, ha="left", size=15, weight="bold")
+    return fig
+
+
+def doublings(ax: Any, counts: Sequence[int]) -> None:
+    """Gives axes a logarithmic x axis with a tick for each count."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(counts, [str(n) for n in counts])
+    ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def tint(color: str, share: float = 0.55) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from llamabatch.utils.cancellation import can_be_cancelled, is_cancelled
 
 # A child imports the modules that its parent would, and none that happens to lie in the working directory.
 _RUN = (
@@ -46,6 +49,8 @@ _DEVICE_VARIABLES = (
     *("GGML_BACKEND_PATH", "LLAMABATCH_RPC"),
 )
 
+_LOOK_S = 0.1  # how often a load that may be cancelled looks whether it was
+
 
 def run_program(
     module: str,
@@ -54,7 +59,7 @@ def run_program(
     without_gpus: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Runs a module as a program to its end; stdout has its stdout and stderr.
+    """Runs a module as a program to its end; stdout has its stdout and stderr. A load that is cancelled kills it.
 
     Args:
         environment: variables in addition to this process's.
@@ -63,7 +68,21 @@ def run_program(
         subprocess.TimeoutExpired, OSError
     """
     hidden = dict.fromkeys(_DEVICE_VARIABLES, "")
-    return subprocess.run(
+    end_s = time.monotonic() + timeout_s
+    with subprocess.Popen(
         command(module, *arguments), env={**os.environ, **(hidden if without_gpus else {}), **(environment or {})},
-        timeout=timeout_s, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,  # a signal to the group of this process is not for the child, whose end means something
+    ) as process:  # fmt: skip
+        try:
+            while True:
+                left_s = end_s - time.monotonic()
+                try:
+                    out, _ = process.communicate(timeout=min(left_s, _LOOK_S) if can_be_cancelled() else left_s)
+                    return subprocess.CompletedProcess(process.args, process.returncode, out)
+                except subprocess.TimeoutExpired:
+                    if is_cancelled() or time.monotonic() >= end_s:
+                        raise
+        except BaseException:
+            process.kill()
+            raise

@@ -63,6 +63,54 @@ def test_no_answer_is_markup_or_a_program(page, attack):
     assert page.locator(".message.user").last.text_content().endswith(attack)
 
 
+# What runs a program where a text becomes markup: elements, handlers, addresses, styles, broken and mixed markup.
+PROGRAMS = [
+    "<script>{}</script>", "<ScRiPt >{}</sCrIpT>", "<<script>{}//<</script>", "<script src=//elsewhere.example/x.js>",
+    "<img src=x onerror={}>", "<img src='x' onerror=\"{}\">", "<img/src=x/onerror={}>", "<img src=x:x onerror={}//",
+    "<svg onload={}>", "<svg/onload={}>", "<svg><script>{}</script></svg>", "<svg><animate onbegin={} attributeName=x>",
+    "<body onload={}>", "<body onpageshow={}>", "<input autofocus onfocus={}>", "<select autofocus onfocus={}>",
+    "<textarea autofocus onfocus={}>", "<details open ontoggle={}>", "<video><source onerror={}></video>",
+    "<audio src=x onerror={}>", "<marquee onstart={}>", "<iframe srcdoc='<script>parent.{}</script>'>",
+    "<iframe src=javascript:parent.{}>", "<object data=javascript:{}>", "<embed src=javascript:{}>",
+    "<a href=javascript:{}>x</a>", "<a href='java\tscript:{}'>x</a>",
+    "<form action=javascript:{}><button>x</button></form>",
+    "<button formaction=javascript:{}>x</button>", "<math href=javascript:{}>x</math>", "<base href=javascript:{}//>",
+    "<meta http-equiv=refresh content='0;url=javascript:{}'>", "<link rel=stylesheet href=//elsewhere.example/x.css>",
+    "<style>@import '//elsewhere.example/x.css'</style>", "<div style=\"background:url(javascript:{})\">x</div>",
+    "<template><script>{}</script></template>", "<noscript><p title='</noscript><img src=x onerror={}>'>",
+    "[x](javascript:{})", "![x](javascript:{})", "<javascript:{}>",
+]  # fmt: skip
+AROUND = ["{}", "`{}`", "**{}**", "# {}", "- {}"]
+
+
+def test_two_hundred_attacks_stay_text(page):
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    attacks = [around.replace("{}", each.replace("{}", "window.hacked=1")) for each in PROGRAMS for around in AROUND]
+    assert len(set(attacks)) == 200
+    message = answered(page, **stream(*({"content": f"{attack}\n\n"} for attack in attacks)))
+    names = message.locator("*").evaluate_all("found => found.map(each => each.localName)")
+    assert set(names) <= {"div", "p", "code", "strong", "em", "h4", "ul", "li", "span", "button"}
+    attributes = message.locator("*").evaluate_all("found => found.flatMap(each => each.getAttributeNames())")
+    assert set(attributes) <= {"class", "type", "aria-label"}
+    text = message.locator(".text").text_content()
+    assert all(text.count(each.replace("{}", "window.hacked=1")) >= len(AROUND) for each in PROGRAMS)
+    assert page.evaluate("window.hacked") is None
+    assert [each for each in asked if not each.startswith(page.url.split("#")[0])] == []
+
+
+def test_code_is_copied_and_a_conversation_is_exported(page):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    message = answered(page, **stream({"content": "So:\n```python\na = 1\nb = 2\n```\nDone."}))
+    message.get_by_role("button", name="Copy the code").click()
+    until(lambda: page.evaluate("navigator.clipboard.readText()") == "a = 1\nb = 2")
+    column = page.get_by_role("article", name="Conversation 1")
+    with page.expect_download() as waited:
+        column.get_by_role("button", name="Export").click()
+    text = waited.value.path().read_text()
+    assert text == "## user\n\nHello\n\n## assistant\n\nSo:\n```python\na = 1\nb = 2\n```\nDone.\n"
+
+
 def test_a_little_of_markdown(page):
     text = "# Title\n\nOne **two** *three* `four`\n\n1. a\n2. b\n\n- c\n\n```py\nx = 1 < 2\n```\nend 2*3*4 snake_case"
     message = answered(page, **stream({"content": text}))

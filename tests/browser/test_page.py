@@ -23,7 +23,10 @@ def ask_all(page, text):
 def test_conversations_answer_at_the_same_time(open_page, url):
     page = open_page(url)
     until(lambda: page.locator("#server-model").text_content() == "tiny")
-    page.get_by_role("button", name="New conversation").click()
+    assert page.locator(".column").count() == 1
+    assert not page.get_by_label("Ask all conversations at once").is_visible()
+    for _ in range(2):
+        page.get_by_role("button", name="New conversation").click()
     ask_all(page, "What is the capital of France?")
     until(lambda: page.locator(".column .facts").count() == 3)
     assert all("Paris" in text for text in page.locator(".column .text").all_text_contents())
@@ -49,6 +52,7 @@ def running_slots(page):
 def test_escape_stops_the_conversation_with_the_focus_then_all(open_page, url):
     page = open_page(url)
     endless(page)
+    page.get_by_role("button", name="New conversation").click()
     ask_all(page, LONG)
     first = page.get_by_role("article", name="Conversation 1")
     second = page.get_by_role("article", name="Conversation 2")
@@ -67,7 +71,7 @@ def test_escape_stops_the_conversation_with_the_focus_then_all(open_page, url):
 def test_the_live_batch_shows_slots_and_queue(open_page, url):
     page = open_page(url)
     endless(page)
-    for _ in range(3):
+    for _ in range(4):
         page.get_by_role("button", name="New conversation").click()
     page.get_by_role("tab", name="Live batch").click()
     rows = page.locator(".slots tbody tr")
@@ -163,6 +167,14 @@ def test_a_file_becomes_a_batch_and_its_results(open_page, url, tmp_path):
     until(lambda: "no JSON" in "".join(page.locator("#view-batches [role=alert]").all_text_contents()))
 
 
+def test_a_sample_can_be_tried(open_page, url):
+    page = open_page(f"{url}/#batches")
+    page.get_by_role("button", name="Try a sample").click()
+    batch = page.get_by_role("article", name="sample.jsonl")
+    until(lambda: batch.get_by_role("button", name="Download results").count())
+    assert "4 of 4 done" in batch.text_content()
+
+
 def test_the_key_is_asked_for_once_and_gone_with_the_tab(open_page, tmp_path):
     with running(tmp_path, model="tiny", n_slots=2, api_keys=["secret"]) as url:
         page = open_page(url)
@@ -175,6 +187,7 @@ def test_the_key_is_asked_for_once_and_gone_with_the_tab(open_page, tmp_path):
         page.keyboard.type("secret")
         page.keyboard.press("Enter")
         until(lambda: page.locator("#server-model").text_content() == "tiny")
+        page.get_by_role("button", name="New conversation").click()
         ask_all(page, "What is the capital of France?")
         until(lambda: page.locator(".column .facts").count() == 2)
         assert not dialog.is_visible()

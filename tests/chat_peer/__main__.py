@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from llamabatch.native_patches import source
+from llamabatch.native_build import source
 from tests.chat_peer.texts import TEMPLATES, others, well_formed
 from tests.unit.chat.tool_texts import TOOLS
 

@@ -15,8 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llamabatch.native_patches import source
-from llamabatch.native_patches.tools import SetupFailure, cache_dir, main_guard, say
+from llamabatch.native_build import source
+from llamabatch.native_build.tools import SetupFailure, cache_dir, main_guard, say
 from tests.cuda import toolkit
 
 ROOT = Path(__file__).parents[2]

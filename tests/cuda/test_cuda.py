@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamabatch.native_patches import binding, source
+from llamabatch.native_build import binding, source
 from llamabatch.utils.subprogram import command
 from tests.cuda import toolkit
 

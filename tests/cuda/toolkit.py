@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from llamabatch.native_patches.tools import SetupFailure, cache_dir, lock, make_folder, run_logged, say
+from llamabatch.native_build.tools import SetupFailure, cache_dir, lock, make_folder, run_logged, say
 
 ARCHITECTURES = "90"
 """Those of H100 and H200; a build for any card takes several times as long."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llamabatch.native_patches.tools import SetupFailure
+from llamabatch.native_build.tools import SetupFailure
 from tests.devices.conftest import WHOLE, devices
 
 ROOT = Path(__file__).parents[2]

@@ -13,16 +13,17 @@ from pathlib import Path
 
 from llamabatch.errors import SetupError
 from llamabatch.llama import library
-from llamabatch.native_patches import source
-from llamabatch.native_patches.plan import jobs
-from llamabatch.native_patches.programs import with_cmake
-from llamabatch.native_patches.tools import SetupFailure, cache_dir, lock, make_folder, run_logged
+from llamabatch.native_build import recipe, source
+from llamabatch.native_build.plan import jobs
+from llamabatch.native_build.tools import SetupFailure, cache_dir, lock, make_folder, run_logged
 from llamabatch.planning.binding_choice import choose
 
 FILE = "libggml-rpc.so"
 _FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_RPC=ON", "-DGGML_CPU=OFF",
     *(f"-DLLAMA_BUILD_{name}=OFF" for name in ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")),
+    # names of libraries as `make setup` gives them, whose recipe begins at llama-cpp-python's own project
+    f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={recipe.OWN_NAMES}", "-DLLAMABATCH_PREFIX=",
 )  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def _build(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="build-", ignore_cleanup_errors=True) as temporary:
         place = Path(temporary)
         tree = source.patched_tree(log, place) / "vendor" / "llama.cpp"
-        environment = with_cmake(place, log)
+        environment = recipe.with_cmake(place, log)
         generator = ("-G", "Ninja") if shutil.which("ninja", path=environment["PATH"]) else ()
         target = place / "build"
         for command in (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from llamabatch.llama.rpc import BACKEND_VARIABLE, SERVERS_VARIABLE
-from llamabatch.native_patches.tools import SetupFailure
+from llamabatch.native_build.tools import SetupFailure
 from llamabatch.utils.subprogram import command
 from tests.devices.backend import backend
 from tests.devices.cases import cases

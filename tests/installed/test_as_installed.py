@@ -19,11 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from llamabatch.native_patches import binding, source
+from llamabatch.native_build import binding, source
 from tests.installed import offline
 
 CHECKOUT = Path(__file__).parents[2]
-PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+# make test-agents runs the commands of docs/agents.md, which are those of other programs
+PAGES = [CHECKOUT / "README.md", *sorted(set((CHECKOUT / "docs").glob("*.md")) - {CHECKOUT / "docs" / "agents.md"})]
 SAMPLE = ("test_readme.py", "test_examples.py", "test_model_files.py", "test_saved_prefixes.py", "test_native.py")
 EXTRAS = "tools,hub,parquet,zstd,metrics,columns,gpu,server"
 OF_TESTS = ("pytest", "pytest-timeout", "hypothesis", "pydantic")  # for the sample of model tests
@@ -54,8 +55,12 @@ REVIEWS = (
     '--prompt "Classify this review: {{ text }}" --keep all --id-column id --answer said --json-schema '
     """'{"type": "object", "properties": {"label": {"enum": ["good", "bad"]}}, "required": ["label"]}' --parse"""
 )
-# a server that is told to end, as by a service manager; it ends with 0
-SERVED = "timeout --preserve-status -s TERM 8 llamabatch serve --port 0"
+# a server that is told to end once it answers, as by a service manager; it ends with 0
+SERVED = (
+    "timeout 120 llamabatch serve --port 0 {} > serve.log 2>&1 & server=$!; "
+    "for i in $(seq 500); do grep -q 'is served at' serve.log && break; sleep 0.2; done; "
+    "kill $server; wait $server; code=$?; cat serve.log; exit $code"
+)
 _CHAT = (
     '-H "content-type: application/json" '
     """-d '{"messages": [{"role": "user", "content": "What is 7 plus 5?"}]}'"""
@@ -74,7 +79,6 @@ COMMANDS = {
         'llamabatch generate -m hf:owner/repo:Q4_K_M "Once upon a time"', 2, OFFLINE
     ),
     "llamabatch generate --chat": Short('llamabatch generate -m tiny --chat "Hello" -n 2'),
-    "llamabatch generate --help": Short("llamabatch generate --help", says="--n-ctx"),
     "llamabatch compare": Short("llamabatch compare --strategies sequential -n 2", says="64 prompts (bundled)"),
     "llamabatch compare -m model.gguf --prompts prompts.txt --plot compare.png": Short(
         f"llamabatch compare -m model.gguf --plot compare.png {COMPARE}", makes=("compare.png",)
@@ -96,12 +100,15 @@ COMMANDS = {
         for backend in ("cuda", "vulkan", "metal")
     },
     "llamabatch build --list": Short("llamabatch build --list", says="No builds are kept"),
-    "llamabatch tune -m model.gguf": Short("llamabatch tune -m model.gguf --seconds 1", says="Engines on this machine"),
+    "llamabatch tune -m model.gguf": Short(
+        "llamabatch tune -m model.gguf --seconds 1 --beside-load", says="Engines on this machine"
+    ),
     "llamabatch tune -m model.gguf --plot tune.png --json tune.json": Short(
-        "llamabatch tune -m model.gguf --seconds 1 --plot tune.png --json tune.json", makes=("tune.png", "tune.json")
+        "llamabatch tune -m model.gguf --seconds 1 --beside-load --plot tune.png --json tune.json",
+        makes=("tune.png", "tune.json"),
     ),
     "llamabatch tune -m model.gguf --p95-inter-token-ms 100": Short(
-        "llamabatch tune -m model.gguf --seconds 1 --p95-inter-token-ms 10000", says="10,000"
+        "llamabatch tune -m model.gguf --seconds 1 --beside-load --p95-inter-token-ms 10000", says="10,000"
     ),
     'llamabatch tune -m "hf:owner/repo@revision:*Q8_0.gguf"': Short(
         'llamabatch tune -m "hf:owner/repo@revision:*Q8_0.gguf"', 2, OFFLINE
@@ -110,7 +117,7 @@ COMMANDS = {
         "llamabatch synth qwen2.5-0.5b 1b.gguf --quant Q4_0 && llamabatch plan -m 1b.gguf", makes=("1b.gguf",)
     ),
     "llamabatch synth qwen2.5-0.5b": Short("llamabatch synth qwen2.5-0.5b", 2, "Missing argument 'OUT'"),
-    "llamabatch serve --help": Short("llamabatch serve --help", says="--max-body-bytes"),
+    "llamabatch serve --help": Short("llamabatch serve --help", says="--api-key"),
     "llamabatch completion bash": Short("llamabatch completion bash", says="complete -o nosort"),
     "llamabatch config --path": Short("llamabatch config --path", says="config.toml"),
     f"curl http://127.0.0.1:8080/v1/chat/completions {_CHAT}": Short(
@@ -120,15 +127,18 @@ COMMANDS = {
         f"curl -s $url/v1/chat/completions {_CHAT}; kill $server; wait $server",
         says='"choices"',
     ),
-    "llamabatch serve -m model.gguf": Short(f"{SERVED} -m model.gguf -n 8", says="is served at http://127.0.0.1:"),
+    "llamabatch serve -m model.gguf": Short(SERVED.format("-m model.gguf -n 8"), says="is served at http://127.0.0.1:"),
     "llamabatch serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt": Short(
-        f"echo secret > keys.txt && {SERVED} -m model.gguf --host 0.0.0.0 --api-key-file keys.txt", says="with a key"
+        "echo secret > keys.txt; " + SERVED.format("-m model.gguf --host 0.0.0.0 --api-key-file keys.txt"),
+        says="with a key",
     ),
     "llamabatch serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt --ssl-keyfile key.pem "
     "--ssl-certfile cert.pem": Short(
         "llamabatch serve -m model.gguf --host 0.0.0.0 --ssl-keyfile key.pem --ssl-certfile cert.pem", 2, "--api-key"
     ),
     "llamabatch doctor": Short("llamabatch doctor", says="0 errors"),
+    "llamabatch doctor --verbose": Short("llamabatch doctor --verbose", says="0 errors"),
+    "llamabatch generate --help-all": Short("llamabatch generate --help-all", says="--rope-freq-base"),
     "llamabatch plan -m tiny --n-ctx 1024 --memory 8G": Short("llamabatch plan -m tiny --n-ctx 1024 --memory 8G"),
     "llamabatch plan -m model.gguf": Short("llamabatch plan -m model.gguf"),
     "llamabatch plan -m model.gguf --n-ctx 8192 --slots 16": Short(
@@ -243,9 +253,9 @@ def test_what_make_and_pip_are_told_is_there(stranger):
             assert words[1] in targets, command
         else:
             assert words[1] == "install", command
-            name, _, extra = words[2].rstrip("]").partition("[")
+            name, _, named = words[2].rstrip("]").partition("[")
             assert name in ("llamabatch", ".", "openai"), command
-            assert not extra or extra in extras, command
+            assert set(filter(None, named.split(","))) <= set(extras), command
 
 
 class Stranger:
@@ -301,7 +311,7 @@ def stranger(tmp_path_factory):
     source_folder = home / packed.name.removesuffix(".tar.gz")
     wheels = home / "wheels"
     # one CPU variant, the build of `make setup`: others take minutes
-    make = ("-m", "llamabatch.native_patches.wheels", "--variants", "native", "--out", str(wheels))
+    make = ("-m", "native_patches.wheels", "--variants", "native", "--out", str(wheels))
     done(sys.executable, *make, cwd=home, env={**os.environ, "PYTHONPATH": str(source_folder)})
     for known in offline.needed_by([f"llamabatch[{EXTRAS}]", *OF_TESTS, *binding.NEEDED_PACKAGES], OURS):
         offline.repack(known, wheels)
@@ -320,7 +330,7 @@ def folder(tmp_path, stranger):
     (tmp_path / "home").mkdir()
     folder = tmp_path / "my prömpts"
     folder.mkdir()
-    model = (CHECKOUT / "llamabatch" / "models" / "tiny.gguf").read_bytes()
+    model = (CHECKOUT / "llamabatch" / "bundled" / "tiny.gguf").read_bytes()
     at = model.index(b"general.name") + len(b"general.name") + 4 + 8
     (folder / "model.gguf").write_bytes(model[:at] + model[at : at + 1].swapcase() + model[at + 1 :])
     for name, text in FILES.items():
@@ -349,19 +359,12 @@ def test_the_wheel_holds_what_the_package_needs(stranger):
     [package] = stranger.environment.glob("lib/python*/site-packages/llamabatch")
     here = CHECKOUT / "llamabatch"
     wanted = {str(f.relative_to(here)) for f in here.rglob("*") if f.suffix in (".py", ".typed", ".jsonl", ".gguf")}
-    of_the_checkout = {f"native_patches/{name}.py" for name in ("bootstrap", "check", "variants", "wheels")}
     found = {str(f.relative_to(package)) for f in package.rglob("*")}
-    assert wanted - of_the_checkout <= found
-    native = {f for f in found if f.startswith("native_patches/")}
-    assert {
-        "native_patches/native/sampler.cpp",
-        *(f"native_patches/kernels/{name}" for name in source.KERNELS),
-    } <= native
-    patches = [*source.patches(), *source.patches(source.UNCOUNTED_FOLDER)]
-    assert {f"native_patches/{path.relative_to(source.PATCH_FOLDER)}" for path in patches} <= native
-    assert not native & of_the_checkout
-    assert not [f for f in native if "/tests" in f]
-    assert not [f for f in native if f.startswith("native_patches/portable")]
+    assert wanted <= found
+    folder = package / "native_build" / "native_patches"
+    native = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert native == {str(path.relative_to(source.PATCH_FOLDER)) for path in source.build_files()}
+    assert {"sampler/sampler.cpp", "own_names.cmake", *(f"kernels/{name}" for name in source.KERNELS)} <= native
     assert not list(package.glob("sampling/libllamabatch.*"))  # the other wheel has it
     libraries = {f.name for f in (package.parent / "llamabatch_llama" / "lib").iterdir()}
     assert {"libllama.so", "libllamabatch.so"} <= libraries

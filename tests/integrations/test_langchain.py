@@ -12,7 +12,7 @@ pytest.importorskip("langchain_tests", reason="needs langchain-tests (make test-
 
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, trim_messages
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
@@ -282,3 +282,61 @@ def test_prefixes_of_embeddings_and_their_length():
     assert len(vectors.embed_query("one")) == 8
     assert [request.prompt for request in llm.requests] == ["passage: one", "passage: two", "query: one"]
     assert vectors.embed_documents([]) == []
+
+
+def test_vectors_have_length_one_unless_told_otherwise():
+    llm = FakeLLM(embeddings=lambda request: [3.0, 4.0])
+    assert LlamaBatchEmbeddings(llm=llm).embed_query("one") == pytest.approx([0.6, 0.8])
+    assert LlamaBatchEmbeddings(llm=llm, normalize=False).embed_query("one") == [3.0, 4.0]
+
+
+def weather(city: str) -> str:
+    """The weather in a city."""
+    return city
+
+
+def test_tokens_are_counted_by_the_engine(monkeypatch):
+    model = ChatLlamaBatch(llm=LLM_OF_TESTS, temperature=0, max_tokens=1)
+    assert model.get_token_ids("Once upon a time") == LLM_OF_TESTS.tokenize("Once upon a time", add_special=False)
+    assert model.get_num_tokens("") == 0
+    assert ChatLlamaBatch(llm=FakeLLM(), custom_get_token_ids=lambda text: [7] * 3).get_token_ids("a") == [7] * 3
+    messages = [SystemMessage("Be brief."), HumanMessage("What is the capital of France?")]
+    n_tokens = model.get_num_tokens_from_messages(messages)
+    assert n_tokens == model.invoke(messages).usage_metadata["input_tokens"]
+    assert model.get_num_tokens_from_messages([]) == 0
+    bound = model.bind_tools([weather]).invoke(messages).usage_metadata["input_tokens"]
+    assert model.get_num_tokens_from_messages(messages, tools=[weather]) == bound > n_tokens
+
+
+def test_a_conversation_is_trimmed_by_its_tokens():
+    model = ChatLlamaBatch(llm=LLM_OF_TESTS)
+    talk = [HumanMessage("one"), AIMessage("two"), HumanMessage("What is the capital of France?")]
+    n_tokens = model.get_num_tokens_from_messages(talk[2:])
+    assert trim_messages(talk, max_tokens=n_tokens, token_counter=model, strategy="last") == talk[2:]
+    assert trim_messages(talk, max_tokens=10_000, token_counter=model, strategy="last") == talk
+
+
+def test_an_order_that_the_template_refuses_is_counted(monkeypatch):
+    """As templates of Mistral and Gemma do, which want turns."""
+    llm = FakeLLM()
+    strict = (
+        "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('turns') }}{% endif %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+    )
+    monkeypatch.setattr(llm._client.model, "chat_template", strict)
+    model = ChatLlamaBatch(llm=llm)
+    user, call = HumanMessage("one two"), AIMessage("three", tool_calls=[{"name": "f", "args": {"a": 1}, "id": "1"}])
+    assert model.get_num_tokens_from_messages([user, AIMessage("three")]) == 1 + 2 + 2 + 1 + 2
+    assert model.get_num_tokens_from_messages([AIMessage("three"), user]) == 1 + 2 + 2 + 1 + 2
+    written = model.get_num_tokens('{"name": "f", "arguments": {"a": 1}}')
+    assert model.get_num_tokens_from_messages([call, user]) == 1 + 2 + 2 + 1 + 2 + written
+
+
+def test_a_profile_is_there_without_a_model():
+    assert ChatLlamaBatch("no/such.gguf", engine={"n_ctx": 512}).profile["max_input_tokens"] == 512
+    assert "max_input_tokens" not in ChatLlamaBatch("no/such.gguf").profile
+    profile = ChatLlamaBatch(llm=LLM_OF_TESTS).profile
+    assert profile["max_input_tokens"] == LLM_OF_TESTS.n_ctx
+    assert profile["tool_calling"]
+    assert not profile["image_inputs"]
+    assert ChatLlamaBatch(llm=LLM_OF_TESTS, profile={"max_input_tokens": 9}).profile == {"max_input_tokens": 9}

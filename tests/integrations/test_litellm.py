@@ -63,7 +63,8 @@ def test_a_model_is_loaded_by_its_name():
 
 def test_streams_and_coroutines(model):
     chunks = list(litellm.completion(model, QUESTION, stream=True, stream_options={"include_usage": True}, **GREEDY))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Paris"
+    pieces = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]  # none beside the usage
+    assert "".join(pieces) == "Paris"
     assert chunks[-1].usage.prompt_tokens == 18
 
     async def ask():
@@ -105,6 +106,26 @@ def test_vectors(model, llm):
     assert found.data[1]["embedding"] == pytest.approx(llm.embed("two", normalize=True)[0].tolist())
     assert again.data == found.data
     assert found.usage.prompt_tokens == sum(map(len, llm.tokenize(["one", "two"])))
+
+
+def test_a_model_costs_nothing(capsys):
+    fake()
+    answer = litellm.completion("llamabatch/fake", QUESTION)
+    chunks = list(litellm.completion("llamabatch/fake", QUESTION, stream=True))
+    told = capsys.readouterr()
+    found = (answer, litellm.embedding("llamabatch/fake", input=["one"]), litellm.stream_chunk_builder(chunks))
+    assert [litellm.completion_cost(each) for each in found] == [0.0] * 3
+    assert answer._hidden_params["response_cost"] == 0.0  # what a proxy of LiteLLM adds up
+    assert told.out + told.err == ""
+
+
+def test_a_price_that_the_user_gave_stays(monkeypatch):
+    monkeypatch.setattr(litellm, "model_cost", dict(litellm.model_cost))
+    price = {"input_cost_per_token": 0.5, "output_cost_per_token": 0.25}
+    litellm.register_model({"llamabatch/priced": {"litellm_provider": "llamabatch", "mode": "chat", **price}})
+    register(engines={"priced": FakeLLM()})
+    usage = (answer := litellm.completion("llamabatch/priced", QUESTION)).usage
+    assert litellm.completion_cost(answer) == 0.5 * usage.prompt_tokens + 0.25 * usage.completion_tokens > 0
 
 
 def test_every_option_arrives_and_the_default_timeout_is_none():

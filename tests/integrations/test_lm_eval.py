@@ -8,6 +8,9 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="needs lm_eval (make test-scale)")
 
+import datasets
+import lm_eval
+import tqdm
 from click.testing import CliRunner
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
@@ -268,6 +271,23 @@ def test_the_command_prints_a_table_and_writes_what_lm_eval_would(tmp_path, monk
     assert results["n-samples"]["local_choice"] == {"original": 12, "effective": 6}
     written = sorted(path.name.split("_2")[0] for path in (tmp_path / "out").rglob("*.json*"))
     assert written == ["results", "samples_local_choice", "samples_local_roll"]
+
+
+def test_the_command_shows_no_bars_of_others_and_nothing_of_git(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)  # which is in no repository
+    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
+    write_tasks(tmp_path)
+    task = json.loads((tmp_path / "local_choice.yaml").read_text())
+    median = {"task": "local_median", "metric_list": [task["metric_list"][0] | {"aggregation": "median"}]}
+    (tmp_path / "local_median.yaml").write_text(json.dumps(task | median))  # whose error lm_eval bootstraps
+    tasks = "local_choice,local_text,local_roll,local_median"
+    done = command("--tasks", tasks, "--include-path", tmp_path, "--limit", 3, "--json", "-")
+    assert done.exit_code == 0, done.output
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["results"]["local_median"]["acc_stderr,none"] >= 0
+    assert capfd.readouterr().err == ""
+    assert lm_eval.api.task.tqdm is tqdm.tqdm
+    assert not datasets.are_progress_bars_disabled()
 
 
 def test_the_command_gives_json_alone(tmp_path):

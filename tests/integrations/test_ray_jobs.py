@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -19,9 +20,11 @@ import ray
 
 from llamabatch import SamplingParams
 from llamabatch.errors import ConfigError, EngineClosedError, MemoryPlanError, ModelFileError, OutputError, SetupError
-from llamabatch.integrations import ray_jobs
+from llamabatch.integrations import ray_cluster, ray_jobs
 from llamabatch.integrations.ray_cluster import Node
-from llamabatch.integrations.ray_jobs import _Attempts, _check_storage, _Job, _run_shard, _Task, part_of_shard
+from llamabatch.integrations.ray_jobs import _Attempts, _Job
+from llamabatch.integrations.ray_parts import in_turn, part_bytes, part_of_shard
+from llamabatch.integrations.ray_shard import ShardTask, check_storage, run_shard
 from llamabatch.jobs import JobInterrupted, OutputOptions, ReadOptions, Settings
 from llamabatch.jobs import run as run_alone
 from llamabatch.jobs.input.sources import find
@@ -95,6 +98,25 @@ def test_a_table_with_bad_rows_is_joined_and_failed_rows_are_tried_again(cluster
         assert [row["row"] for row in csv.DictReader(file)] == [str(n) for n in range(20)]
     complete = ray_jobs.run(settings, "no.such.host:1", 3)  # no cluster is needed to see it
     assert (complete.counts.done_before, complete.exit_code) == (20, 1)
+
+
+def test_ids_and_parameters_of_a_table_are_those_of_one_process(cluster, tmp_path):
+    table = tmp_path / "in.csv"
+    table.write_text("id,what,max_tokens,n\n" + "".join(f"i{n},row {n},{n % 3 or ''},0\n" for n in range(12)))
+    reading = ReadOptions(
+        SamplingParams(max_tokens=5, ignore_eos=True), prompt="Once {{ what }}", keep="all", params_from=("max_tokens",)
+    )
+    settings = replace(settings_of(tmp_path), inputs=(str(table),), reading=reading)
+    assert ray_jobs.run(settings, None, 3).exit_code == 0
+    assert (tmp_path / "shared" / "out.jsonl").read_bytes() == alone(settings, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "shared" / "out.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["n"]) for row in rows] == [(f"i{n}", "0") for n in range(12)]
+    table.write_text("id,what\n1,a\n1,b\n")
+    twice = replace(
+        settings, output=str(tmp_path / "shared" / "twice.jsonl"), reading=replace(reading, params_from=None)
+    )
+    with pytest.raises(ConfigError, match="row 2: column 'id' holds '1', the id of"):
+        ray_jobs.run(twice, None, 2)
 
 
 def test_without_a_seed_the_parts_draw_with_that_of_the_job(cluster, tmp_path):
@@ -213,7 +235,7 @@ def test_names_of_parts():
 def task_of(folder, settings, job_id="0" * 15 + "1"):
     known = plain(identity(settings, find(settings.inputs)))
     settings = replace(settings, reading=replace(settings.reading, shard=(1, 2)), output=str(folder / "1-of-2.jsonl"))
-    return _Task(settings, known, lock_of(folder / "out.jsonl"), job_id)
+    return ShardTask(settings, known, lock_of(folder / "out.jsonl"), job_id)
 
 
 def test_a_node_that_does_not_share_the_storage_is_named(tmp_path, monkeypatch):
@@ -221,20 +243,20 @@ def test_a_node_that_does_not_share_the_storage_is_named(tmp_path, monkeypatch):
     settings = settings_of(tmp_path)
     task = task_of(tmp_path, settings)
     with pytest.raises(SetupError, match=rf"node 10\.0\.0\.9 does not share the folder {tmp_path}.*No such file"):
-        _check_storage(task)
+        check_storage(task)
     lock = Lock(Files(), task.lock, tmp_path / "out.jsonl")
-    lock.note(task.job_id)
-    _check_storage(task)
+    lock.write_id(task.job_id)
+    check_storage(task)
     with pytest.raises(SetupError, match=r"does not share the folder .*is not the lock of job 0000000000000002"):
-        _check_storage(replace(task, job_id="0" * 15 + "2"))
+        check_storage(replace(task, job_id="0" * 15 + "2"))
     with pytest.raises(SetupError, match=r"has llamabatch .*, and the driver 0\.0\.1"):
-        _run_shard(replace(task, version="0.0.1"), None)
+        run_shard(replace(task, version="0.0.1"), None)
     (tmp_path / "in.jsonl").write_text('{"prompt": "of another storage"}\n')
     with pytest.raises(SetupError, match=r"node 10\.0\.0\.9 sees other files under the paths of the job .*inputs\[0\]"):
-        _run_shard(task, None)
+        run_shard(task, None)
     lock.release(remove=False)  # as the system call of another node sees it, where locks hold for one node only
     with pytest.raises(SetupError, match="the locks of this file system hold for one node only"):
-        _check_storage(task)
+        check_storage(task)
 
 
 def test_a_shard_that_gets_no_further_ends_the_job(tmp_path):
@@ -249,7 +271,7 @@ def test_a_shard_that_gets_no_further_ends_the_job(tmp_path):
     part.write_bytes(b"a new row\n")
     job._again(1, "its node died")
     assert job._attempts[1].n == 1
-    job._attempts[1] = _Attempts(4, size=job._bytes(1))
+    job._attempts[1] = _Attempts(4, size=part_bytes(part))
     with pytest.raises(
         EngineClosedError, match="shard 1/2 has ended 5 times in a row without a new row, the last time"
     ):
@@ -262,13 +284,26 @@ def test_parts_are_joined_in_the_order_of_the_input(tmp_path):
     parts = [tmp_path / f"{k}.jsonl" for k in range(3)]
     for k, part in enumerate(parts):
         part.write_text("".join(line.format(n) for n in range(k, 8, 3)))
-    assert [number for number, _ in ray_jobs._in_turn(parts)] == list(range(8))
+    assert [number for number, _ in in_turn(parts)] == list(range(8))
     parts[1].write_text(line.format(1))
     with pytest.raises(OutputError, match=r"row 4 is not in .*1\.jsonl, and .* has later ones"):
-        list(ray_jobs._in_turn(parts))
+        list(in_turn(parts))
     parts[1].write_text("something else\n")
     with pytest.raises(OutputError, match="has a line that no job has written, at byte 0"):
-        list(ray_jobs._in_turn(parts))
+        list(in_turn(parts))
+
+
+def test_one_shard_says_that_its_engine_is_ready(tmp_path, monkeypatch):
+    told = Told()
+    job = _Job(settings_of(tmp_path), 3, told, Stop())
+    ready = "the engine is ready after 2.0 s: batched, 32 slots"
+    news = [(2, ready), (1, ready), (1, "the disk is full"), (3, "the disk is full")]
+    monkeypatch.setattr(ray_jobs.ray, "get", lambda *_, **__: (news, {}))
+    board = SimpleNamespace(look=SimpleNamespace(remote=lambda: None))
+    job._look(board)
+    assert told.messages == [f"shard 2/3: {ready}", "shard 1/3: the disk is full", "shard 3/3: the disk is full"]
+    job._look(board)
+    assert told.messages[3:] == ["shard 1/3: the disk is full", "shard 3/3: the disk is full"]
 
 
 def test_the_display_sums_up_the_shards(tmp_path):
@@ -286,17 +321,17 @@ def test_the_display_sums_up_the_shards(tmp_path):
 def test_a_shard_takes_what_the_plan_says(tmp_path, monkeypatch):
     plan = {"n_slots": 32, "n_ctx": 4096, "n_threads": 8, "n_threads_batch": 16, "instances": 1, "bytes": 2**30}
     asked = []
-    monkeypatch.setattr(ray_jobs, "ask_plan", lambda model, options, gpus: asked.append(gpus) or plan)
+    monkeypatch.setattr(ray_cluster, "ask_plan", lambda model, options, gpus: asked.append(gpus) or plan)
     nodes = [Node(12, 0, 2**33), Node(16, 0, 2**33)]
     monkeypatch.setattr(Node, "all", classmethod(lambda cls: nodes))
-    size = ray_jobs._size(settings_of(tmp_path, engine={}))
-    assert size.options == {"num_cpus": 12, "memory": 1.5 * 2**30}
+    size = ray_cluster.ShardSize.of(settings_of(tmp_path, engine={}))
+    assert size.resources == {"num_cpus": 12, "memory": 1.5 * 2**30}
     assert size.engine == {"n_threads": 8, "n_threads_batch": 12, "n_slots": 32}
-    assert ray_jobs._size(settings_of(tmp_path, engine={"n_threads": 4})).engine == {"n_slots": 32}
+    assert ray_cluster.ShardSize.of(settings_of(tmp_path, engine={"n_threads": 4})).engine == {"n_slots": 32}
     nodes[0] = Node(4, 1, 2**33)
-    assert ray_jobs._size(settings_of(tmp_path, engine={})).options["num_gpus"] == 1
-    assert "num_gpus" not in ray_jobs._size(settings_of(tmp_path, engine={"n_gpu_layers": 0})).options
+    assert ray_cluster.ShardSize.of(settings_of(tmp_path, engine={})).resources["num_gpus"] == 1
+    assert "num_gpus" not in ray_cluster.ShardSize.of(settings_of(tmp_path, engine={"n_gpu_layers": 0})).resources
     assert asked == [0, 0, 1, 0]
     nodes[:] = [Node(4, 0, 2**30)]
     with pytest.raises(MemoryPlanError, match="a shard takes 1,536 MiB, and no node has more than 1,024 MiB for Ray"):
-        ray_jobs._size(settings_of(tmp_path, engine={}))
+        ray_cluster.ShardSize.of(settings_of(tmp_path, engine={}))

@@ -29,6 +29,7 @@ from llamabatch.gguf.resolve import resolve as find
 
 share, before = float(sys.argv[1]), sys.argv[2] == "before"
 options = {"n_slots": 4, "n_ctx": 1024, "strategy": "batched", "kv": "split", "flash_attn": "on", "profile": False}
+options["cache_ram"] = 0  # nothing fills it here
 config = EngineConfig("tiny", **options)
 plan = resolve(config, ModelFacts.read(find("tiny")), Machine.here())
 if not before:

@@ -173,7 +173,7 @@ def _ids() -> Iterator[Kind]:
     yield Kind("a double custom_id", _line(custom_id=EARLIER, prompt="a"), f"the id '{EARLIER}' is taken by")
     yield Kind("the number of a line without an id", _line(id="0", prompt="a"), "the id '0' is taken by")
     yield Kind("that number as a number", _line(id=0, prompt="a"), "the id '0' is taken by")
-    for value in (None, True, 1.5, [], ["a"], {}, "", "x" * 513, 10**600):
+    for value in (False, True, 1.5, [], ["a"], {}, "", "x" * 513, 10**600):
         yield Kind(f"the id {str(value)[:9]!r}", _line(id=value, prompt="a"), "id is ")
     yield Kind("half a character as id", rb'{"id": "\ud800", "prompt": "a"}', "half a character")
     yield Kind("two ids", _line(id="bad", custom_id="worse", prompt="a"), "give one of them")
@@ -188,13 +188,15 @@ def _prompts() -> Iterator[Kind]:
     yield _bad("no prompt, but a parameter", "this one has none of them", max_tokens=4)
     yield _bad("prompt and messages", "this one has prompt and messages", prompt="a", messages=[])
     yield _bad("prompt and input", "this one has prompt and input", prompt="a", input="a")
-    for value in (None, 5, True, {}, {"text": "a"}):
+    yield _bad("the prompt null", "this one has none of them", prompt=None)
+    for value in (5, True, {}, {"text": "a"}):
         yield _bad(f"the prompt {json.dumps(value)}", "prompt is ", prompt=value)
     yield _bad("the empty prompt", "prompt is empty", prompt="")
     yield _bad("no token", "prompt is an empty list", prompt=[])
     for value in (["a"], [1.5], [-1], [True], [2**40], [[1]], [None]):
         yield _bad(f"the token {json.dumps(value)}", "a token id of prompt is", prompt=value)
-    for value in (None, {}, "hi", 5):
+    yield _bad("the messages null", "this one has none of them", messages=None)
+    for value in ({}, "hi", 5):
         yield _bad(f"the messages {json.dumps(value)}", "a conversation is a list of messages", messages=value)
     yield _bad("no message", "the conversation is empty", messages=[])
     user = {"role": "user", "content": "a"}
@@ -205,7 +207,7 @@ def _prompts() -> Iterator[Kind]:
     yield _bad("a picture", "a part of type 'image_url'", messages=[{"role": "user", "content": [picture]}])
     broken = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
     yield _bad("a tool call that is no JSON", "are no JSON", messages=[broken])
-    yield _bad("tools that are none", "a tool is {}", messages=[user], tools=[{}])
+    yield _bad("tools that are none", "tools[0] is {}", messages=[user], tools=[{}])
     yield _bad("tools of a prompt", "tools goes with messages", prompt="a", tools=[])
     variable = {"raise_exception": 1}
     yield _bad("a variable that cannot be set", "has 'raise_exception'", messages=[user], chat_template_kwargs=variable)
@@ -253,11 +255,11 @@ def _batch(name: str, says: str, body: Any = None, **fields: Any) -> Kind:
 def _openai() -> Iterator[Kind]:
     line = {"method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
     yield Kind("batch: no custom_id", json.dumps(line).encode(), "needs a custom_id")
-    yield Kind("batch: custom_id null", json.dumps({"custom_id": None, **line}).encode(), "custom_id is None")
+    yield Kind("batch: custom_id null", json.dumps({"custom_id": None, **line}).encode(), "needs a custom_id")
     yield Kind("batch: a double custom_id", json.dumps({"custom_id": EARLIER, **line}).encode(), "is taken by")
     yield _batch("GET", "method is 'GET'", method="GET")
     yield _batch("a url nobody knows", "did you mean '/v1/chat/completions'", url="/v1/chat/completion")
-    yield _batch("no url", "url is None", url=None)
+    yield _batch("a number as url", "url is 5", url=5)
     for value in ([1], "a", 5):
         yield _batch(f"the body {json.dumps(value)}", "body is ", body=value)
     yield _batch("a field beside the body", "a batch line has no field 'prompt'", prompt="a")

@@ -25,7 +25,7 @@ QUICK = 2
 KILLS = 5
 N_ROWS = 2000
 MAX_GAP = 0.15  # as in tests/model/conftest.py
-_HELDOUT = Path(__file__).parents[2] / "models" / "heldout.jsonl"
+_HELDOUT = Path(__file__).parents[2] / "models" / "tiny" / "heldout.jsonl"
 _PATIENCE_S = 300.0  # for a machine that has other things to do
 
 

@@ -26,7 +26,7 @@ KILLS = 4
 N_LINES = 600
 LEAST_EQUAL = 0.98
 URL = "/v1/chat/completions"
-_HELDOUT = Path(__file__).parents[2] / "models" / "heldout.jsonl"
+_HELDOUT = Path(__file__).parents[2] / "models" / "tiny" / "heldout.jsonl"
 _PATIENCE_S = 300.0
 _MOST_UP_S = 3.0  # from the start of a server to its kill
 

@@ -160,7 +160,7 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _parts(out: Path) -> list[Path]:
-    from llamabatch.integrations.ray_jobs import part_of_shard
+    from llamabatch.integrations.ray_parts import part_of_shard
 
     return [part_of_shard(out, k, N_SHARDS) for k in range(1, N_SHARDS + 1)]
 

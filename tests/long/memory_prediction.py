@@ -13,7 +13,11 @@ from llamabatch.tools.synth import find_shape, write_model
 
 HOLDS = "the peak of a process that fills all slots lies within 10 % of the one that was predicted from the header"
 SLOTS = (1, 8, 32)
-MODELS = (("tiny", ""), *((s, q) for s in ("qwen2.5-0.5b", "llama-3.2-1b") for q in ("Q8_0", "Q4_K_M")))
+MODELS = (
+    ("tiny", ""),
+    *((s, q) for s in ("qwen2.5-0.5b", "llama-3.2-1b") for q in ("Q8_0", "Q4_K_M")),
+    *((s, "Q8_0") for s in ("qwen3.5-0.8b", "granite-4.0-h-350m", "gemma-3-270m")),
+)
 TOTAL = len(MODELS) * len(SLOTS)
 QUICK = len(SLOTS)  # the bundled model
 N_CTX = 512
@@ -27,7 +31,7 @@ from pathlib import Path
 from llamabatch import LLM, SamplingParams
 from llamabatch.planning.memory import PROCESS_BYTES
 model, options = sys.argv[1], json.loads(sys.argv[2])
-with LLM(model, profile=False, **options) as llm:
+with LLM(model, profile=False, cache_ram=0, **options) as llm:
     plan = llm.plan
     n_ctx, n_slots = plan.config.n_ctx, plan.config.n_slots
     rng = random.Random(0)
@@ -60,7 +64,8 @@ def figure(number: int, folder: Path) -> dict[str, Any]:
     path = folder / f"{shape}-{quant}.gguf"
     try:
         write_model(find_shape(shape), path, quant)
-        found = measure(str(path), {"n_slots": n_slots, "n_ctx": N_CTX})
+        # without saved states: the plan counts them whole, and prompts that share nothing use few
+        found = measure(str(path), {"n_slots": n_slots, "n_ctx": N_CTX, "cache_ram": 0})
     finally:
         path.unlink(missing_ok=True)
     return {"model": f"{shape} {quant}", "n_slots": n_slots, "n_ctx": N_CTX, **found}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llamabatch import LLM, EngineClosedError, LlamaBatchError, RequestOutput, SamplingParams
-from llamabatch.client.middleware import CountingClient
+from llamabatch.client.front_client import FrontClient
 from llamabatch.client.process_client import ChildClient
 from llamabatch.config import EngineConfig
 
@@ -184,7 +184,7 @@ def _with_program(asked: Mapping[str, Any]) -> Iterator[LLM]:
     try:
         config = EngineConfig("tiny", n_slots=4, n_ctx=256, n_threads=1, strategy="batched", isolate=True)
         with LLM.__new__(LLM) as llm:
-            llm._client = CountingClient(ChildClient(config, "tests.workers.raising_worker"))
+            llm._client = FrontClient(ChildClient(config, "tests.workers.raising_worker"))
             yield llm
     finally:
         del os.environ[VARIABLE]

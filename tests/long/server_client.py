@@ -17,7 +17,7 @@ import uvicorn
 from llamabatch.server.application import engine_config, make_app
 from llamabatch.server.options import ServerOptions
 from llamabatch.server.run import listen, uvicorn_config
-from llamabatch.server.serving import Serving
+from llamabatch.server.serving.serving import Serving
 
 START_S = 120.0
 END_S = 60.0

@@ -54,12 +54,12 @@ class _Killer:
     """Kills the child once so many tokens came, of all streams together. A message may bring several."""
 
     def __init__(self, server: RunningServer, n_tokens: int, number: int) -> None:
-        [self._hub] = server.serving._hubs.values()
+        [self._dispatcher] = server.serving._dispatchers.values()
         self.has_killed = False
         self._left = n_tokens
         self._pid = server.pid
         self._signal = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)[number % 3]
-        self._sink, self._hub.sink = self._hub.sink, self._take
+        self._sink, self._dispatcher.sink = self._dispatcher.sink, self._take
 
     def _take(self, outputs: list[SequenceOutput]) -> None:
         self._left -= sum(len(output.token_ids) for output in outputs)

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from llamabatch.client.middleware import PassingClient
 from tests.long.server_client import Body, Call, RunningServer
 from tests.workers.raising_worker import ERRORS, PACKAGE, Fault
 
@@ -26,7 +25,7 @@ QUICK = 20
 _ANSWER_S = 30.0
 _LAYER = "server/"
 # uvloop leaves a connection open, and never reads from it, whose protocol could not be made.
-_NO_PROTOCOL = "server/protocol.py:BoundedProtocol.__init__"
+_NO_PROTOCOL = "server/http/protocol.py:BoundedProtocol.__init__"
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _ENGINE = {"n_slots": 4, "n_ctx": 256, "n_threads": 1, "strategy": "batched", "isolate": False}
 _CHAT = {"messages": [{"role": "user", "content": "Two and two"}], "max_tokens": 8, "temperature": 0}
@@ -151,11 +150,9 @@ def close() -> None:
 def _profile(server: RunningServer, fault: ServerFault | None) -> None:
     """A profile function that has raised is none any more: the threads of the server get theirs again."""
     serving: Any = server.serving
-    [loop] = serving._hubs
+    [loop] = serving._dispatchers
     loop.call_soon_threadsafe(sys.setprofile, fault)
-    client: Any = serving.client
-    while isinstance(client, PassingClient):
-        client = client.inner
+    client: Any = serving.client.inner
     client.ask(lambda engine: sys.setprofile(fault)).result(_ANSWER_S)
     for pool in (serving._workers, serving._aborting):
         pool.submit(sys.setprofile, fault).result(_ANSWER_S)

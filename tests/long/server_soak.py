@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import random
 import sys
@@ -37,10 +36,8 @@ _KNOWN = {"prompt": "Once upon a time", "max_tokens": 30, "temperature": 0}
 def case(number: int, folder: Path, seconds: float = SECONDS) -> None:
     """All of it; fewer seconds hold the counts, and that nothing is left behind, to the same standard."""
     _soak(min(2.0, seconds), folder / "first.jsonl", number)  # whatever is made once and kept is there after this
-    gc.collect()
     before = _handles()
     samples = _soak(seconds, folder / "samples.jsonl", number)
-    gc.collect()
     after = _handles()
     assert after["children"] <= before["children"], (before, after)
     assert after["threads"] <= before["threads"], (before, after)

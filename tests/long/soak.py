@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import json
 import statistics
 import sys
@@ -45,10 +44,8 @@ def case(number: int, folder: Path, seconds: float = SECONDS) -> None:
     """All of it; fewer seconds hold the counts, and that nothing is left behind, to the same standard."""
     lora = write_lora(folder / "lora.gguf")
     _soak(1.0, folder / "first.jsonl", lora, seed=number)  # whatever is made once and kept is there after this
-    gc.collect()
     before = _handles(psutil.Process())
     samples = _soak(seconds, folder / "samples.jsonl", lora, seed=number)
-    gc.collect()
     after = _handles(psutil.Process())
     assert after["children"] <= before["children"], (before, after)  # those of others may have ended meanwhile
     assert after["threads"] <= before["threads"], (before, after)

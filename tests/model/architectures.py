@@ -274,6 +274,88 @@ def _rwkv7() -> Iterator[Tensor]:
         yield f"{at}channel_mix_value.weight", (N_FF, N_EMBD)
 
 
+def _rwkv6() -> Iterator[Tensor]:
+    yield from _ends()
+    yield "output_norm.bias", (N_EMBD,)
+    yield "token_embd_norm.weight", (N_EMBD,)
+    yield "token_embd_norm.bias", (N_EMBD,)
+    half = np.full((1, 1, N_EMBD), 0.5, np.float32)
+    for layer in range(2):
+        at = f"blk.{layer}."
+        for norm in ("attn_norm", "attn_norm_2", "time_mix_ln"):
+            yield f"{at}{norm}.weight", (N_EMBD,)
+            yield f"{at}{norm}.bias", (N_EMBD,)
+        yield f"{at}time_mix_w1.weight", (N_EMBD, 5 * _LORA)
+        yield f"{at}time_mix_w2.weight", (_LORA, N_EMBD, 5)
+        yield f"{at}time_mix_lerp_x.weight", (N_EMBD, 1, 1), half
+        yield f"{at}time_mix_lerp_fused.weight", (N_EMBD, 1, 1, 5), np.full((5, 1, 1, N_EMBD), 0.5, np.float32)
+        yield f"{at}time_mix_first.weight", (HEAD, N_HEAD)
+        yield f"{at}time_mix_decay.weight", (N_EMBD,)
+        yield f"{at}time_mix_decay_w1.weight", (N_EMBD, _LORA)
+        yield f"{at}time_mix_decay_w2.weight", (_LORA, N_EMBD)
+        for name in ("key", "value", "receptance", "gate", "output"):
+            yield f"{at}time_mix_{name}.weight", (N_EMBD, N_EMBD)
+        yield f"{at}channel_mix_lerp_k.weight", (N_EMBD, 1, 1), half
+        yield f"{at}channel_mix_lerp_r.weight", (N_EMBD, 1, 1), half
+        yield f"{at}channel_mix_key.weight", (N_EMBD, N_FF)
+        yield f"{at}channel_mix_value.weight", (N_FF, N_EMBD)
+        yield f"{at}channel_mix_receptance.weight", (N_EMBD, N_EMBD)
+
+
+def _apertus() -> Iterator[Tensor]:
+    yield from _ends()
+    for layer in range(2):
+        at = f"blk.{layer}."
+        for norm, width in (("attn_norm", N_EMBD), ("attn_q_norm", HEAD), ("attn_k_norm", HEAD), ("ffn_norm", N_EMBD)):
+            yield f"{at}{norm}.weight", (width,)
+        yield from _attention(at)
+        yield f"{at}ffn_up.weight", (N_EMBD, N_FF)
+        yield f"{at}ffn_down.weight", (N_FF, N_EMBD)
+
+
+def _step35() -> Iterator[Tensor]:
+    yield from _ends()
+    for layer in range(4):
+        at = f"blk.{layer}."
+        for norm, width in (("attn_norm", N_EMBD), ("attn_q_norm", HEAD), ("attn_k_norm", HEAD)):
+            yield f"{at}{norm}.weight", (width,)
+        yield from _attention(at)
+        yield f"{at}attn_gate.weight", (N_EMBD, N_HEAD)
+        if layer == 0:
+            yield from _feed_forward(at)
+        else:
+            yield from _experts(at)
+            yield f"{at}exp_probs_b.bias", (4,)
+            yield from _shared_expert(at)
+
+
+# Gemma 4 adds a part of each token's embedding to each layer, and its last layers read K and V of earlier ones.
+_WINDOWS_4 = (True, False, True, False, True, False)  # by layer; the last two have no K and V
+_WIDTH_4 = 32
+
+
+def _gemma4() -> Iterator[Tensor]:
+    yield "token_embd.weight", (N_EMBD, N_VOCAB)
+    yield "output_norm.weight", (N_EMBD,)
+    yield "per_layer_token_embd.weight", (_WIDTH_4 * len(_WINDOWS_4), N_VOCAB)
+    yield "per_layer_model_proj.weight", (N_EMBD, _WIDTH_4 * len(_WINDOWS_4))
+    yield "per_layer_proj_norm.weight", (_WIDTH_4,)
+    yield "rope_freqs.weight", (HEAD,), np.ones(HEAD, np.float32)
+    for layer, has_window in enumerate(_WINDOWS_4):
+        at, head = f"blk.{layer}.", HEAD if has_window else 2 * HEAD
+        for norm in ("attn_norm", "post_attention_norm", "post_ffw_norm", "post_norm"):
+            yield f"{at}{norm}.weight", (N_EMBD,)
+        for letter, n_heads in (("q", N_HEAD), ("k", N_HEAD_KV), ("v", N_HEAD_KV)):
+            yield f"{at}attn_{letter}.weight", (N_EMBD, n_heads * head)
+        yield f"{at}attn_output.weight", (N_HEAD * head, N_EMBD)
+        yield f"{at}attn_q_norm.weight", (head,)
+        yield f"{at}attn_k_norm.weight", (head,)
+        yield from _feed_forward(at)
+        yield f"{at}inp_gate.weight", (N_EMBD, _WIDTH_4)
+        yield f"{at}proj.weight", (_WIDTH_4, N_EMBD)
+        yield f"{at}layer_output_scale.weight", (1,), np.ones(1, np.float32)
+
+
 def _bert() -> Iterator[Tensor]:
     yield "token_embd.weight", (N_EMBD, N_VOCAB)
     yield "token_types.weight", (N_EMBD, 2)
@@ -371,6 +453,32 @@ KINDS: dict[str, Kind] = {
         _granitehybrid,
     ),
     "lfm2": (_ATTENTION | _BY_LAYER | {"shortconv.l_cache": _CONV}, _lfm2),
+    "rwkv6": (
+        {"attention.layer_norm_epsilon": 1e-5, "wkv.head_size": HEAD, "attention.head_count": 0}
+        | {"time_mix_extra_dim": _LORA, "time_decay_extra_dim": _LORA},
+        _rwkv6,
+    ),
+    "apertus": (
+        _ATTENTION | {f"xielu.{name}": 0.8 for name in ("alpha_n", "alpha_p", "beta")} | {"xielu.eps": -1e-6},
+        _apertus,
+    ),
+    "step35": (
+        _ATTENTION
+        | _MOE
+        | {"block_count": 4, "attention.key_length": HEAD, "attention.value_length": HEAD}
+        | {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": [False, True, True, False]}
+        | {"expert_shared_feed_forward_length": N_FF, "leading_dense_block_count": 1},
+        _step35,
+    ),
+    "gemma4": (
+        _ATTENTION
+        | {"block_count": len(_WINDOWS_4), "attention.sliding_window": WINDOW}
+        | {"attention.sliding_window_pattern": list(_WINDOWS_4), "attention.shared_kv_layers": 2}
+        | {"attention.key_length": 2 * HEAD, "attention.value_length": 2 * HEAD, "rope.dimension_count": 2 * HEAD}
+        | {"attention.key_length_swa": HEAD, "attention.value_length_swa": HEAD, "rope.dimension_count_swa": HEAD}
+        | {"embedding_length_per_layer_input": _WIDTH_4, "final_logit_softcapping": 30.0},
+        _gemma4,
+    ),
     "bert": (
         {"context_length": 512, "attention.head_count": N_HEAD, "attention.layer_norm_epsilon": 1e-5}
         | {"attention.causal": False},
@@ -395,7 +503,7 @@ _COMMON: Metadata = {"context_length": N_CTX, "embedding_length": N_EMBD, "block
 def _describe(writer: Any, kind: str, metadata: Metadata) -> None:
     writer.add_name(f"random {kind}")
     for key, value in (_COMMON | metadata).items():
-        _add(writer, key if key.startswith(("general.", "tokenizer.")) else f"{kind}.{key}", value)
+        _add(writer, key if key.startswith(("general.", "tokenizer.", "xielu.")) else f"{kind}.{key}", value)
     for name, field in _bundled_fields():
         writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
     writer.add_token_type_count(2)

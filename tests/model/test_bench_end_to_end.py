@@ -52,6 +52,15 @@ def test_a_warm_cache_is_that_of_the_shared_part(setup):
     assert 4 * 16 <= result.facts["counts"]["prefill_tokens"] < 80 + 4 * 16  # the least with a cold cache
 
 
+def test_a_second_turn_computes_what_its_first_has_not(setup):
+    chat = Workload(
+        "chat", "tiny", (Shape(116, 4),), n_ctx=256, shared=100, warm=True, second_turn=True, streamed=True
+    )  # fmt: skip
+    result = Ours(options={"n_slots": 4}).measure(setup, chat, random.Random(1))
+    assert result.first_token_s > 0
+    assert 16 <= result.facts["counts"]["prefill_tokens"] < 50
+
+
 def test_endless_requests_are_aborted_when_the_others_have_ended(setup):
     shapes = (*[Shape(8, 1900, endless=True)] * 2, Shape(64, 4, 0.05, talker=False))
     talk = Workload("endless", "tiny", shapes, n_ctx=2048, streamed=True)

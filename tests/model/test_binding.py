@@ -9,7 +9,7 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from llamabatch.native_patches import binding
+from llamabatch.native_build import binding
 from llamabatch.utils.paths import bundled_model
 
 CODE = """

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 import llamabatch
-from llamabatch.native_patches import source
-from llamabatch.native_patches.binding import copy_binding
+from llamabatch.native_build import source
+from llamabatch.native_build.binding import copy_binding
 from llamabatch.planning.binding_choice import LIBRARIES_VARIABLE, MARKER, VARIABLE, installed
 from llamabatch.sampling import native
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llamabatch.gguf.resolve import resolve
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[2] / "models" / "tiny"
 
 
 def test_at_most_6_mb():

@@ -12,6 +12,7 @@ from llamabatch.llama.model import Model
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.sampling.defaults import fill
 from llamabatch.sampling.dry import DryPenalty, breaker_tokens
+from llamabatch.sampling.infill import Infill
 from llamabatch.sampling.sampler import SamplerState, distribution
 from llamabatch.sampling.sampler_chain import Chain
 
@@ -127,6 +128,58 @@ def test_same_candidates_same_probabilities(lib, case, seed):
     wanted, _ = peer.apply(row)
     peer.close()
     assert_same(ours(row, params), wanted)
+
+
+ORDERS = {
+    "backwards": ("temperature", "xtc", "min_p", "top_p", "typ_p", "top_k"),
+    "temperature first": ("temperature", "top_k", "top_p", "min_p"),
+    "twice": ("top_p", "temperature", "top_p", "temperature"),
+    "dynamic temperature first": ("temperature", "typ_p", "top_n_sigma"),
+    "infill": ("top_k", "top_p", "infill"),
+    "infill before the temperature": ("top_k", "infill", "temperature"),
+}
+VALUES = {
+    "top_k": 50, "top_p": 0.8, "min_p": 0.05, "typical_p": 0.7, "top_n_sigma": 2.0, "xtc_probability": 1.0,
+    "xtc_threshold": 0.1, "temperature": 1.6,
+}  # fmt: skip
+
+
+def peer_of(lib, name, params, model):
+    made = {
+        "top_n_sigma": lambda: lib.llama_sampler_init_top_n_sigma(params.top_n_sigma),
+        "top_k": lambda: lib.llama_sampler_init_top_k(params.top_k),
+        "typ_p": lambda: lib.llama_sampler_init_typical(params.typical_p, 0),
+        "top_p": lambda: lib.llama_sampler_init_top_p(params.top_p, 0),
+        "min_p": lambda: lib.llama_sampler_init_min_p(params.min_p, 0),
+        "xtc": lambda: lib.llama_sampler_init_xtc(params.xtc_probability, params.xtc_threshold, 0, 1),
+        "temperature": lambda: lib.llama_sampler_init_temp_ext(
+            params.temperature, params.dynatemp_range, params.dynatemp_exponent
+        ),
+        "infill": lambda: lib.llama_sampler_init_infill(model.vocab_handle),
+    }
+    return made[name]()
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_order_of_its_own(lib, model, name):
+    more = {"dynatemp_range": 0.5} if name.startswith("dynamic") else {}
+    params = fill(SamplingParams(**VALUES, **more, samplers=ORDERS[name]))
+    assert params.chain is not None
+    infill = Infill(model.eog_ids, model.special_ids["eot"], model.token_bytes)
+    ended = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        row = rng.normal(0, rng.choice([1.0, 2.0, 4.0]), model.n_vocab).astype(np.float32)
+        row[model.special_ids["eot"]] += seed % 3 * 4
+        peer = Peer(
+            lib, [*(peer_of(lib, each, params, model) for each in params.chain), lib.llama_sampler_init_dist(1)]
+        )
+        wanted, _ = peer.apply(row)
+        peer.close()
+        ids, probabilities = distribution(row, SamplerState(params, 0, infill=infill))
+        assert_same(dict(zip(ids.tolist(), probabilities.tolist(), strict=True)), wanted)
+        ended += ids.tolist() == [model.special_ids["eot"]]
+    assert not name.startswith("infill") or 0 < ended < 12
 
 
 def text_with_repeats(rng, model):

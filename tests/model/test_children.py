@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from llamabatch import LLM, ConfigError, EngineClosedError, FinishReason, MemoryPlanError, SamplingParams
-from llamabatch.client.middleware import CountingClient
+from llamabatch.client.front_client import FrontClient
 from llamabatch.client.process_client import ChildClient, RouterClient
 from llamabatch.client.restart_policy import NO_RESTART
 from llamabatch.client.spawn import Child
@@ -55,7 +55,7 @@ def test_streams_and_aborts_cross_the_wire(greedy):
 
 def front(client):
     llm = LLM.__new__(LLM)
-    llm._client = CountingClient(client)
+    llm._client = FrontClient(client)
     return llm
 
 
@@ -73,16 +73,17 @@ def in_background(call):
     return lambda: got.get(timeout=60)
 
 
-def test_a_child_that_dies_is_replaced_and_its_requests_go_on():
+def test_a_child_that_dies_is_replaced_and_its_requests_go_on(steps):
     with LLM("tiny", isolate=True, n_slots=8, n_ctx=1024, kv="split") as llm:
         prompts = [f"{i} Once upon a time" for i in range(12)]
-        params = SamplingParams(max_tokens=80, temperature=0.9, seed=1, ignore_eos=True)
+        params = SamplingParams(max_tokens=30, temperature=0.9, seed=1, ignore_eos=True)
         wanted = llm.generate(prompts, params)
         for how in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT):
             first = llm._client.pids
-            result = in_background(lambda: llm.generate(prompts, params))
-            computing(llm._client)
-            os.kill(first[0], how)
+            with steps.each_takes(0.1):
+                result = in_background(lambda: llm.generate(prompts, params))
+                computing(llm._client)
+                os.kill(first[0], how)
             outputs = result()
             assert [o.error for o in outputs] == [None] * 12
             assert sum(o.token_ids == w.token_ids for o, w in zip(outputs, wanted, strict=True)) >= 11
@@ -91,12 +92,13 @@ def test_a_child_that_dies_is_replaced_and_its_requests_go_on():
             assert llm.stats().decode_calls > 0
 
 
-def test_without_restarts_a_killed_child_is_an_error_for_those_in_flight_and_no_hang():
+def test_without_restarts_a_killed_child_is_an_error_for_those_in_flight_and_no_hang(steps):
     client = ChildClient(EngineConfig("tiny", n_slots=2), policy=NO_RESTART)
     llm = front(client)
-    result = in_background(lambda: llm.generate(["a", "b", "c"], LONG, errors="return"))
-    computing(client)
-    os.kill(client.pids[0], signal.SIGKILL)
+    with steps.each_takes(0.02):
+        result = in_background(lambda: llm.generate(["a", "b", "c"], LONG, errors="return"))
+        computing(client)
+        os.kill(client.pids[0], signal.SIGKILL)
     got = result()
     assert [o.finish_reason for o in got] == [FinishReason.ERROR] * 3
     assert all("SIGKILL" in o.error for o in got)
@@ -133,21 +135,22 @@ def test_close_leaves_no_child():
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_no_orphan_after_any_death_of_the_parent(how):
+def test_no_orphan_after_any_death_of_the_parent(how, steps):
     code = """
         from llamabatch import LLM, SamplingParams
         llm = LLM("tiny", strategy="multi-instance", instances=2, n_slots=2)
         print(*llm._client.pids, flush=True)
         llm.generate(["a"] * 500, SamplingParams(max_tokens=400, ignore_eos=True))
     """
-    parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert all(psutil.pid_exists(pid) for pid in pids)
-    time.sleep(0.3)
-    parent.send_signal(how)
-    parent.wait(30)
+    with steps.each_takes(0.02):
+        parent = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert all(psutil.pid_exists(pid) for pid in pids)
+        time.sleep(0.3)
+        parent.send_signal(how)
+        parent.wait(30)
     parent.stdout.close()
     assert gone(pids)
 
@@ -230,15 +233,16 @@ def test_a_sink_that_raises_harms_no_other_request(greedy, caplog):
     assert "could not be delivered" in caplog.text
 
 
-def test_doubled_ids_and_odd_text_cross_the_wire(greedy):
+def test_doubled_ids_and_odd_text_cross_the_wire(greedy, steps):
     with LLM("tiny", isolate=True, n_slots=2) as llm:
         outputs = llm.generate(["ok", "a\ud800"], SamplingParams(max_tokens=3, stop="\ud800"))
         assert [o.error for o in outputs] == [None, None]
         assert outputs[1].prompt == "a\ud800"
         events = queue.SimpleQueue()
-        llm._client.submit([Request("same", (5, 6), LONG), Request("same", (5, 6), LONG)], events.put)
-        assert "already in flight" in events.get(timeout=20)[0].finished.error
-        llm._client.abort(["same"])
+        with steps.each_takes(0.02):
+            llm._client.submit([Request("same", (5, 6), LONG), Request("same", (5, 6), LONG)], events.put)
+            assert "already in flight" in events.get(timeout=20)[0].finished.error
+            llm._client.abort(["same"])
         assert events.get(timeout=20)[0].finished.finish_reason is FinishReason.ABORT
 
 
@@ -257,9 +261,7 @@ def test_close_ends_a_child_that_hangs_with_a_full_pipe(monkeypatch):
     sender = threading.Thread(target=client.submit, args=(requests, lambda outputs: None), daemon=True)
     sender.start()
     time.sleep(0.3)
-    start = time.monotonic()
     client.close()
-    assert time.monotonic() - start < 15
     assert gone(client.pids)
     sender.join(10)
     assert not sender.is_alive()

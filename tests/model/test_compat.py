@@ -16,6 +16,8 @@ from llamabatch.compat import Llama, LlamaGrammar, options
 from llamabatch.compat.chat import FORMATS
 from llamabatch.compat.llama import ABSENT, LlamaTokenizer
 from llamabatch.errors import EngineClosedError, EngineError
+from llamabatch.gguf.header import read_header
+from llamabatch.gguf.reader import HeaderReader
 from llamabatch.gguf.resolve import resolve
 from tests.model.conftest import questions
 from tests.model.encoder_files import write_encoder
@@ -34,6 +36,49 @@ CLOCK = {
 }
 FORCED = {"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "clock"}}}
 SCHEMA = {"type": "json_object", "schema": CLOCK["function"]["parameters"]}
+
+
+def write_vocabulary_first(source, path):
+    """A copy with the keys in another order, as llama.cpp's converter of llama2.c writes them."""
+    data, header = source.read_bytes(), read_header(source)
+    pairs = []
+    with source.open("rb") as file:
+        reader = HeaderReader(source, file)
+        _, _, n_values = reader.start()
+        start = reader.at
+        for _ in range(n_values):
+            before = reader.at
+            reader.read_values(1)
+            pairs.append(data[before : reader.at])
+    pairs.sort(key=lambda pair: b"tokenizer.ggml.tokens" not in pair[:40])
+    path.write_bytes(data[:start] + b"".join(pairs) + data[reader.at :])
+    assert next(iter(read_header(path).metadata)) == "tokenizer.ggml.tokens"
+    assert read_header(path).data_start == header.data_start
+
+
+def test_a_file_that_begins_with_its_vocabulary_has_all_its_keys(tmp_path, ours):
+    write_vocabulary_first(resolve("tiny"), tmp_path / "m.gguf")
+    trained = int(ours.metadata["llama.context_length"])
+    with Llama(str(tmp_path / "m.gguf"), n_ctx=0, verbose=False, n_slots=1) as model:
+        assert model.n_ctx() == trained
+        assert model.metadata == ours.metadata
+        assert not any(key.startswith("tokenizer.ggml.scores") for key in model.metadata)
+
+
+def test_more_tokens_than_in_training_warn_and_run(monkeypatch):
+    monkeypatch.setattr(options, "_warned", set())
+    prompt = "one two " * 1200  # more than 2,048 tokens
+    with pytest.warns(UserWarning, match="the model was trained for 2048 tokens: it runs"):
+        opened = Llama(TINY, n_ctx=4096, verbose=False, n_slots=1)
+    with opened as ours:
+        assert ours.n_ctx() == 4096
+        got = ours(prompt, max_tokens=4, temperature=0)
+    theirs = llama_cpp.Llama(TINY, n_ctx=4096, verbose=False)
+    wanted = theirs(prompt, max_tokens=4, temperature=0)
+    assert theirs.n_ctx() == 4096
+    theirs.close()
+    assert got["usage"]["prompt_tokens"] == wanted["usage"]["prompt_tokens"] > 2048
+    assert got["choices"][0]["text"] == wanted["choices"][0]["text"]
 
 
 @pytest.fixture(scope="module")

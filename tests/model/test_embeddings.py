@@ -14,6 +14,7 @@ from llamabatch import (
     ConfigError,
     Engine,
     EngineConfig,
+    InputError,
     LlamaBatchError,
     PromptError,
     PromptWarning,
@@ -90,9 +91,11 @@ def test_company_changes_no_vector_and_texts_share_passes(bert, options):
 
 def test_normalised_or_not(bert):
     with LLM(bert) as llm:
-        [plain] = llm.embed("Hello world")
-        [unit] = llm.embed("Hello world", normalize=True)
-        [ids] = llm.embed(llm.tokenize("Hello world"))
+        [unit] = llm.embed("Hello world")
+        [plain] = llm.embed("Hello world", normalize=False)
+        [ids] = llm.embed(llm.tokenize("Hello world"), normalize=False)
+        with pytest.raises(InputError, match="normalize is None; give True or False"):
+            llm.embed("Hello world", normalize=None)
     assert abs(float(np.linalg.norm(unit)) - 1) < 1e-5 < abs(float(np.linalg.norm(plain)) - 1)
     assert cosine(plain, unit) > 0.99999
     assert np.array_equal(plain, ids)

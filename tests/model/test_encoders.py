@@ -58,7 +58,7 @@ def qwen(tmp_path_factory):
 def raw(llm, name, texts):
     """The numbers that transformers gives, too, in the order of the texts."""
     if not ENCODERS[name].n_labels:
-        return llm.embed(texts)
+        return llm.embed(texts, normalize=False)
     if ENCODERS[name].n_labels > 1:
         return [list(found.probs.values()) for found in llm.classify(texts, use_activation=False)]
     found = llm.rerank(QUERY, texts, use_activation=False)
@@ -258,7 +258,7 @@ def test_the_predicted_peak_is_the_measured_one(tmp_path, name):
 
 def test_pooling_is_an_option_of_the_engine(files):
     with LLM(files["bert"]) as llm:
-        mean = llm.embed(DOCUMENTS, pooling="mean")
+        mean = llm.embed(DOCUMENTS, pooling="mean", normalize=False)
         with pytest.raises(ConfigError, match=r"pooling is 'cls', but this engine pools by 'mean'.*pooling='cls'"):
             llm.embed("a", pooling="cls")
         with pytest.raises(InputError, match="pooling is 'middle'"):
@@ -267,7 +267,7 @@ def test_pooling_is_an_option_of_the_engine(files):
     found = {}
     for pooling in ("cls", "last", "none", "mean"):
         with LLM(files["bert-rank"], pooling=pooling) as llm:  # the same weights, and a head that is left alone
-            found[pooling] = llm.embed(DOCUMENTS)
+            found[pooling] = llm.embed(DOCUMENTS, normalize=False)
     assert [each.shape for each in found["none"]] == [(n, N_EMBD) for n in lengths]
     for at, rows in enumerate(found["none"]):
         assert np.abs(rows[0] - found["cls"][at]).max() < 1e-4
@@ -275,7 +275,7 @@ def test_pooling_is_an_option_of_the_engine(files):
         assert np.abs(rows.mean(0) - mean[at]).max() < 1e-4
         assert np.abs(found["mean"][at] - mean[at]).max() < 1e-4
     with LLM(files["bert"], pooling="none") as llm:
-        [units] = llm.embed("the cat", normalize=True)
+        [units] = llm.embed("the cat")
         assert np.allclose(np.linalg.norm(units, axis=1), 1)
     for model in (files["bert"], "tiny"):
         with pytest.raises(ConfigError, match=r"pooling is 'rank', but .* has no classification head .*'none', 'mean'"):
@@ -286,20 +286,18 @@ def test_pooling_is_an_option_of_the_engine(files):
 
 def test_a_decoder_pools_as_asked_and_generates_beside_it():
     with LLM("tiny", pooling="last") as llm, LLM("tiny", pooling="none") as rows:
-        [last], [each] = llm.embed("Hello world"), rows.embed("Hello world")
+        [last], [each] = (one.embed("Hello world", normalize=False) for one in (llm, rows))
         assert np.abs(each[-1] - last).max() < 1e-3
         assert llm.generate("Hello", {"max_tokens": 2, "ignore_eos": True})[0].finish_reason == "length"
 
 
 def test_dimensions_cut_and_then_normalise(files):
     with LLM(files["bert"]) as llm:
-        [whole], [cut] = llm.embed("the cat"), llm.embed("the cat", dimensions=8)
+        [whole], [cut] = llm.embed("the cat", normalize=False), llm.embed("the cat", dimensions=8)
         assert cut.shape == (8,)
         assert np.allclose(cut, whole[:8] / np.linalg.norm(whole[:8]), atol=1e-5)
         assert np.allclose(llm.embed("the cat", dimensions=8, normalize=False)[0], whole[:8], atol=1e-5)
-        assert np.allclose(
-            llm.embed("the cat", dimensions=N_EMBD)[0], llm.embed("the cat", normalize=True)[0], atol=1e-5
-        )
+        assert np.allclose(llm.embed("the cat", dimensions=N_EMBD)[0], llm.embed("the cat")[0], atol=1e-5)
         for wrong in (0, -1, N_EMBD + 1, 8.0, "8", True):
             with pytest.raises(InputError, match=rf"dimensions is .*1 to {N_EMBD}"):
                 llm.embed("the cat", dimensions=wrong)

@@ -6,6 +6,8 @@ import time
 import pytest
 
 from llamabatch import LLM, EngineClosedError, SamplingParams
+from llamabatch.sampling.grammar_compiler import Grammars
+from tests.paced import PATIENCE_S
 
 KINDS = {
     "thread": {"n_slots": 2, "instances": 1, "n_threads": 1},
@@ -27,8 +29,8 @@ def states_until(client, wanted):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_slots_and_queue_are_seen_while_requests_run(kind):
-    with LLM("tiny", **KINDS[kind]) as llm:
+def test_slots_and_queue_are_seen_while_requests_run(kind, steps):
+    with LLM("tiny", **KINDS[kind]) as llm, steps.each_takes(0.02):
         client, n_engines = llm._client, 2 if kind in ("threads", "children") else 1
         assert sum(len(state.slots) for state in client.states()) == 2 * n_engines
         assert all(slot.request_id is None for state in client.states() for slot in state.slots)
@@ -55,10 +57,10 @@ def test_slots_and_queue_are_seen_while_requests_run(kind):
             assert all(0 < slot.n_prompt_done == slot.n_prompt for slot in busy)
             assert all(0 < slot.running_s <= slot.age_s < 60 for slot in busy)
             assert all(state.n_ctx == llm.plan.config.n_ctx and state.steps > 3 for state in states)
-            began = time.perf_counter()
-            for _ in range(10):
+            began = time.monotonic()
+            with steps.held():
                 client.states()
-            assert time.perf_counter() - began < 1
+                assert time.monotonic() - began < PATIENCE_S / 2, "it waited for the step"
         finally:
             done.set()
             thread.join()
@@ -67,8 +69,8 @@ def test_slots_and_queue_are_seen_while_requests_run(kind):
         client.states()
 
 
-def test_continuations_and_background_requests_are_told_apart():
-    with LLM("tiny", n_slots=4, instances=1) as llm:
+def test_continuations_and_background_requests_are_told_apart(steps):
+    with LLM("tiny", n_slots=4, instances=1) as llm, steps.each_takes(0.02):
         done = threading.Event()
 
         def run():
@@ -91,17 +93,18 @@ def test_continuations_and_background_requests_are_told_apart():
     assert "\0" not in busy[0].request_id
 
 
-def test_a_request_whose_grammar_is_compiled_stands_in_the_queue():
-    schema = {
-        "type": "object",
-        "properties": {f"field_{n}": {"type": "string", "pattern": "[a-z]{1,200}"} for n in range(60)},
-    }
+def test_a_request_whose_grammar_is_compiled_stands_in_the_queue(monkeypatch):
+    compiles, go_on = Grammars._compile, threading.Event()
+
+    def held(self, structure):
+        assert go_on.wait(PATIENCE_S)
+        return compiles(self, structure)
+
+    monkeypatch.setattr(Grammars, "_compile", held)
     with LLM("tiny", n_slots=2, instances=1) as llm:
-        reasons = set()
-        stream = llm.stream(["x"], SamplingParams(max_tokens=4, structured_outputs={"json": schema}))
+        stream = llm.stream(["x"], SamplingParams(max_tokens=4, structured_outputs={"regex": "[a-z]+"}))
         thread = threading.Thread(target=lambda: list(stream))
         thread.start()
-        while thread.is_alive():
-            reasons |= {one.reason for state in llm._client.states() for one in state.waiting}
+        states_until(llm._client, lambda states: [one.reason for one in states[0].waiting] == ["grammar"])
+        go_on.set()
         thread.join()
-    assert "grammar" in reasons

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import equal_bits
 from llamabatch import LLM
 from llamabatch.errors import ConfigError
-from llamabatch.llama import library
+from llamabatch.llama import library, model_runner
 from llamabatch.tools.synth import write_model
 from tests.model import architectures
 
@@ -49,9 +49,33 @@ def test_rows_have_the_same_bits_alone_and_in_company(model, asked, alone, promi
     assert together == alone
 
 
-@pytest.mark.skipif("wide" not in library.repack_features(), reason="no AVX-512 VNNI, or a build without 0012")
+class Toggled:
+    """One thread and two in turn, step by step."""
+
+    def __init__(self, most, tries):
+        assert (most, tries) == (2, True)
+        self.steps = 0
+
+    @property
+    def threads(self):
+        self.steps += 1
+        return 1 + self.steps % 2
+
+    def observe(self, rows, seconds):
+        pass
+
+
+@needs_patch
+def test_a_change_of_threads_between_steps_changes_no_bits(model, asked, alone, monkeypatch):
+    monkeypatch.setattr(model_runner, "ThreadChoice", Toggled)
+    options = {**OPTIONS, "n_threads": 2, "n_threads_batch": 2}
+    with LLM(model, strategy="batched", instances=1, n_slots=5, n_ubatch=32, **options) as llm:
+        assert equal_bits.digests(llm, *asked) == alone
+
+
+@pytest.mark.skipif(not {"wide", "wide8"} & library.repack_features(), reason="no AVX2, or a build without 0012")
 @pytest.mark.parametrize("kind", ["Q5_K", "Q6_K", "Q8_0", "Q4_0"])
-def test_columns_by_sixteen_give_a_row_the_same_bits_alone_and_in_tiles(kind, asked, tmp_path):
+def test_columns_in_strips_give_a_row_the_same_bits_alone_and_in_tiles(kind, asked, tmp_path):
     """Nine rows and more go through AMX where there is any, fewer do not."""
     write_model(replace(equal_bits.SHAPE, n_vocab=2048), tmp_path / "f16.gguf", "F16")
     path = str(equal_bits.quantised(tmp_path / "f16.gguf", tmp_path / "model.gguf", kind))

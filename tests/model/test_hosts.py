@@ -17,6 +17,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 HEAD = """
     import asyncio, gc, os, sys, threading, time
     from llamabatch import LLM, EngineClosedError, SamplingParams
+    gc.disable()  # no end waits for a collection
     SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
 """
@@ -118,7 +119,6 @@ def test_made_anew_many_times():
             llm = LLM("tiny", n_slots=2)
             llm.generate("x", SHORT)
         llm.close()
-        gc.collect()
         del llm
         import llamabatch.utils.lifetime
         llamabatch.utils.lifetime.reap_collected()
@@ -137,13 +137,12 @@ FORGOTTEN = {
         holder.me, holder.llm = holder, LLM('tiny'OPTIONS)
         holder.llm.generate('x', SHORT)
         del holder
-        gc.collect()
+        LLM('tiny', n_slots=1).close()
     """,
     "in flight": """
         pieces = LLM('tiny'OPTIONS).stream(['x'] * 3, LONG)
         next(pieces)
         del pieces
-        gc.collect()
     """,
     "in flight at the end": """
         pieces = LLM('tiny'OPTIONS).stream(['x'] * 3, LONG)
@@ -191,7 +190,6 @@ def test_collected_in_the_middle_of_a_line_of_the_log():
         llm.generate(["x", "y"], SHORT)
         with log._forwarder.lock:
             del llm
-            gc.collect()
         LLM("tiny").close()
         print("over")
     """
@@ -221,8 +219,7 @@ def test_an_llm_in_a_fork_says_so(options):
         pieces = llm.stream(["x"] * 2, LONG)
         next(pieces)
         locks = [llm._client.model._lock]
-        chain = [llm._client]
-        while hasattr(chain[-1], "inner"): chain.append(chain[-1].inner)
+        chain = [llm._client, llm._client.in_flight, llm._client.inner]
         queues = [c._commands for c in getattr(chain[-1], "_clients", chain[-1:]) if hasattr(c, "_commands")]
         locks += [q._lock for q in queues]
         locks += [c._lock for c in chain if hasattr(c, "_lock")]
@@ -243,7 +240,6 @@ def test_an_llm_in_a_fork_says_so(options):
                     assert "fork" in str(error), error
             llm.close()
             del llm, pieces
-            gc.collect()
             sys.exit(0)  # with all that a normal end runs
         go_on.set()
         print(os.waitpid(pid, 0)[1])

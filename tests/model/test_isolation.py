@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from llamabatch import LLM, EngineClosedError, EngineError, FinishReason, SamplingParams
-from llamabatch.client.middleware import CountingClient
+from llamabatch.client.front_client import FrontClient
 from llamabatch.client.process_client import ChildClient
 from llamabatch.client.restart_policy import RestartPolicy
 from llamabatch.client.wire import Wire
 from llamabatch.config import EngineConfig
 from llamabatch.request.request import Request
+from llamabatch.utils import system
 from tests.model.adapter_files import write_lora
-from tests.workers.held_worker import VARIABLE
 from tests.workers.poisoned_worker import BUG, POISON
 
 SHORT = SamplingParams(max_tokens=5)
@@ -26,7 +26,7 @@ SHORT = SamplingParams(max_tokens=5)
 
 def front(client):
     llm = LLM.__new__(LLM)
-    llm._client = CountingClient(client)
+    llm._client = FrontClient(client)
     return llm
 
 
@@ -37,33 +37,27 @@ def poisoned(n_slots=4, **policy):
 
 
 @pytest.fixture(scope="module")
-def hold(tmp_path_factory):
-    """While this file is there, a child of `isolated` computes a few steps and no more."""
-    return tmp_path_factory.mktemp("hold") / "hold"
+def isolated(steps):
+    with front(ChildClient(EngineConfig("tiny", isolate=True, n_slots=4, n_ctx=1024, kv="split"))) as llm:
+        yield llm
 
 
-@pytest.fixture(scope="module")
-def isolated(hold):
-    config = EngineConfig("tiny", isolate=True, n_slots=4, n_ctx=1024, kv="split")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, str(hold))  # for children that come later, too
-        with front(ChildClient(config, "tests.workers.held_worker")) as llm:
-            yield llm
-
-
-def killed_after(n_tokens, stream, isolated, hold):
+@pytest.fixture
+def killed_after(isolated, steps):
     """The pieces of a stream, of which the child is killed after so many tokens. A piece may have several."""
-    n_seen = 0
-    hold.touch()
-    try:
-        for piece in stream:
-            yield piece
-            n_seen += len(piece.token_ids)
-            if n_seen >= n_tokens and hold.exists():
-                os.kill(isolated._client.pids[0], signal.SIGKILL)
-                hold.unlink()
-    finally:
-        hold.unlink(missing_ok=True)
+
+    def pieces(n_tokens, stream):
+        n_seen, is_killed = 0, False
+        with steps.held(60):
+            for piece in stream:
+                yield piece
+                n_seen += len(piece.token_ids)
+                if n_seen >= n_tokens and not is_killed:
+                    is_killed = True
+                    os.kill(isolated._client.pids[0], signal.SIGKILL)
+                    steps.let_go()
+
+    return pieces
 
 
 STREAMS = {
@@ -79,13 +73,13 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("what", STREAMS)
-def test_a_stream_goes_on_where_it_was_when_the_child_died(isolated, hold, what):
+def test_a_stream_goes_on_where_it_was_when_the_child_died(isolated, killed_after, what):
     eos = {} if "regex" in what else {"ignore_eos": True}
     params = SamplingParams(max_tokens=150, **eos, **STREAMS[what])
     prompt = "Tell me about the sea."
     [wanted] = isolated.generate(prompt, params)
     [killed] = isolated._client.pids
-    pieces = list(killed_after(10, isolated.stream(prompt, params), isolated, hold))
+    pieces = list(killed_after(10, isolated.stream(prompt, params)))
     assert isolated._client.pids != [killed]
     last = pieces[-1].finished
     assert last.error is None
@@ -107,7 +101,8 @@ def test_a_stream_goes_on_where_it_was_when_the_child_died(isolated, hold, what)
     assert last.timings.queued_s <= last.timings.ttft_s == times[0] < last.timings.total_s
 
 
-def test_figures_never_go_backwards_and_count_each_request_once(isolated, hold):
+@pytest.mark.timed
+def test_figures_never_go_backwards_and_count_each_request_once(isolated, killed_after):
     before = isolated.stats()
     params = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
     seen, done = [], threading.Event()
@@ -121,7 +116,7 @@ def test_figures_never_go_backwards_and_count_each_request_once(isolated, hold):
     looking.start()
     try:
         for _ in range(2):
-            for _ in killed_after(30, isolated.stream(["a b c", "d e f", "g h i"], params), isolated, hold):
+            for _ in killed_after(30, isolated.stream(["a b c", "d e f", "g h i"], params)):
                 pass
     finally:
         done.set()
@@ -183,18 +178,18 @@ def test_an_abort_a_deadline_and_an_end_do_not_wait_for_a_restart():
     [ended] = events.get(timeout=30)
     assert "ended 2 times while it computed this request alone, at last with SIGSEGV" in ended.finished.error
     assert client.pids == []  # the third child is far away
-    late = Request("late", (5, 6), SamplingParams(max_tokens=5, deadline_s=0.5))
-    client.submit([late, Request("taken back", (5, 6), SHORT), Request("left", (5, 6), SHORT)], events.put)
-    assert client.stats().waiting == 3
+    client.submit([Request("taken back", (5, 6), SHORT), Request("left", (5, 6), SHORT)], events.put)
+    assert client.stats().waiting == 2
     client.abort(["taken back"])
-    [ended] = events.get(timeout=5)
+    [ended] = events.get(timeout=30)
     assert (ended.request_id, ended.finished.finish_reason) == ("taken back", FinishReason.ABORT)
-    [ended] = events.get(timeout=5)
+    client.submit([Request("late", (5, 6), SamplingParams(max_tokens=5, deadline_s=0.5))], events.put)
+    [ended] = events.get(timeout=30)
     assert (ended.request_id, ended.finished.error[:16]) == ("late", "DeadlineExceeded")
     start = time.monotonic()
     client.close()
-    assert time.monotonic() - start < 5
-    [ended] = events.get(timeout=5)
+    assert time.monotonic() - start < 30, "the restart is 60 s away"
+    [ended] = events.get(timeout=30)
     assert (ended.request_id, ended.finished.error) == ("left", "the engine is closed")
     with pytest.raises(EngineClosedError):
         client.stats()
@@ -276,28 +271,30 @@ def test_a_send_that_is_interrupted_ends_the_stream():
 
 
 def test_a_child_that_hangs_is_replaced():
-    client = ChildClient(EngineConfig("tiny", n_slots=2), policy=RestartPolicy(hang_s=2.0))
+    client = ChildClient(EngineConfig("tiny", n_slots=2), policy=RestartPolicy(hang_s=4.0))
     llm = front(client)
     [stopped] = client.pids
     os.kill(stopped, signal.SIGSTOP)
     [output] = llm.generate("x", SHORT)
     assert output.error is None
-    assert client.pids != [stopped]
-    assert client.stats().restarts == 1
+    assert stopped not in client.pids
+    assert client.stats().restarts >= 1  # the next one may hang, too, where it gets no processor for so long
     client.close()
 
 
 def test_a_sink_that_takes_long_is_no_hang_of_the_child():
-    client = ChildClient(EngineConfig("tiny", n_slots=2), policy=RestartPolicy(hang_s=1.0))
+    """As no message can come in meanwhile; tests/unit/client/test_supervisor.py has the rest."""
+    client = ChildClient(EngineConfig("tiny", n_slots=2))
+    [child] = [supervisor._child for supervisor in client._children]
     events = queue.SimpleQueue()
 
     def slow(outputs):
-        time.sleep(2.5)
-        events.put(outputs)
+        events.put((child.reader_is_busy, outputs))
 
     client.submit([Request("slow", (5, 6), SHORT)], slow)
-    assert events.get(timeout=20)[0].finished.error is None
-    assert client.stats().restarts == 0
+    is_busy, outputs = events.get(timeout=60)
+    assert is_busy
+    assert outputs[0].finished.error is None
     client.close()
 
 
@@ -309,3 +306,16 @@ def test_outputs_too_large_for_a_message_go_one_by_one_or_are_errors():
     [output] = front(client).generate("a", params, errors="return")
     assert "too large" in output.error
     client.close()
+
+
+def test_children_that_inherit_no_socket_generate_and_are_replaced(monkeypatch):
+    """As on Windows: over a connection of the loopback address."""
+    monkeypatch.setattr(system, "INHERITS_SOCKETS", False)
+    config, prompts = EngineConfig("tiny", n_slots=4, n_ctx=512), ["Once", "One day", "The cat"]
+    greedy = SamplingParams(temperature=0, max_tokens=5)
+    with LLM("tiny", n_slots=4, n_ctx=512) as llm:
+        expected = [output.text for output in llm.generate(prompts, greedy)]
+    with front(ChildClient(config, "tests.workers.loopback_worker")) as llm:
+        assert [output.text for output in llm.generate(prompts, greedy)] == expected
+        os.kill(llm._client.pids[0], signal.SIGKILL)
+        assert [output.text for output in llm.generate(prompts, greedy)] == expected

@@ -10,7 +10,7 @@ import pytest
 
 from llamabatch.llama import build_info, library
 
-SOURCES = Path(__file__).parents[2] / "llamabatch" / "native_patches" / "kernels" / "tests"
+SOURCES = Path(__file__).parents[2] / "native_patches" / "kernels" / "tests"
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
@@ -20,7 +20,7 @@ COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.w
 def test_types_shapes_and_threads(tmp_path, name):
     libraries = build_info.library_dir(library.load())
     program = tmp_path / "check"
-    include = Path(sysconfig.get_path("platlib")) / "include"
+    include = Path(sysconfig.get_path("platlib")) / "llama_cpp" / "include"
     command = [
         COMPILER, "-O2", "-std=c++17", f"-I{include}", str(SOURCES / f"{name}.cpp"), "-o", str(program),
         f"-L{libraries}", "-lggml-cpu", "-lggml-base", "-lggml",

@@ -17,8 +17,8 @@ from llamabatch import LLM
 from llamabatch.errors import PromptError
 from llamabatch.llama import build_info, library, long_words
 from llamabatch.llama.model import Model
-from llamabatch.native_patches import source
-from llamabatch.native_patches.tools import cache_dir
+from llamabatch.native_build import source
+from llamabatch.native_build.tools import cache_dir
 from llamabatch.utils import paths
 
 DEADLY = (
@@ -26,7 +26,7 @@ DEADLY = (
     *("seed-coder", "bloom", "superbpe", "afmoe", "default", "falcon"),
 )
 RUNS = ("a", "A", " ", "1", "!", "\n", "é", "中", "\u0301", "😀", "\u3000", "aA")
-CHECK = Path(source.__file__).parent / "kernels" / "tests" / "tokenizer_check.cpp"
+CHECK = source.KERNEL_FOLDER / "tests" / "tokenizer_check.cpp"
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 patched = pytest.mark.skipif(

@@ -265,6 +265,44 @@ def test_what_was_copied_leaves_no_pages_of_the_file(tmp_path):
     assert predicted < size / 2**20 - 0.9 * copies
 
 
+_ADVICE = """
+import re, sys
+from pathlib import Path
+from llamabatch import LLM
+from llamabatch.gguf.header import read_header
+
+path = Path(sys.argv[1])
+header = read_header(path)
+pieces = {tensor.name: header.data_start + tensor.offset for tensor in header.tensors}
+with LLM(path, n_ctx=128, n_slots=1, n_threads=1, n_gpu_layers=0, extra_bufts=sys.argv[2]):
+    for one in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE):
+        head = one.split("\\n")[0]
+        if str(path) in head:
+            start, end, offset = (int(each, 16) for each in re.match(r"(\\w+)-(\\w+) \\S+ (\\w+)", head).groups())
+            is_random = " rr" in re.search(r"^VmFlags:.*", one, flags=re.MULTILINE)[0]
+            for name, at in pieces.items():
+                if offset <= at < offset + end - start:
+                    print(name, is_random)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells of pages")
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("extra_bufts", ["on", "off"])
+def test_small_pieces_of_a_mapped_file_are_read_by_the_page(extra_bufts, tied, tmp_path):
+    """In a small cgroup each step read most of the file again, since a page comes with up to 16 MiB around it."""
+    path = tmp_path / "model.gguf"
+    write_model(Shape("qwen2", 2, 512, 1024, 8, 2, 64, 2048, 1024, 1e6, 1e-6, tied=tied), path, "Q4_0")
+    done = run_child("-c", _ADVICE, str(path), extra_bufts)
+    assert done.returncode == 0, done.stderr
+    found = {name: flag == "True" for name, flag in map(str.split, done.stdout.splitlines())}
+    assert found["blk.0.attn_norm.weight"]
+    assert found["blk.1.ffn_norm.weight"]
+    if extra_bufts == "off":  # then the logits of a tied model are made with it as it is
+        assert found["token_embd.weight"] is not tied
+        assert not found["blk.1.ffn_up.weight"]
+
+
 _COPIES = """
 import resource
 from llamabatch import EngineConfig; from llamabatch.utils import paths
@@ -300,12 +338,13 @@ def test_a_copied_prefix_takes_the_memory_of_its_cells_alone():
     assert float(done.stdout) < 16
 
 
-@pytest.mark.parametrize("flash_attn", ["on", "off"])  # off: V is transposed
-def test_chains_of_copies_and_cuts_leave_each_slot_with_its_own_tokens(flash_attn):
+@pytest.mark.parametrize(("kv", "flash_attn"), [("split", "on"), ("split", "off"), ("unified", "on")])
+def test_chains_of_copies_and_cuts_leave_each_slot_with_its_own_tokens(kv, flash_attn):  # off: V is transposed
     """Copies of a step are made before its pass, in their order: a slot may be read, overwritten and cut meanwhile."""
     n_slots, n_cells, random = 6, 256, Random(12)
+    cells = {} if kv == "split" else {"kv_cells": n_slots * n_cells}
     config = EngineConfig(
-        "tiny", n_slots=n_slots, n_ctx=n_cells, n_gpu_layers=0, n_threads=1, kv="split", flash_attn=flash_attn
+        "tiny", n_slots=n_slots, n_ctx=n_cells, n_gpu_layers=0, n_threads=1, kv=kv, flash_attn=flash_attn, **cells
     )
     config = plan(config, paths.bundled_model()).config
     model = Model(paths.bundled_model(), config)
@@ -340,7 +379,8 @@ def test_chains_of_copies_and_cuts_leave_each_slot_with_its_own_tokens(flash_att
             for slot in slots:
                 fresh.clear(slot)
                 compute(fresh, slot, held[slot], 0)
-            np.testing.assert_allclose(found, last(fresh, slots, held), atol=1e-4)
+            # in a unified cache the order of cells differs, and an activation may be rounded to its neighbour
+            np.testing.assert_allclose(found, last(fresh, slots, held), atol=1e-4 if kv == "split" else 0.2)
             for slot in slots:
                 context.clear(slot, len(held[slot]))
     finally:

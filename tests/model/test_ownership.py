@@ -114,6 +114,20 @@ def test_a_sink_that_always_raises_holds_nothing_up(client):
     until_idle(client)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_sink_that_raises_for_a_while_still_gets_the_end(client, stream):
+    told, raised = queue.SimpleQueue(), []
+
+    def sink(outputs):
+        if len(raised) < 6:  # more often than the engine's thread tries
+            raised.append(1)
+            raise MemoryError
+        told.put(outputs)
+
+    client.submit(requests(client, "bad"), sink, stream=stream)
+    assert "could not be delivered: MemoryError" in ends(told, 1)["bad"].error
+
+
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 def test_what_a_question_raises_is_the_askers(client, error):
     def ask(engine):
@@ -213,7 +227,7 @@ def test_a_structure_by_hand(options):
 
 USED_UP = """
 import os, resource, sys
-from llamabatch import LLM, SamplingParams
+from llamabatch import LLM, EngineError, SamplingParams
 
 def use_up():
     most = max(int(fd) for fd in os.listdir("/proc/self/fd")) + 1
@@ -253,12 +267,22 @@ assert errors[:-1] == [None] * (len(asked) - 1), errors
 assert "Too many open files" in errors[-1], errors  # it takes a process to try a regex out
 assert len(llm.embed(["a text"])) == 1
 assert llm.score("Once", [" upon"])[0].logprob < 0
+conversation = [{"role": "user", "content": "Hi"}]
+for call in (lambda: llm.chat(conversation, short), llm.monitor):  # each imports at its first use
+    try:
+        call()
+    except EngineError as error:
+        assert "could not be loaded: Too many open files" in str(error) and "/" not in str(error), error
+    else:
+        raise AssertionError("no descriptor was needed")
 assert list(llm.stream("Once", short))[-1].finished.error is None
 llm.stats()
 from llamabatch.sampling import native
 assert native.available() or "loaded" not in native.why_not(), native.why_not()
 free(held)
 assert llm.generate("Once", asked[-1])[0].error is None  # nothing is remembered of it
+assert llm.chat(conversation, short)[0].error is None
+llm.monitor()
 llm.close()
 print("well")
 """
@@ -271,11 +295,11 @@ import signal, time
 from llamabatch import EngineClosedError
 from llamabatch.client.process_client import ChildClient
 from llamabatch.config import EngineConfig
-from llamabatch.client.middleware import CountingClient
+from llamabatch.client.front_client import FrontClient
 from llamabatch.client.restart_policy import RestartPolicy
 policy = RestartPolicy(most=3, first_s=0.01, longest_s=0.5, retry_s=0.1)
 llm = LLM.__new__(LLM)
-llm._client = CountingClient(ChildClient(EngineConfig("tiny", n_slots=4, n_ctx=256), policy=policy))
+llm._client = FrontClient(ChildClient(EngineConfig("tiny", n_slots=4, n_ctx=256), policy=policy))
 wanted = llm.generate("Once", {"max_tokens": 4, "temperature": 0})[0].text
 held = use_up()
 os.kill(llm._client.pids[0], signal.SIGKILL)
@@ -286,7 +310,7 @@ for _ in range(3):  # each call is answered, at once or after one more try
         [output] = llm.generate(["Once"], errors="return")
         assert "Too many open files" in output.error, output.error
     except EngineClosedError as error:
-        assert "tries another one" in str(error) and "Too many open files" in str(error), error
+        assert "another one is started" in str(error) and "Too many open files" in str(error), error
 free(held)
 deadline = time.monotonic() + 60
 while True:

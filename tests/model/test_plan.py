@@ -78,6 +78,7 @@ def test_the_tables():
     for text in (
         "2,048 MiB given with --memory",
         "It fits: 8 slots of 512 tokens",
+        "prefixes beyond the slots",
         "512 ◀",
         "Strategy: batched",
         "sum",
@@ -94,7 +95,7 @@ def test_json_says_the_same_as_the_engine():
     assert found["fits"]
     assert found["memory"]["one_engine"]["total"] == sum(
         found["memory"]["one_engine"][name]
-        for name in ("weights", "kv_cache", "compute", "copies", "vocabulary", "draft")
+        for name in ("weights", "kv_cache", "compute", "copies", "vocabulary", "draft", "cache_ram")
     )
     assert [row["n_ctx"] for row in found["by_n_ctx"]] == [256, 512, 1024, 2048]
     assert all(row["slots"] <= row["most_slots"] for row in found["by_n_ctx"])
@@ -131,7 +132,7 @@ def test_room_for_one_slot_in_half_is_room_for_more_in_all(models):
     found = answer(
         Question(str(models["Q8_0"]), {"n_ctx": 1024, "instances": 1, "profile": False}, memory_bytes=150 * MIB)
     )
-    assert found.asked.config.strategy == "sequential"
+    assert found.requested.config.strategy == "sequential"
     [row] = [row for row in found.rows if row.n_ctx == 1024]
     assert row.slots <= 1 < row.most_slots < 64
     assert row.slot_bytes >= 1024 * 6 * 2 * 128 * 2  # f16 cells of 6 layers with 2 heads of 64
@@ -143,8 +144,9 @@ def test_room_for_one_slot_in_half_is_room_for_more_in_all(models):
 def test_memory_that_is_given_holds_the_process_too(models):
     """An engine with so much free memory would not refuse the plan."""
     model = str(models["Q8_0"])
-    peak = json.loads(run("-m", model, "--slots", 4, "--instances", 1, "--json").output)["memory"]["predicted_peak"]
-    asked = {"n_slots": 4, "instances": 1, "kv": "split"}
+    done = run("-m", model, "--slots", 4, "--instances", 1, "--cache-ram", 0, "--json")
+    peak = json.loads(done.output)["memory"]["predicted_peak"]
+    asked = {"n_slots": 4, "instances": 1, "kv": "split", "cache_ram": 0}
     assert answer(Question(model, asked, memory_bytes=peak)).fits
     assert not answer(Question(model, asked, memory_bytes=peak - MIB - _reclaimable(model, asked))).fits
 
@@ -185,7 +187,7 @@ def test_a_closed_stdout_ends_the_command_in_silence(arguments):
 
 def test_auto_takes_what_fits(monkeypatch):
     monkeypatch.setattr(resolve_config, "machine_here", lambda config, **_: Machine(1, 64 * MIB, fast_attention=True))
-    with LLM("tiny", n_slots="auto", profile=False, kv="split") as llm:
+    with LLM("tiny", n_slots="auto", profile=False, kv="split", cache_ram=0) as llm:
         assert 1 <= llm.plan.config.n_slots < 8
         assert llm.plan.total_bytes <= 32 * MIB
         one_more = replace(llm.plan.config, n_slots=llm.plan.config.n_slots + 1)
@@ -202,7 +204,7 @@ def test_prompts_decide_the_context(tmp_path):
     file.write_text("one two three\n" * 9 + "word " * 200 + "\n")
     found = answer(Question(prompts=file, max_tokens=100))
     assert found.prompts.count == 10
-    assert found.asked.config.n_ctx == found.prompts.longest + 100
+    assert found.requested.config.n_ctx == found.prompts.longest + 100
     assert found.prompts.median < found.prompts.p95 <= found.prompts.longest
     done = run("--prompts", file, "-n", 100)
     assert "10 prompts" in done.output
@@ -302,6 +304,7 @@ def test_a_pod_of_the_patch_holds_the_plan_that_made_it():
     assert first["value"]["limits"]["cpu"] == "3"
     names = {each["value"]["name"]: each["value"]["value"] for each in more}
     assert {each["path"] for each in more} == {"/spec/template/spec/containers/0/env/-"}
+    assert names["LLAMABATCH_MODEL"] == "tiny"
     assert names["LLAMABATCH_TYPE_K"] == "q8_0"
     assert names["LLAMABATCH_PREEMPT"] == "false"
     [document] = [
@@ -315,8 +318,9 @@ def test_a_pod_of_the_patch_holds_the_plan_that_made_it():
     again = CliRunner().invoke(cli, ["plan", "-m", "tiny", "--memory", str(memory), "--json", *flags])
     assert again.exit_code == 0, again.output
     engine = json.loads(again.stdout)["engine"]
-    config = document.asked.config
-    for name in ("strategy", "instances", "n_slots", "n_ctx", "kv", "type_k", "n_threads", "n_threads_batch"):
+    config = document.requested.config
+    same = ("strategy", "instances", "n_slots", "n_ctx", "kv", "type_k", "n_threads", "n_threads_batch", "cache_ram")
+    for name in same:
         assert engine[name] == getattr(config, name), name
 
 

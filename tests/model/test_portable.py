@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llamabatch.native_patches import variants, wheels
 from llamabatch.planning.cpu import cpu_flags
+from native_patches import variants, wheels
 
 ARCH = platform.machine()
 BUILD = wheels.Portable(ARCH, variants.chosen(ARCH)) if sys.platform == "linux" and ARCH in variants.VARIANTS else None

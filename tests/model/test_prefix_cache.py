@@ -1,8 +1,12 @@
 """The prefix cache on the bundled model: what it saves, and that texts stay those of requests that ran alone."""
 
+import random
+
 import pytest
 
 from llamabatch import LLM, SamplingParams
+from llamabatch.llama.context import Context
+from llamabatch.scheduler.prefix_store import PrefixStore
 from tests.model.conftest import mixed_conversations, questions
 
 ONE = {"instances": 1, "n_slots": 8, "strategy": "batched"}
@@ -56,6 +60,57 @@ def test_sampled_texts_are_the_same_with_and_without(greedy):
             texts.append([o.text for turn in outputs for o in turn])
             assert (llm.stats().prefix_hits > 0) is cache_prefix
     assert sum(a == b for a, b in zip(*texts, strict=True)) >= 11
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"kv": "unified", "kv_cells": 1024}, {"start_slots": 1}], ids=["split", "unified", "a growing one"]
+)
+def test_sixty_four_chats_on_four_slots_compute_their_own_tokens(options, assert_equal_by_the_rule, monkeypatch):
+    """At random, with requests that are cancelled between; texts are those of an engine that keeps nothing."""
+    monkeypatch.setattr(PrefixStore, "token_s", None)  # times that are measured here say whether a copy pays
+    rng, params = random.Random(7), SamplingParams(temperature=0, max_tokens=4)
+    chats = [[10 + i, *(rng.randrange(10, 1500) for _ in range(47))] for i in range(64)]
+    asked, outputs = [], []
+    given = {"n_slots": 4, "n_ctx": 256, "instances": 1, "strategy": "batched", "profile": False}
+    with LLM("tiny", **given, **options) as llm:
+        for turn in range(3):
+            order = rng.sample(range(64), 64)
+            for first in range(0, 64, 8 if turn else 1):
+                some = order[first : first + (8 if turn else 1)]
+                found = llm.generate([chats[i] for i in some], params)
+                asked += [list(chats[i]) for i in some]
+                outputs += found
+                for i, output in zip(some, found, strict=True):
+                    chats[i] += [*output.token_ids, *(rng.randrange(10, 1500) for _ in range(8))]
+            if turn == 0:
+                assert llm.stats().prefix_hits < 4
+        stats, cache_ram = llm.stats(), llm.plan.config.cache_ram
+    own = 64 * 2 * (8 + params.max_tokens)
+    assert stats.prefill_tokens + stats.decode_rows <= 64 * (48 + 4) + own + 64 * 2 * 4
+    assert stats.prefix_hits >= 126
+    assert stats.restored_tokens > 0.9 * stats.prefix_tokens
+    assert 0 < stats.cache_ram_bytes <= cache_ram * 2**20
+    with LLM("tiny", n_slots=16, n_ctx=256, strategy="batched", cache_prefix=False, profile=False) as plain:
+        assert_equal_by_the_rule(outputs, plain.generate(asked, params), least=0.9)
+        assert plain.stats().cache_ram_bytes == 0
+
+
+@pytest.mark.parametrize("n_alike", [1, 2], ids=["alone", "with one that copies from it"])
+def test_a_state_that_llama_cpp_refuses_is_computed_again(n_alike, monkeypatch, assert_equal_by_the_rule):
+    monkeypatch.setattr(PrefixStore, "token_s", None)  # see above
+    written = Context.raw_state
+    monkeypatch.setattr(Context, "raw_state", lambda context, slot: written(context, slot)[:-8])
+    story, params = "Ada keeps three cats. Ben keeps one dog. " * 4, SamplingParams(temperature=0, max_tokens=4)
+    asked = [f"{story}How many does {name} keep?" for name in ("Ada", "Ben")[:n_alike]]
+    with LLM("tiny", **{**ONE, "n_slots": n_alike}) as llm:
+        llm.generate(story, params)
+        llm.generate(["What is the capital of Peru?", "And of Chile?"][:n_alike], params)
+        outputs = llm.generate(asked, params)
+        stats = llm.stats()
+        assert min(output.num_cached_tokens for output in outputs) == 0
+        assert min(stats.restored_tokens, stats.preemptions) > 0
+        llm.reset_prefix_cache()
+        assert_equal_by_the_rule(outputs, llm.generate(asked, params), least=1.0)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_dry_run_checks_every_line_and_writes_nothing(tmp_path):
         {"prompt": "x" * 100_000},
         {"prompt": "y", "structured_outputs": {"regex": "("}},
         {"prompt": "z", "logit_bias": {"99999": 1}},
-        {"prompt": "endless", "overflow": "shift", "max_tokens": None},
+        {"prompt": "odd", "overflow": "wrap"},
     ]
     source = jsonl(tmp_path / "in.jsonl", items)
     with source.open("a") as file:
@@ -129,16 +129,10 @@ def test_a_dry_run_checks_every_line_and_writes_nothing(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("engine", "row"),
-    [
-        (["--type-k", "q8_0", "--flash-attn", "on"], {"max_tokens": 8}),  # a quantised K cache cannot shift
-        ([], {"max_tokens": None}),  # the text need never end
-    ],
-)
-def test_a_dry_run_refuses_the_shift_that_the_run_refuses(engine, row, tmp_path):
+def test_a_dry_run_refuses_the_shift_that_the_run_refuses(tmp_path):
     """As any other check: one function makes it for the dry run, the run and the engine."""
-    source = jsonl(tmp_path / "in.jsonl", [{"prompt": "x", "overflow": "shift", **row}])
+    source = jsonl(tmp_path / "in.jsonl", [{"prompt": "x", "overflow": "shift", "max_tokens": 8}])
+    engine = ("--type-k", "q8_0", "--flash-attn", "on")  # a quantised K cache cannot shift
     dry = llamabatch_run(source, tmp_path / "out.jsonl", *engine, "--dry-run", "--json", "-")
     assert dry.returncode == 1, dry.stderr
     [refused] = json.loads(dry.stdout)["errors"]
@@ -155,14 +149,15 @@ def test_killed_at_random_moments(number, tmp_path):
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_it_in_good_order(signum, code, tmp_path):
+def test_a_signal_ends_it_in_good_order(signum, code, tmp_path, steps):
     source, out = jsonl(tmp_path / "in.jsonl", asked(5000)), tmp_path / "out.jsonl"
-    process = subprocess.Popen(command(source, out, *GREEDY), stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: out.exists() and out.stat().st_size > 0)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signum)
-    process.send_signal(signum)  # an impatient user loses nothing either
-    told = process.communicate(timeout=200)[1]
+    with steps.each_takes(0.02):
+        process = subprocess.Popen(command(source, out, *GREEDY), stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: out.exists() and out.stat().st_size > 0)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signum)
+        process.send_signal(signum)  # an impatient user loses nothing either
+        told = process.communicate(timeout=200)[1]
     assert process.returncode == code, told
     assert "the same command goes on from there" in told
     assert not psutil.wait_procs(children, timeout=10)[1]
@@ -270,15 +265,17 @@ def test_as_many_tokens_as_the_library(tmp_path):
     assert abs(summary.counts.generated_tokens - sum(len(o.token_ids) for o in outputs)) < 50
 
 
-def test_an_engine_that_dies_is_replaced_and_every_row_comes_once(tmp_path):
-    source, out = jsonl(tmp_path / "in.jsonl", asked(1000)), tmp_path / "out.jsonl"
-    process = subprocess.Popen(command(source, out, *GREEDY, "--json", tmp_path / "sum.json"), stderr=subprocess.PIPE)
-    wait_for(lambda: out.exists() and out.stat().st_size > 0)
-    for child in psutil.Process(process.pid).children():
-        child.kill()
+def test_an_engine_that_dies_is_replaced_and_every_row_comes_once(tmp_path, steps):
+    source, out = jsonl(tmp_path / "in.jsonl", asked(200)), tmp_path / "out.jsonl"
+    arguments = command(source, out, *GREEDY, "--json", tmp_path / "sum.json")
+    with steps.each_takes(0.02):
+        process = subprocess.Popen(arguments, stderr=subprocess.PIPE)
+        wait_for(lambda: out.exists() and out.stat().st_size > 0)
+        for child in psutil.Process(process.pid).children():
+            child.kill()
     told = process.communicate(timeout=300)[1].decode()
     assert process.returncode == 0, told
-    assert [record["row"] for record in records(out.read_text())] == list(range(1000))
+    assert [record["row"] for record in records(out.read_text())] == list(range(200))
     assert json.loads((tmp_path / "sum.json").read_text())["restarts"] == 1
 
 

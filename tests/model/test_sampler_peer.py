@@ -10,7 +10,7 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.sampling import native
 from llamabatch.sampling.defaults import fill
 from llamabatch.sampling.sampler import SamplerState, distribution
-from llamabatch.sampling.token_counts import TokenCounts
+from llamabatch.sampling.token_counts import token_counts
 
 
 @pytest.fixture(params=["compiled", "numpy"], autouse=True)
@@ -31,7 +31,7 @@ def peer(lib, row, params, output=()):
     chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
     biases = (lib.llama_logit_bias * len(params.biases))(*params.biases)
     lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_logit_bias(n, len(biases), biases))
-    penalties = (n, len(output), params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    penalties = (n, params.repeat_last_n, params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_penalties(*penalties))
     lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_top_k(params.top_k))
     lib.llama_sampler_chain_add(chain, lib.llama_sampler_init_top_p(params.top_p, 1))
@@ -60,8 +60,9 @@ def test_same_candidates_same_probabilities(seed, edits):
             "repetition_penalty": float(rng.choice([1.0, 1.1, 1.5])),
             "presence_penalty": float(rng.choice([0.0, 0.5, -1.0])),
             "frequency_penalty": float(rng.choice([0.0, 0.3])),
+            "repeat_last_n": (window := int(rng.choice([len(output), 20]))),
         }
-        counts = TokenCounts()
+        counts = token_counts((), window)
         for token_id in output:
             counts.add(token_id)
     params = fill(

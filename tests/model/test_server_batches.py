@@ -17,7 +17,7 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory):
+def client(tmp_path_factory, steps):
     folder = tmp_path_factory.mktemp("data") / "data"
     with TestClient(
         app("tiny", n_slots=4, n_ctx=512, n_threads=1, data_dir=str(folder)), raise_server_exceptions=False
@@ -48,33 +48,31 @@ def test_every_kind_of_line(client):
             assert line["response"]["body"][part] == direct[part]
 
 
-def test_a_batch_waits_for_others_and_its_rows_are_background(client):
-    batch_id = create(client, lines(40, max_tokens=100, ignore_eos=True)).json()["id"]
-    until = time.monotonic() + 60
-    while client.get(f"/v1/batches/{batch_id}").json()["status"] == "validating":
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    begun = time.monotonic()
-    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
-    for _ in range(5):
-        assert client.post(CHAT, json=body).status_code == 200
-    took = time.monotonic() - begun
-    batch = client.get(f"/v1/batches/{batch_id}").json()
-    assert batch["status"] == "in_progress", f"five short chats took {took:.1f} s, as long as the batch"
-    assert wait(client, batch_id)["request_counts"]["completed"] == 40
+def test_a_batch_waits_for_others_and_its_rows_are_background(client, steps):
+    with steps.each_takes(0.02):
+        batch_id = create(client, lines(8, max_tokens=100, ignore_eos=True)).json()["id"]
+        until = time.monotonic() + 60
+        while client.get(f"/v1/batches/{batch_id}").json()["status"] == "validating":
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+        for _ in range(5):
+            assert client.post(CHAT, json=body).status_code == 200
+        batch = client.get(f"/v1/batches/{batch_id}").json()
+        assert batch["status"] == "in_progress", "five short chats took as long as the batch"
+    assert wait(client, batch_id)["request_counts"]["completed"] == 8
 
 
-def test_a_cancelled_batch_frees_its_slots_at_once(client):
-    batch_id = create(client, lines(100, max_tokens=400, ignore_eos=True)).json()["id"]
-    until = time.monotonic() + 60
-    while client.get(f"/v1/batches/{batch_id}").json()["status"] != "in_progress":
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    time.sleep(0.2)
-    assert client.post(f"/v1/batches/{batch_id}/cancel").json()["status"] == "cancelling"
-    batch = wait(client, batch_id)
+def test_a_cancelled_batch_frees_its_slots_at_once(client, steps):
+    serving, until = client.app.state.serving, time.monotonic() + 60
+    with steps.each_takes(0.02):
+        batch_id = create(client, lines(100, max_tokens=400, ignore_eos=True)).json()["id"]
+        while not serving.client.stats().running:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert client.post(f"/v1/batches/{batch_id}/cancel").json()["status"] == "cancelling"
+        batch = wait(client, batch_id)
     assert batch["status"] == "cancelled"
-    serving = client.app.state.serving
     while serving.client.stats().running:
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -82,21 +80,22 @@ def test_a_cancelled_batch_frees_its_slots_at_once(client):
     assert counts["completed"] + counts["failed"] == counts["total"] == 100
 
 
-def test_a_killed_engine_costs_a_batch_nothing(client):
-    batch_id = create(client, lines(60, max_tokens=60, ignore_eos=True, temperature=0)).json()["id"]
-    until = time.monotonic() + 60
-    while client.get(f"/v1/batches/{batch_id}").json()["request_counts"]["completed"] < 5:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    [pid] = client.app.state.serving.client.pids
-    os.kill(pid, signal.SIGKILL)
-    assert wait(client, batch_id)["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
+def test_a_killed_engine_costs_a_batch_nothing(client, steps):
+    with steps.each_takes(0.02):
+        batch_id = create(client, lines(24, max_tokens=20, ignore_eos=True, temperature=0)).json()["id"]
+        until = time.monotonic() + 60
+        while client.get(f"/v1/batches/{batch_id}").json()["request_counts"]["completed"] < 5:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        [pid] = client.app.state.serving.client.pids
+        os.kill(pid, signal.SIGKILL)
+    assert wait(client, batch_id)["request_counts"] == {"total": 24, "completed": 24, "failed": 0}
 
 
-def test_a_server_that_is_told_to_end_stops_its_batches_at_once_and_the_next_one_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(killed_server, "N_LINES", 250)
+def test_a_server_that_is_told_to_end_stops_its_batches_at_once_and_the_next_one_goes_on(tmp_path, monkeypatch, steps):
+    monkeypatch.setattr(killed_server, "N_LINES", 60)
     data = tmp_path / "data"
-    with killed_server.Server(data) as server:
+    with steps.each_takes(0.02), killed_server.Server(data) as server:
         batch_id = server.create(server.upload(killed_server._lines()))
         until = time.monotonic() + 60
         while not server.batch(batch_id)["request_counts"]["completed"]:
@@ -109,14 +108,15 @@ def test_a_server_that_is_told_to_end_stops_its_batches_at_once_and_the_next_one
     assert "Traceback" not in (tmp_path / "server.log").read_text()
 
 
-def test_a_short_window_promotes_the_rest_and_expires_with_what_is_done(client):
-    batch_id = create(client, lines(5000, max_tokens=200, ignore_eos=True), completion_window="3s").json()["id"]
-    until = time.monotonic() + 60
-    was_promoted = False
-    while (batch := client.get(f"/v1/batches/{batch_id}").json())["status"] not in ("expired", "completed"):
-        assert time.monotonic() < until
-        was_promoted |= client.app.state.batches.batches().promoted(batch_id)
-        time.sleep(0.05)
+def test_a_short_window_promotes_the_rest_and_expires_with_what_is_done(client, steps):
+    with steps.each_takes(0.01):
+        batch_id = create(client, lines(5000, max_tokens=200, ignore_eos=True), completion_window="3s").json()["id"]
+        until = time.monotonic() + 60
+        was_promoted = False
+        while (batch := client.get(f"/v1/batches/{batch_id}").json())["status"] not in ("expired", "completed"):
+            assert time.monotonic() < until
+            was_promoted |= client.app.state.batches.batches().promoted(batch_id)
+            time.sleep(0.05)
     assert was_promoted
     assert batch["status"] == "expired"
     counts = batch["request_counts"]

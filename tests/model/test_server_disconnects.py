@@ -12,8 +12,8 @@ from llamabatch.server import app
 LONG = "word " * 700  # several prefill steps
 
 
-class Steps:
-    """Slow steps, counted, and the step before which each abort came."""
+class Counted:
+    """Steps, counted, and the step before which each abort came."""
 
     def __init__(self, monkeypatch):
         self.count = 0
@@ -22,7 +22,6 @@ class Steps:
 
         def counted(engine):
             self.count += 1
-            time.sleep(0.02)
             return step(engine)
 
         def noted(engine, request_id, *rest):
@@ -95,26 +94,27 @@ def body(stream, **more):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("when", ["waiting", "prefill", "decoding"])
-def test_it_frees_its_place_within_two_steps(monkeypatch, stream, when):
+def test_it_frees_its_place_within_two_steps(monkeypatch, steps, stream, when):
     async def story(application, serving):
         other = Client(application, body(False, max_tokens=60)) if when == "waiting" else None
         if other is not None:
             await until(lambda: serving.client.stats().running == 1, "the other one never runs")
-        steps = Steps(monkeypatch)
+        counted = Counted(monkeypatch)
         client = Client(application, body(stream, prompt=LONG if when == "prefill" else "Once upon a time"))
         stats = serving.client.stats
         if when == "waiting":
             await until(lambda: stats().waiting == 1, "it never waits")
         elif when == "prefill":
-            await until(lambda: steps.count >= 2, "it never begins")
+            await until(lambda: counted.count >= 2, "it never begins")
             assert stats().generated_tokens == 0
         else:
             await until(lambda: stats().generated_tokens > 3, "it never decodes")
-        at = steps.count
-        client.leave()
-        await asyncio.wait_for(client.task, 10)
-        await until(lambda: steps.aborts, "it is never aborted")
-        assert steps.aborts[0] - at <= 2
+        with steps.held():
+            at = counted.count
+            client.leave()
+            await asyncio.wait_for(client.task, 10)
+        await until(lambda: counted.aborts, "it is never aborted")
+        assert counted.aborts[0] - at <= 2
         await until(lambda: stats().aborted == 1, "it never ends")
         assert stats().running + stats().waiting == (0 if other is None else 1)
         if other is not None:
@@ -122,11 +122,12 @@ def test_it_frees_its_place_within_two_steps(monkeypatch, stream, when):
             assert other.status == 200
             assert json.loads(other.body)["usage"]["completion_tokens"] == 60
 
-    run(story, n_slots=1, n_batch=64, prefill_budget=64)
+    with steps.each_takes(0.02):
+        run(story, n_slots=1, n_batch=64, prefill_budget=64)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_texts_of_the_others_are_unchanged(stream):
+def test_the_texts_of_the_others_are_unchanged(stream, steps):
     texts = {}
 
     async def story(application, serving):
@@ -140,7 +141,8 @@ def test_the_texts_of_the_others_are_unchanged(stream):
             texts[leaves] = [text_of(client.body, stream) for client in clients]
         assert [texts[True][i] for i in (0, 1, 3, 5)] == [texts[False][i] for i in (0, 1, 3, 5)]
 
-    run(story, n_slots=6)
+    with steps.each_takes(0.01):
+        run(story, n_slots=6)
 
 
 def text_of(data, stream):
@@ -150,7 +152,7 @@ def text_of(data, stream):
     return "".join(json.loads(event)["choices"][0]["text"] for event in events)
 
 
-def test_a_handler_that_is_cancelled_ends_its_request(monkeypatch):
+def test_a_handler_that_is_cancelled_ends_its_request(steps):
     async def story(application, serving):
         client = Client(application, body(True))
         await asyncio.wait_for(client.first.wait(), 20)
@@ -159,4 +161,5 @@ def test_a_handler_that_is_cancelled_ends_its_request(monkeypatch):
             await client.task
         await until(lambda: serving.client.stats().aborted == 1, "it never ends")
 
-    run(story, n_slots=2)
+    with steps.each_takes(0.05):
+        run(story, n_slots=2)

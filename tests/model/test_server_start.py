@@ -134,7 +134,7 @@ def test_no_prompt_no_answer_and_no_key_is_in_the_log(tmp_path):
     log = (tmp_path / "stderr").read_text(encoding="utf-8")
     assert 0 < log.index("is being loaded") < log.index("ready after ") < log.index("POST /v1/chat/completions 200")
     assert "GET /readyz: 503: model_loading" in log  # at debug
-    assert "INFO llamabatch.server.request_log: request" not in log.partition("ready after ")[0]
+    assert "INFO llamabatch.server.http.request_log: request" not in log.partition("ready after ")[0]
     assert "POST /nothing 404" in log
     for secret in ("quagga okapi", "zebra+quagga", key, "wrong-zebra"):
         assert secret not in log

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import pytest
 from annotated_types import MaxLen
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter
 
 from llamabatch import LLM, FinishReason, SamplingParams
 from llamabatch.llama.context import Context
@@ -36,6 +36,13 @@ class Strict(BaseModel):
 class Address(Strict):
     street: Annotated[str, MaxLen(12)]
     number: Annotated[int, Field(ge=1, le=999)]
+
+
+class Login(BaseModel):
+    """Fields whose formats are annotations, and a set."""
+
+    key: Annotated[SecretStr, MaxLen(5)]
+    roles: set[Literal["read", "write", "own"]]
 
 
 class Person(Strict):
@@ -63,6 +70,7 @@ SCHEMAS = {
     },
     "a map": {"type": "object", "additionalProperties": {"const": 1}, "minProperties": 1},
     "a date": {"type": "string", "format": "date"},
+    "a set": Login,
     "anything": {"type": "object"},
 }
 CHECKS = {
@@ -72,6 +80,7 @@ CHECKS = {
     "a pair": TypeAdapter(tuple[bool, Literal["x", None, 3]]).validate_json,
     "a map": lambda text: set(json.loads(text).values()) == {1} or pytest.fail(text),
     "a date": lambda text: re.fullmatch(r'"\d{4}-\d\d-\d\d"', text) or pytest.fail(text),
+    "a set": Login.model_validate_json,
     "anything": lambda text: isinstance(json.loads(text), dict) or pytest.fail(text),
 }
 FORMS = {

@@ -3,13 +3,17 @@
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from llamabatch import LLM, InputError, ModelFileError, SamplingParams
+from llamabatch import LLM, EngineClosedError, EngineConfig, InputError, ModelFileError, SamplingParams
 from llamabatch.gguf.header import read_header
-from llamabatch.llama import vetting
+from llamabatch.gguf.resolve import resolve
+from llamabatch.llama import library, trial_load, vetting
+from llamabatch.llama.model import Model
 from llamabatch.utils import disk_cache, paths
+from llamabatch.utils.cancellation import cancelled_by
 from tests.long import mutated_gguf
 from tests.model.architectures import write
 
@@ -28,6 +32,24 @@ def test_an_assertion_that_no_check_foresees_ends_the_child_only(tmp_path, isola
         with pytest.raises(ModelFileError, match=r"m.gguf kills the process that loads it: .*GGML_ASSERT.*trial='off'"):
             LLM(path, isolate=isolate, **SMALL)
     assert len(disk_cache.all_of(vetting.MODELS)) == 1
+
+
+def test_the_child_computes_several_sequences_in_more_than_one_pass(monkeypatch):
+    """The states of a second pass do not begin at the first cell, where an architecture may be wrong."""
+    real, decoded = library.load(), []
+
+    class Watched:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def llama_decode(self, context, batch):
+            decoded.append([batch.seq_id[i][0] for i in range(batch.n_tokens)])
+            assert real.llama_decode(context, batch) == 0
+            return 0
+
+    monkeypatch.setattr(trial_load.library, "load", lambda *n_bytes: Watched())
+    assert trial_load.run(resolve("tiny"), 0) == 0
+    assert decoded == [[0, 1, 1, 2, 2, 3, 3]]
 
 
 @pytest.mark.parametrize("options", [{}, {"isolate": True}, {"trial": "off"}, {"draft": True}])
@@ -160,3 +182,13 @@ def test_a_template_that_refuses_or_is_broken_hinders_no_load(tmp_path, template
         assert llm.generate("Once", SamplingParams(max_tokens=2))[0].error is None
         with pytest.raises(InputError, match=r"never|cannot be compiled"):
             llm.chat([{"role": "user", "content": "hi"}])
+
+
+def test_a_cancelled_load_ends_with_the_tensor_under_way():
+    cancelled = threading.Event()
+    cancelled.set()
+    path = paths.bundled_model()
+    with cancelled_by(cancelled), pytest.raises(EngineClosedError, match=r"the load of .* was cancelled"):
+        Model(path, EngineConfig("tiny"))
+    with cancelled_by(threading.Event()):
+        Model(path, EngineConfig("tiny")).close()

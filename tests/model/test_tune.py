@@ -53,7 +53,7 @@ def keep(**values):
 
 def test_tuned_once_used_from_then_on(cache):
     started = Started()
-    report = run(Settings("tiny", seconds=1, p95_inter_token_ms=100_000), Silent())
+    report = run(Settings("tiny", seconds=1, p95_inter_token_ms=100_000, beside_load=True), Silent())
     assert [stair.rows for stair in report.stairs] == list(STAIRS)
     assert all(0 < stair.step_ms <= stair.p95_ms for stair in report.stairs)
     assert report.latency.rows == report.best_rows == report.profile.latency_rows
@@ -194,7 +194,7 @@ def test_the_command_writes_json_and_refuses_bad_input(cache):
         assert (done.returncode, done.stdout) == (2, "")
         assert words in done.stderr
     (cache / "profiles").write_text("in the way")
-    done = tune()
+    done = tune("--beside-load")
     assert done.returncode == 3
     assert "LLAMABATCH_CACHE" in done.stderr
     doctor = [sys.executable, "-m", "llamabatch", "doctor", "--json"]

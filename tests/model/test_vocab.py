@@ -2,12 +2,14 @@
 
 import asyncio
 import shutil
+import threading
 
 import pytest
 
 from llamabatch import LLM, AsyncLLM, EngineClosedError, EngineError, MetadataArray, ModelFileError
-from llamabatch.gguf.metadata import metadata_of
+from llamabatch.gguf.header import metadata_of
 from llamabatch.gguf.reader import FLOAT32, TEXT, Items
+from llamabatch.llama.model import Model
 from llamabatch.utils.paths import bundled_model
 
 
@@ -73,3 +75,30 @@ def test_an_async_llm_has_the_same():
             return vocab.id("<|im_end|>"), (await llm.metadata())["general.architecture"], llm.n_ctx
 
     assert asyncio.run(ask()) == (2, "llama", 128)
+
+
+def test_no_token_stands_for_more_bytes_than_the_longest():
+    model = Model(bundled_model(), vocab_only=True)
+    try:
+        assert model.longest_token == 13
+        pieces = [model.piece(token_id) for token_id in range(model.n_vocab)]
+        assert max(map(len, pieces)) <= 13
+        for text in (*(piece.decode(errors="replace") * 50 for piece in pieces), " " * 999, "ä😀\x00 " * 99):
+            for parse_special in (False, True):
+                ids = model.tokenize(text, add_special=False, parse_special=parse_special)
+                assert len(text.encode()) <= 13 * len(ids)
+    finally:
+        model.close()
+
+
+def test_a_long_text_holds_up_no_call_for_a_token():
+    """Event loops ask for pieces of tokens while a text of megabytes is tokenized."""
+    model = Model(bundled_model(), vocab_only=True)
+    try:
+        with model._text_lock:
+            asked = threading.Thread(target=lambda: (model.piece(5), model.token_text(5), model.grammars))
+            asked.start()
+            asked.join(20)
+            assert not asked.is_alive()
+    finally:
+        model.close()

@@ -10,12 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llamabatch.cli import cli
 
-ROWS = 30
-FEW = ("--n-slots", "2", "--n-threads", "1", "--strategy", "batched")  # so that it takes some seconds
+ROWS = 12
+FEW = ("--n-slots", "2", "--n-threads", "1", "--strategy", "batched")
 
 
-def test_top_and_the_metrics_file_say_what_the_summary_says(tmp_path, monkeypatch):
-    lines = [json.dumps({"prompt": f"Once {i} upon", "max_tokens": 250, "ignore_eos": True}) for i in range(ROWS)]
+def test_top_and_the_metrics_file_say_what_the_summary_says(tmp_path, monkeypatch, steps):
+    lines = [json.dumps({"prompt": f"Once {i} upon", "max_tokens": 50, "ignore_eos": True}) for i in range(ROWS)]
     lines[7] = '{"prompt": 5}'
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
@@ -28,12 +28,13 @@ def test_top_and_the_metrics_file_say_what_the_summary_says(tmp_path, monkeypatc
         told = CliRunner().invoke(cli, ["top", "--json"]).stdout  # here, as the start of a program takes a second
         return json.loads(told or "[]")
 
-    job = start("run", "in.jsonl", "out.jsonl", "--metrics-file", "x.prom", "--json", "-", *FEW)
-    try:
+    with steps.each_takes(0.02):
+        job = start("run", "in.jsonl", "out.jsonl", "--metrics-file", "x.prom", "--json", "-", *FEW)
         seen, until = [], time.monotonic() + 120
-        while job.poll() is None and time.monotonic() < until:
+        while job.poll() is None and sum(one["running"] > 0 for one in seen) < 3 and time.monotonic() < until:
             seen += top()
             time.sleep(0.1)
+    try:
         told, errors = job.communicate(timeout=60)
     finally:
         job.kill()

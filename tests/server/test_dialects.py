@@ -87,7 +87,7 @@ def test_a_form_and_logprobs_by_responses(responses):
 
 
 def test_what_responses_refuse(responses):
-    for more in ({"previous_response_id": "resp_1"}, {"temperature": -1}, {"tools": [{"type": "web_search"}]}):
+    for more in ({"previous_response_id": "resp_1"}, {"temperature": -1}, {"background": True}):
         with pytest.raises(openai.BadRequestError):
             responses.create(model="tiny", input="x", **more)
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import click
 
-from llamabatch.native_patches import build, programs, source
-from llamabatch.native_patches.tools import SetupFailure, cache_dir, make_folder
+from benchmarks import llama_programs
+from llamabatch.native_build import machine, source
+from llamabatch.native_build.tools import SetupFailure, cache_dir, make_folder
 from tests.server_peer import expectations, suite
 from tests.server_peer.suite import ROOT, Outcome
 
@@ -50,7 +51,7 @@ def main(server: str, only: str, failed: bool, record: bool) -> None:
 
 
 def _real(unpacked: suite.Suite, only: str, record: bool, log: Path) -> None:
-    program = programs.programs(build.make_plan("auto")) / "llama-server"
+    program = llama_programs.programs(machine.make_plan("auto")) / "llama-server"
     ids = [name for name in expectations.read_passed()["ids"] if only in name] if only else None
     runs = [suite.run(unpacked, [str(program)], {}, ids, log, _tell) for _ in range(_TIMES if record else 1)]
     passed = sorted(name for name in runs[0] if all(run[name].outcome == "passed" for run in runs))

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamabatch.native_patches import source
-from llamabatch.native_patches.tools import SetupFailure, cache_dir, make_folder, run_logged
+from llamabatch.native_build import source
+from llamabatch.native_build.tools import SetupFailure, cache_dir, make_folder, run_logged
 from tests.server_peer.models import write_downloads, write_models
 
 HERE = Path(__file__).parent

@@ -17,6 +17,7 @@ def resolved(model="m", **options) -> ResolvedConfig:
         "instances": 1,
         "kv": "split",
         "kv_cells": 0,
+        "cache_ram": 0,
         "pooling": "mean",
     }
     return ResolvedConfig(model, **{**defaults, **options})

@@ -18,6 +18,7 @@ from llamabatch.utils.histogram import Histogram, Tally
 
 EOG, BOS = 0, 1
 N_CTX = 512  # of a slot
+STATE_BYTES = 1000  # of a saved state, beside a byte for each token
 VOCABULARY = Vocabulary(
     256,
     lambda token: token == EOG,
@@ -75,6 +76,7 @@ class FakeModelRunner:
         memory_for: slots that there is memory for, None for all.
         growth_steps: steps for which a larger context is in the making while others run.
         carries: a larger context takes the cells over.
+        refuses: so many states are not taken back into a slot.
     """
 
     def __init__(
@@ -85,17 +87,23 @@ class FakeModelRunner:
         memory_for: int | None = None,
         growth_steps: int = 0,
         carries: bool = True,
+        refuses: int = 0,
     ) -> None:
         self.limits = limits
         n_slots = limits.n_slots if limits.start_slots is None else limits.start_slots
         self.cells: list[list[int]] = [[] for _ in range(n_slots)]
         self.calls: list[Call] = []
         self.copied_tokens = 0
+        self.saved: list[int] = []  # tokens of each state
+        self.restored_tokens = 0
+        self._least_cut: dict[int, int] = {}  # slot -> tokens of a restored state, whose older window cells are gone
         self._no_room_every = no_room_every
         self._bad_token = bad_token
         self._memory_for = memory_for
         self._growth_steps = growth_steps
         self._carries = carries
+        self._refuses = refuses
+        self._unfilled: set[int] = set()
 
     def grow(self, n_slots: int, held: Iterable[int], *, wait: bool) -> tuple[int, frozenset[int]] | None:
         assert len(self.cells) < n_slots <= self.limits.n_slots
@@ -112,17 +120,53 @@ class FakeModelRunner:
         return n_slots, carried
 
     def run(self, batch: SchedulerOutput) -> list[SpanOutput]:
+        for save in batch.saves:
+            cells, tokens = self.cells[save.slot], save.prefix.token_ids
+            assert cells[: len(tokens)] == tokens[: len(cells)], "the state of another sequence"
+            assert len(tokens) >= self._least_cut.get(save.slot, 0), "the window's older cells are gone"
+            fits = len(cells) >= len(tokens) if self.limits.can_cut else len(cells) == len(tokens)
+            if fits and save.make_room(save.prefix, len(tokens) + STATE_BYTES):
+                del cells[len(tokens) :]
+                save.prefix.state = bytes(tokens) + bytes(STATE_BYTES)
+                self.saved.append(len(tokens))
         for restore in batch.restores:
+            is_exact = not self.limits.can_cut or self.limits.has_window
+            assert not is_exact or restore.count == len(restore.prefix.token_ids)
             assert self.cells[restore.slot] == []
+            assert restore.prefix.state is not None
+            if self._refuses:
+                self._refuses -= 1
+                restore.prefix.is_refused = True
+                self._unfilled.add(restore.slot)
+                continue
+            self._unfilled.discard(restore.slot)
+            if self.limits.n_cells is not None:
+                held = sum(map(len, self.cells)) + len(restore.prefix.token_ids)
+                assert held <= self.limits.n_cells, "the whole state has no room in the unified cache"
             self.cells[restore.slot] = list(restore.prefix.state[: restore.count])
+            self.restored_tokens += restore.count
+            self._least_cut[restore.slot] = restore.count if self.limits.has_window else 0
         for copy in batch.copies:
             assert self.limits.can_share
+            (self._unfilled.add if copy.source in self._unfilled else self._unfilled.discard)(copy.target)
+            if copy.source in self._unfilled:
+                self.cells[copy.target] = []
+                continue
             assert len(self.cells[copy.source]) >= copy.count > 0
             assert copy.target != copy.source
+            assert self.limits.can_cut or copy.count == len(self.cells[copy.source]), "a state has no part"
             self.cells[copy.target] = self.cells[copy.source][: copy.count]
+            self._least_cut[copy.target] = self._least_cut.get(copy.source, 0)
+            assert copy.count >= self._least_cut[copy.target], "the window's older cells are gone"
             self.copied_tokens += copy.count
         for cut in batch.cuts:
+            if cut.slot in self._unfilled:
+                continue
             assert cut.count == 0 or cut.count < len(self.cells[cut.slot])
+            assert cut.count == 0 or self.limits.can_cut
+            assert cut.count == 0 or cut.count >= self._least_cut.get(cut.slot, 0), "the window's older cells are gone"
+            if cut.count == 0:
+                self._least_cut.pop(cut.slot, None)
             self.cells[cut.slot] = self.cells[cut.slot][: cut.count]
         self._cut_short: set[int] = set()  # slots where a piece of a prompt failed: those after it cannot be computed
         for shift in batch.shifts:
@@ -143,7 +187,7 @@ class FakeModelRunner:
             assert self.limits.packs_any or {span.length for span in call.spans} == {1 + call.n_guesses}
         assert all(len(self.cells[slot]) == start for slot, start in call.dummies), "a dummy row amidst cells"
         assert not call.dummy_slots or self.limits.can_pad
-        assert not any(call.dummy_starts) or (call.is_padded and self.limits.can_share)
+        assert not any(call.dummy_starts) or (call.is_padded and self.limits.can_share and self.limits.can_cut)
         assert not set(slots) & set(call.dummy_slots)
         if call.is_padded:
             longest = max(span.start for span in call.spans)
@@ -157,7 +201,9 @@ class FakeModelRunner:
             self._cut_short.update(slots)
             return [SpanOutput(DecodeStatus.NO_ROOM)] * len(call.spans)
         hole = SpanOutput(DecodeStatus.FAILED, error="there is a hole before it")
-        return [hole if span.slot in self._cut_short else self._run_span(span) for span in call.spans]
+        self._unfilled -= {span.slot for span in call.spans if span.start == 0}
+        lost = self._cut_short | self._unfilled
+        return [hole if span.slot in lost else self._run_span(span) for span in call.spans]
 
     def _run_span(self, span) -> SpanOutput:
         cells = self.cells[span.slot]

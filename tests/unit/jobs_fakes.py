@@ -51,10 +51,11 @@ class FakeClient:
         held: requests that it keeps back.
         kept: requests that it remembers.
         dies_after: rows after which it ends; None: never.
-        failing: texts of prompts that end with an error of their own.
+        failing: texts of prompts that end with an error.
+        error: the error.
     """
 
-    def __init__(self, held=0, dies_after=None, failing=(), seed=0, kept=10_000):
+    def __init__(self, held=0, dies_after=None, failing=(), seed=0, kept=10_000, error="it cannot be run"):
         self.model = FakeModel()
         self.plan = SimpleNamespace(config=resolved("fake", n_ctx=N_CTX, n_slots=8))
         self.adapters = []
@@ -65,7 +66,7 @@ class FakeClient:
         self._held = held
         self._kept = kept
         self._left = dies_after
-        self._failing = failing
+        self._failing, self._error = failing, error
         self._rng = random.Random(seed)
         self._pending = []
         self._lock = threading.Lock()
@@ -91,7 +92,7 @@ class FakeClient:
                 if self._left < 0:
                     sink([finished(request, error="the engine process ended: SIGKILL")])
                     continue
-            error = "it cannot be run" if request.prompt in self._failing else None
+            error = self._error if request.prompt in self._failing else None
             sink([finished(request, text=f"of {request.prompt}", error=error)])
 
     def stats(self):

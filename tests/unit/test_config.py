@@ -9,7 +9,8 @@ from dataclasses import fields, replace
 import pytest
 
 from llamabatch import LLM, AsyncLLM
-from llamabatch.config import _AS_HERE, ALIASES, EngineConfig, ResolvedConfig
+from llamabatch.config import EngineConfig, ResolvedConfig
+from llamabatch.config.names import ALIASES, AS_HERE
 from llamabatch.errors import ConfigError, UnknownOptionError
 from llamabatch.testing import FakeAsyncLLM, FakeLLM
 from tests.unit.configs import resolved
@@ -29,13 +30,13 @@ def test_an_open_choice_is_refused(options):
 
 
 @pytest.mark.parametrize("layout", [{}, {"kv": "unified", "kv_cells": 8192}])
-def test_the_asked_options_are_those_of_a_caller(layout):
+def test_the_requested_options_are_those_of_a_caller(layout):
     config = resolved(n_slots=3, **layout)
-    asked = config.asked()
-    assert type(asked) is EngineConfig
-    assert asked.kv_cells == layout.get("kv_cells", "auto")
-    assert all(getattr(asked, f.name) == getattr(config, f.name) for f in fields(config) if f.name != "kv_cells")
-    assert asked.asked() is asked
+    requested = config.requested()
+    assert type(requested) is EngineConfig
+    assert requested.kv_cells == layout.get("kv_cells", "auto")
+    assert all(getattr(requested, f.name) == getattr(config, f.name) for f in fields(config) if f.name != "kv_cells")
+    assert requested.requested() is requested
 
 
 def test_both_have_the_same_options_in_the_same_order():
@@ -114,7 +115,7 @@ def test_names_of_other_libraries_are_understood_as_keywords():
         "cache_type_k": "q8_0", "flash_attn": True, "pooling": "mean"})  # fmt: skip
     assert pickle.loads(pickle.dumps(ours)) == copy.deepcopy(ours) == replace(theirs)
     assert set(ALIASES.values()) <= {f.name for f in fields(EngineConfig)}
-    assert not {*ALIASES, *_AS_HERE} & {f.name for f in fields(EngineConfig)}
+    assert not {*ALIASES, *AS_HERE} & {f.name for f in fields(EngineConfig)}
 
 
 @pytest.mark.parametrize("kind", [LLM, AsyncLLM, FakeLLM, FakeAsyncLLM, EngineConfig])

@@ -13,9 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llamabatch.native_patches import build
-from llamabatch.native_patches.tools import SetupFailure, cache_dir, main_guard, say
+from llamabatch.native_build import machine
+from llamabatch.native_build.tools import SetupFailure, cache_dir, main_guard, say
 from llamabatch.planning.binding_choice import VARIABLE
+from native_patches import local_wheel
 from tests.vulkan import unpacked
 from tests.vulkan.driver import CHOICE, environment
 
@@ -27,7 +28,7 @@ NAMED = "LLAMABATCH_TEST_VULKAN"
 
 def main() -> None:
     os.environ |= environment()
-    package = unpacked.package(build.wheel(build.make_plan("vulkan")), cache_dir() / "vulkan" / "packages")
+    package = unpacked.package(local_wheel.wheel(machine.make_plan("vulkan")), cache_dir() / "vulkan" / "packages")
     on_vulkan = {VARIABLE: str(package)}
     if not devices(on_vulkan):
         os.environ.setdefault(CHOICE, "0")  # a driver that computes on the CPU

@@ -15,8 +15,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from llamabatch.native_patches import build
-from llamabatch.native_patches.tools import SetupFailure, cache_dir, lock, make_folder, run_logged, say
+from llamabatch.native_build import machine
+from llamabatch.native_build.tools import SetupFailure, cache_dir, lock, make_folder, run_logged, say
 
 CHOICE = "GGML_VK_VISIBLE_DEVICES"
 """ggml takes a driver that computes on the CPU only where this names its number."""
@@ -45,7 +45,7 @@ def environment() -> dict[str, str]:
         "GALLIVM_PERF": "nopt",  # of drivers for CPUs: shaders compile in a fraction of the time
     }
     try:
-        build.require_vulkan()
+        machine.require_vulkan()
         return kept
     except SetupFailure as missing:
         if not _takes_debian_packages():

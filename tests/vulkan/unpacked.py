@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from llamabatch.native_patches.tools import make_folder
+from llamabatch.native_build.tools import make_folder
 
 
 def package(wheel: Path, home: Path) -> Path:

@@ -1,6 +1,6 @@
 """The meaning of a line: a plain one, or one of OpenAI's batch format.
 
-A plain line has prompt, messages or input, and beside it any field of SamplingParams.
+A plain line has prompt, messages or input, and beside it any field of SamplingParams. null is a missing field.
 
 A batch line is {"custom_id": …, "method": "POST", "url": …, "body": {…}}. Its body means the same as for that API,
 with two differences: the job gives the parameters that it leaves open, and it may have any field of SamplingParams.
@@ -17,19 +17,14 @@ from typing import Any
 
 from llamabatch.chat.conversation import ChatOptions, Conversation, chat_options, check_conversation
 from llamabatch.errors import PromptError, SamplingError
-from llamabatch.jobs.rows import MAX_ID_CHARS, ServiceForm, Task
+from llamabatch.jobs.rows import CHAT_FIELDS, MAX_ID_CHARS, OWN_IDS, ServiceForm, Task
 from llamabatch.request.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, MISPLACED, PARAMETERS, SamplingParams, named
-from llamabatch.utils.checks import boolean, integer, nearest, show
+from llamabatch.utils.checks import boolean, integer, nearest, present, show
 
 TASK_OF: dict[str, Task] = {"prompt": "completion", "messages": "chat", "input": "embedding"}
 
-_IDS = ("id", "custom_id")
-_CHAT = (
-    *("tools", "tool_choice", "parallel_tool_calls"),
-    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
-)
 _OF_THE_JOB = "chat_template"  # a template is a program, and the sender of a line must not choose it
-_KNOWN = (*TASK_OF, *_IDS, *_CHAT)
+_KNOWN = (*TASK_OF, *OWN_IDS, *CHAT_FIELDS)
 
 _NEAR = 0.84  # of difflib, which has 0.86 for message and messages, 0.91 for promt and prompt
 _LEAST_MISS, _MOST_MISS = 4, 64  # characters
@@ -51,7 +46,7 @@ class ParsedLine:
 
 def id_of(line: Mapping[str, Any]) -> str | int | None:
     """The id in a line, a text or a whole number; None: it has none. Raises PromptError."""
-    given = [name for name in _IDS if name in line]
+    given = [name for name in OWN_IDS if name in line]
     if not given:
         return None
     if len(given) > 1:
@@ -62,7 +57,9 @@ def id_of(line: Mapping[str, Any]) -> str | int | None:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MAX_ID_CHARS:
         return str(value)  # a table has no such numbers
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_CHARS:
-        raise PromptError(f"{given[0]} is {show(value)}; give a text of 1 to {MAX_ID_CHARS} characters")
+        raise PromptError(
+            f"{given[0]} is {show(value)}; give a text of 1 to {MAX_ID_CHARS} characters, or a whole number"
+        )
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise PromptError(f"{given[0]} is {show(value)}, which holds half a character; give whole ones")
     return value
@@ -96,7 +93,7 @@ def parse_plain(line: Mapping[str, Any], overlay: Overlay, data: Collection[str]
     """The request in a plain line. Fields with other names than those of a request are data, and are left alone.
 
     Args:
-        line: the object in it.
+        line: the object in it, without nulls.
         overlay: the parameters that its fields are laid over.
         data: names that are data, however much they resemble a known one.
 
@@ -110,16 +107,16 @@ def parse_plain(line: Mapping[str, Any], overlay: Overlay, data: Collection[str]
     task = task_of(line)
     if task == "embedding":
         for name in line:
-            if name in sampling or name in _CHAT:
+            if name in sampling or name in CHAT_FIELDS:
                 raise PromptError(f"{name} does not go with input, whose embedding nothing is sampled for")
         return ParsedLine(task, text_or_ids("input", line["input"]), overlay.params)
     params = overlay.params_with(values)
     if task == "completion":
-        for name in _CHAT:
+        for name in CHAT_FIELDS:
             if name in line:
                 raise PromptError(f"{name} goes with messages, not with a prompt")
         return ParsedLine(task, text_or_ids("prompt", line["prompt"]), params)
-    options = chat_options(**{name: line[name] for name in _CHAT if line.get(name) is not None})
+    options = chat_options(**{name: line[name] for name in CHAT_FIELDS if name in line})
     return ParsedLine(task, check_conversation(line["messages"]), params, options)
 
 
@@ -217,7 +214,7 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 
-_OF_CHAT = (*_CHAT, "reasoning_effort")
+_OF_CHAT = (*CHAT_FIELDS, "reasoning_effort")
 
 
 def is_openai(line: Mapping[str, Any]) -> bool:
@@ -237,11 +234,12 @@ def parse_openai(line: Mapping[str, Any], overlay: Overlay) -> ParsedLine:
     body = line.get("body")
     if not isinstance(body, Mapping):
         raise PromptError(f"body is {show(body)}; give the object that would be sent to the API")
+    body = present(body)
     task = _task(line, body)
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         raise PromptError(f"model is {show(model)}; give a text")
-    rest = {name: value for name, value in body.items() if name not in ("model", *TASK_OF) and value is not None}
+    rest = {name: value for name, value in body.items() if name not in ("model", *TASK_OF)}
     _drop_without_effect(rest)
     if task == "embedding":
         for name in rest:
@@ -258,7 +256,7 @@ def parse_openai(line: Mapping[str, Any], overlay: Overlay) -> ParsedLine:
 
 def _task(line: Mapping[str, Any], body: Mapping[str, Any]) -> Task:
     url = line.get("url")
-    if url is None and "url" not in line:
+    if url is None:
         return task_of(body)  # some services leave it out
     if not isinstance(url, str) or url not in URLS:
         raise PromptError(f"url is {show(url)}{nearest(str(url), URLS)}")

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import queue
 import threading
-from array import array
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from llamabatch.errors import ConfigError, InputError
 from llamabatch.jobs.input import jsonl, lines, tables
+from llamabatch.jobs.input.ids import Ids, check_own_ids
 from llamabatch.jobs.input.jsonl import Filled, Problem, Record
 from llamabatch.jobs.input.lines import Overlay, ParsedLine, id_of
 from llamabatch.jobs.input.sources import DAMAGED, Source
 from llamabatch.jobs.input.tables import RowLines
 from llamabatch.jobs.input.total import Seen
-from llamabatch.jobs.rows import ALL, BadRow, ReadOptions, Row
-from llamabatch.utils.checks import show
+from llamabatch.jobs.rows import ALL, OWN_IDS, BadRow, ReadOptions, Row
+from llamabatch.utils.checks import present, show
 
-_MASK = 2**64 - 1
 _ROWS_AHEAD = 64
 _PLAIN = ReadOptions()
-OWN_IDS = ("id", "custom_id")
 
 T = TypeVar("T")
 
@@ -45,15 +43,16 @@ class Reader(Iterator[Row | BadRow]):
 
     docs/rows.md describes the lines of JSONL. A line that cannot be run is a BadRow; a damage of a compressed or
     Parquet file ends that file with a BadRow, and the next file follows. Every line with an id claims it, also bad
-    lines and skipped ones: a later line with the same id is a BadRow without an id.
+    lines and skipped ones: a later line with the same id is a BadRow without an id. A line without one has its number.
 
     Attributes:
         seen: the progress of reading. Other threads may read it.
 
     Raises, from the constructor:
-        ConfigError: the template, the id column or a kept column does not fit a table's columns; the task or the
-            system message is given, and nothing makes a prompt for it; a kept column has a name that is taken.
-        SetupError: a Parquet file, and pyarrow is not installed.
+        ConfigError: the template, or a column of ids, parameters or kept values, does not fit a table's columns; a
+            table's own column "id" holds no ids; the task, the system message or params_from is given, and nothing
+            makes a prompt for it; a kept column has a name that is taken.
+        SetupError: a Parquet or Excel file, and the packages that read it are not installed.
         InputError: the content of a file does not fit its name, or is UTF-16.
     From iteration:
         InputError: the disk gives an error in the middle of a file. The rows before it stand, and reading again later
@@ -80,18 +79,26 @@ class Reader(Iterator[Row | BadRow]):
         self._starts: tuple[int, ...] = ()  # number of the first row of each source so far
         self._taken = frozenset(taken)
         _check_wanted(sources, self._options)
-        tables.check_kept(self._options, self._taken)
+        # the column "id" of a table is looked at with its header
+        has_lines = any(source.kind == "jsonl" for source in sources)
+        tables.check_kept(self._options, self._taken, id_column=None if has_lines else "id")
         _check(sources, self._options, self._taken)
+        check_own_ids(sources, self._options)
         of_lines = self._options
         if of_lines.prompt is None and any(source.kind != "jsonl" for source in sources):
             # the template is that of the tables, and lines beside them ask for themselves
-            of_lines = replace(of_lines, template=None, task="completion", system=None, id_column=None)
+            of_lines = replace(
+                of_lines, template=None, task="completion", system=None, id_column=None, params_from=None
+            )
+        of_lines = replace(of_lines, id_column=of_lines.id_column or None)  # "" is for tables
         changes_lines = of_lines.has_template or of_lines.id_column or of_lines.keep
         self._lines = RowLines("lines of JSON", of_lines, self._taken) if changes_lines else None
         self._data = frozenset() if self._lines is None else self._lines.used
         self._overlay = Overlay(self._options.params)
         self._read_line = read_line or self._read_openai
         self._sizes = [source.size for source in sources]
+        # a line that cannot be read has its number as its id, unless ids stand in the lines
+        self._lines_have_ids = of_lines.id_column is not None
         self.seen = Seen()
         self._rows = self._read()
 
@@ -115,7 +122,7 @@ class Reader(Iterator[Row | BadRow]):
         for source, size in zip(self._sources, self._sizes, strict=True):
             self._starts += (number,)
             for record in self._records(source):
-                share = None if size is None or source.kind == "parquet" else source.share(size)
+                share = None if size is None or source.has_columns else source.share(size)
                 self.seen = Seen(self._starts, number + 1, share)
                 skipped = not options.wants(number) or self._is_done(number)
                 row = self._row(number, record, skipped)
@@ -131,8 +138,8 @@ class Reader(Iterator[Row | BadRow]):
     def _records(self, source: Source) -> Iterator[Record]:
         """The record in each line or row of one input; a damaged one ends with a Problem."""
         try:
-            if source.kind == "parquet":
-                yield from tables.parquet(source, self._options, self._taken)
+            if source.has_columns:
+                yield from tables.column_rows(source, self._options, self._taken)
                 return
             with source.open() as stream:
                 if source.kind == "jsonl":
@@ -160,6 +167,12 @@ class Reader(Iterator[Row | BadRow]):
     def _row(self, number: int, record: Record, skipped: bool) -> Row | BadRow | None:
         """The row of a record; None: it is skipped, and its id is claimed all the same."""
         line = record.line if isinstance(record, (Problem, Filled)) else record
+        is_line = self._sources[len(self._starts) - 1].kind == "jsonl"
+        if line is not None:
+            line = present(line)
+            self._lines_have_ids |= is_line and any(name in line for name in OWN_IDS)
+        elif is_line and not self._lines_have_ids:
+            line = {}
         kept = record.kept if isinstance(record, (Problem, Filled)) else None
         own_id, error = None, None
         if line is not None:
@@ -219,10 +232,10 @@ def _check_wanted(sources: Sequence[Source], options: ReadOptions) -> None:
     """Raises ConfigError: an option is for prompts that a template makes, and nothing makes one."""
     if options.has_template or any(source.kind != "jsonl" for source in sources):
         return
-    for name in ("system", "task"):
+    for name in ("system", "task", "params_from"):
         if getattr(options, name) != getattr(_PLAIN, name):
             raise ConfigError(
-                f"{name} is {show(getattr(options, name))}, which is for CSV, Parquet and a template, and there is "
+                f"{name} is {show(getattr(options, name))}, which is for tables and a template, and there is "
                 "none of these; lines of JSON say themselves what they ask"
             )
 
@@ -230,8 +243,8 @@ def _check_wanted(sources: Sequence[Source], options: ReadOptions) -> None:
 def _check(sources: Sequence[Source], options: ReadOptions, taken: Collection[str]) -> None:
     """Refuses a file that is wrong as a whole, before the first row."""
     for source in sources:
-        if source.kind == "parquet":
-            tables.check_parquet(source, options, taken)
+        if source.has_columns:
+            tables.check_columns(source, options, taken)
         elif not source.is_stream:
             try:
                 with source.open() as stream:
@@ -287,74 +300,3 @@ class ReadAhead(Generic[T]):
             self._ready.put((None, error))
         else:
             self._ready.put((None, StopIteration()))
-
-
-class Ids:
-    """The ids of millions of rows in little memory, each with the number of its row.
-
-    An id is kept as Python's 64-bit hash of it, which is keyed anew in each process, in a table with open addressing:
-    16 bytes a slot, 24 to 48 bytes an id. Two ids that differ have the same hash once in 3.7e7 lists of a million. Rows
-    without an id have their number as text, which takes one bit.
-    """
-
-    def __init__(self) -> None:
-        self._keys = array("Q", bytes(8 * 1024))  # 0: free
-        self._numbers = array("Q", bytes(8 * 1024))
-        self._used = 0
-        self._automatic = bytearray()  # a bit for each row whose id is its number
-        self._explicit_numerals = False
-
-    def claim(self, identity: str, number: int) -> int | None:
-        """Gives an id to a row; returns the number of the row that has it already, else None."""
-        if _is_numeral(identity):
-            self._explicit_numerals = True
-            value = int(identity)
-            if self._is_automatic(value):
-                return value
-        key = hash(identity) & _MASK or 1
-        slot = self._slot(key)
-        if self._keys[slot]:
-            return self._numbers[slot]
-        self._keys[slot], self._numbers[slot] = key, number
-        self._used += 1
-        if self._used * 3 > len(self._keys) * 2:
-            self._grow()
-        return None
-
-    def claim_number(self, number: int) -> int | None:
-        """Gives a row without an id its number as text; returns the number of the row that has that id, else None."""
-        if self._explicit_numerals:
-            slot = self._slot(hash(str(number)) & _MASK or 1)
-            if self._keys[slot]:
-                return self._numbers[slot]
-        byte, bit = divmod(number, 8)
-        if byte >= len(self._automatic):
-            self._automatic.extend(bytes(byte + 1 - len(self._automatic) + 4096))
-        self._automatic[byte] |= 1 << bit
-        return None
-
-    def _is_automatic(self, number: int) -> bool:
-        byte, bit = divmod(number, 8)
-        return byte < len(self._automatic) and bool(self._automatic[byte] >> bit & 1)
-
-    def _slot(self, key: int) -> int:
-        """The slot of a key, or the free slot for it."""
-        keys, mask = self._keys, len(self._keys) - 1
-        slot = key & mask
-        while keys[slot] and keys[slot] != key:
-            slot = slot + 1 & mask
-        return slot
-
-    def _grow(self) -> None:
-        keys, numbers = self._keys, self._numbers
-        self._keys = array("Q", bytes(16 * len(keys)))
-        self._numbers = array("Q", bytes(16 * len(keys)))
-        for key, number in zip(keys, numbers, strict=True):
-            if key:
-                slot = self._slot(key)
-                self._keys[slot], self._numbers[slot] = key, number
-
-
-def _is_numeral(identity: str) -> bool:
-    """True for an id that is written as a row's number would be."""
-    return len(identity) < 19 and identity.isascii() and identity.isdigit() and (identity == "0" or identity[0] != "0")

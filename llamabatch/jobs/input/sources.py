@@ -23,7 +23,7 @@ from llamabatch.jobs.output.own_files import manifest_of
 from llamabatch.utils.checks import show
 from llamabatch.utils.paths import absolute, shown
 
-Kind = Literal["jsonl", "csv", "tsv", "parquet"]
+Kind = Literal["jsonl", "csv", "tsv", "parquet", "xlsx"]
 
 STDIN = "-"
 HEAD_BYTES = 2**16  # of a stream, which its fingerprint is of
@@ -43,6 +43,7 @@ _STARTS = {formats.GZIP_START: formats.GZIP, formats.ZSTD_START: formats.ZSTD}
 _SIP_BYTES = 4096  # of a compressed file at once, so that the bytes read follow the text closely
 _FEW_BYTES = 256
 _KINDS: dict[str, Kind] = {".csv": "csv", ".tsv": "tsv", **dict.fromkeys(formats.PARQUET, "parquet")}
+_KINDS[formats.EXCEL] = "xlsx"
 
 
 class Source:
@@ -72,6 +73,11 @@ class Source:
     def kind(self) -> Kind:
         """The format by the suffix of the name, .gz aside; lines of JSON for an unknown suffix."""
         return "jsonl" if self.path is None else _KINDS.get(formats.suffixes(self.path)[0], "jsonl")
+
+    @property
+    def has_columns(self) -> bool:
+        """True for a file of columns, which is not read as text."""
+        return self.kind in ("parquet", "xlsx")
 
     @property
     def says_lines(self) -> bool:
@@ -140,9 +146,7 @@ class Source:
             n_before = _stream_bytes(known)
             if self._head is None:
                 self._head = _head(self._raw, n_before)
-            found: dict[str, object] = {"name": self._short_name, "size": None}
-            if not isinstance(known, Mapping) or "bytes" in known:  # earlier versions always waited for 64 KiB
-                found["bytes"] = len(self._head)
+            found: dict[str, object] = {"name": self._short_name, "size": None, "bytes": len(self._head)}
             return found | {"sha256": hashlib.sha256(self._head).hexdigest()}
         size = self.path.stat().st_size
         found = {"name": self._short_name, "size": size}
@@ -268,7 +272,7 @@ def _stream_bytes(known: object) -> int | None:
     """The number of bytes that the fingerprint of a stream is of; None: it is of no stream."""
     if not isinstance(known, Mapping) or known.get("size", 0) is not None:
         return None
-    n = known.get("bytes", HEAD_BYTES)
+    n = known.get("bytes")
     return min(n, HEAD_BYTES) if isinstance(n, int) and n > 0 else None
 
 
@@ -382,10 +386,11 @@ def _file(path: Path) -> Source:
     if path.is_dir():
         raise InputError(f"{shown(path)} is a directory; name its files, as in '{shown(path / '*.jsonl')}'")
     suffix, zipped = formats.suffixes(path)
-    if (foreign := formats.FOREIGN.get(suffix)) is not None:
+    if suffix != formats.EXCEL and (foreign := formats.FOREIGN.get(suffix)) is not None:
         raise _refusal(str(path), f"{suffix} is {foreign}", formats.cure(foreign))
-    if zipped and suffix in formats.PARQUET:
-        raise _refusal(str(path), f"{suffix} with {zipped} behind is a Parquet file compressed twice", "unpack it")
+    if zipped and suffix in (*formats.PARQUET, formats.EXCEL):
+        what = "a spreadsheet" if suffix == formats.EXCEL else "a Parquet file"
+        raise _refusal(str(path), f"{suffix} with {zipped} behind is {what} compressed twice", "unpack it")
     if not path.exists():
         raise InputError(f"the input {shown(path)} does not exist")
     source = Source(path)

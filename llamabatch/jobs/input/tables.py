@@ -1,22 +1,27 @@
-"""Tables: each row of a CSV or Parquet file becomes the plain line that a template makes of it."""
+"""Tables: each row of a CSV, Parquet or Excel file becomes the plain line that a template makes of it."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from llamabatch.errors import ConfigError, InputError, PromptError, SetupError
+from llamabatch.errors import ConfigError, InputError, PromptError
+from llamabatch.jobs.input.column_files import DAMAGE, open_columns
 from llamabatch.jobs.input.jsonl import Filled, Problem, Record, lines, too_long, without_mark
-from llamabatch.jobs.input.sources import Source
+from llamabatch.jobs.input.sources import DAMAGED, Source
 from llamabatch.jobs.input.templates import JinjaTemplate, Template, as_json, as_text, is_jinja, template_of
-from llamabatch.jobs.rows import ALL, ReadOptions
+from llamabatch.jobs.rows import ALL, OWN_IDS, ReadOptions
+from llamabatch.request.sampling_params import ALIASES, BOOLEANS, INTEGERS, OPTIONAL_INTEGERS
 from llamabatch.utils.checks import counted, nearest, show
 
 DEFAULT_TEMPLATE = "{prompt}"
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
-_BATCH_ROWS = 256
+_WHOLE = frozenset((*INTEGERS, *OPTIONAL_INTEGERS))
+_TEXTS = frozenset(("stop", "bad_words", "dry_sequence_breakers", "overflow", "structured_outputs"))  # may be a text
 
 
 def csv_rows(source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> Iterator[Record]:
@@ -25,48 +30,55 @@ def csv_rows(source: Source, stream: BinaryIO, options: ReadOptions, taken: Coll
     Its first row names the columns. Values are separated by commas (tabs in .tsv); a value with a separator, a quote
     or a line's end in it is in double quotes, with its own ones doubled.
     """
-    table, n_empty = _Csv(source, stream, options, taken), 0
-    while (record := table.next_record()) is not None:
-        if isinstance(record, list) and not record:
-            n_empty += 1
-            continue
-        for _ in range(n_empty):
-            yield Problem("this row is empty")
-        n_empty = 0
-        yield record if isinstance(record, Problem) else table.line(record)
+    table = _Csv(source, stream, options.max_line_bytes)
+    rows = RowLines(source.name, options, taken, table.header)
+    for record in table.records():
+        if isinstance(record, Problem):
+            yield rows.unread(record)
+        else:
+            yield rows.line(dict(zip(table.header, record, strict=True)))
 
 
 class _Csv:
     """The parser of one file; the constructor reads its header."""
 
-    def __init__(self, source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> None:
-        csv.field_size_limit(max(csv.field_size_limit(), options.max_line_bytes))  # our own limit is for the whole row
-        self._lines = _CsvLines(source.name, stream, options.max_line_bytes)
+    def __init__(self, source: Source, stream: BinaryIO, limit: int) -> None:
+        csv.field_size_limit(max(csv.field_size_limit(), limit))  # our own limit is for the whole row
+        self._lines = _CsvLines(source.name, stream, limit)
         self._records = csv.reader(self._lines, delimiter=_DELIMITERS[source.kind], strict=True)
-        header = self.next_record()
+        header = self._next()
         if isinstance(header, Problem):
             raise InputError(f"{source.name}, the row with the columns' names: {header.error}")
-        self._header = header or []
-        if not self._header:
+        self.header = header or []
+        if not self.header:
             raise InputError(f"{source.name} has no columns; their names stand in its first row")
-        for name in self._header:
-            if self._header.count(name) > 1:
+        for name in self.header:
+            if self.header.count(name) > 1:
                 raise InputError(f"{source.name} has two columns {show(name)}")
-        self._rows = RowLines(source.name, options, taken, self._header)
 
-    def next_record(self) -> list[str] | Problem | None:
+    def records(self) -> Iterator[list[str] | Problem]:
+        """The values of each row, one for each column."""
+        n_empty = 0
+        while (record := self._next()) is not None:
+            if record == []:
+                n_empty += 1
+                continue
+            for _ in range(n_empty):
+                yield Problem("this row is empty")
+            n_empty = 0
+            if isinstance(record, list) and len(record) != len(self.header):
+                n, named = len(record), len(self.header)
+                yield Problem(f"this row has {counted(n, 'value')}; the first row names {counted(named, 'column')}")
+            else:
+                yield record
+
+    def _next(self) -> list[str] | Problem | None:
         """The values of the next row; None at the end."""
         self._lines.start()
         try:
             return next(self._records, None)
         except (csv.Error, _BadText) as error:
             return Problem(f"this is no row of CSV: {error}")
-
-    def line(self, values: list[str]) -> Record:
-        if len(values) != len(self._header):
-            n, named = len(values), len(self._header)
-            return Problem(f"this row has {counted(n, 'value')}; the first row names {counted(named, 'column')}")
-        return self._rows.line(dict(zip(self._header, values, strict=True)))
 
 
 class _BadText(Exception):
@@ -105,35 +117,20 @@ class _CsvLines(Iterator[str]):
             raise _BadText(f"byte {error.start + 1} of a line is 0x{line[error.start]:02x}, no UTF-8") from error
 
 
-def parquet(source: Source, options: ReadOptions, taken: Collection[str] = ()) -> Iterator[Record]:
-    """The rows of a Parquet file, a few hundred at a time, with the wanted columns alone."""
-    with _parquet_file(source) as file:
-        rows = RowLines(source.name, options, taken, file.schema_arrow.names)
-        batches = file.iter_batches(batch_size=_BATCH_ROWS, columns=list(rows.columns))
+def column_rows(source: Source, options: ReadOptions, taken: Collection[str] = ()) -> Iterator[Record]:
+    """The rows of a Parquet or Excel file."""
+    with open_columns(source) as file:
+        rows = RowLines(source.name, options, taken, file.names)
+        records = file.rows(rows.columns)
         while True:
             try:
-                batch = next(batches, None)
-                found = None if batch is None else batch.to_pylist()
-            except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of these
+                values = next(records, None)
+            except DAMAGE as error:
                 yield Problem(f"the file is damaged, and nothing can be read from here on: {error}")
                 return
-            if found is None:
+            if values is None:
                 return
-            for values in found:
-                yield rows.line(values)
-
-
-def _parquet_file(source: Source) -> Any:
-    try:
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise SetupError('Parquet files need pyarrow: pip install "llamabatch[parquet]"') from error
-    if source.path is None or source.is_stream:
-        raise InputError(f"{source.name} is a stream; a Parquet file must be one on a disk")
-    try:
-        return pq.ParquetFile(source.path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{source.name} cannot be read as a Parquet file: {error}") from error
+            yield rows.line(values)
 
 
 def check_csv(source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> None:
@@ -143,15 +140,70 @@ def check_csv(source: Source, stream: BinaryIO, options: ReadOptions, taken: Col
         taken: names of columns that the output has already, which no kept column can have.
 
     Raises:
-        ConfigError: template, id column or kept columns do not fit it. InputError: there is none.
+        ConfigError: the template, or the columns of ids, parameters or kept values, do not fit it. InputError: there is
+            none.
     """
-    _Csv(source, stream, options, taken)
+    RowLines(source.name, options, taken, _Csv(source, stream, options.max_line_bytes).header)
 
 
-def check_parquet(source: Source, options: ReadOptions, taken: Collection[str] = ()) -> None:
-    """Reads the schema. Raises as check_csv; SetupError without pyarrow."""
-    with _parquet_file(source) as file:
-        RowLines(source.name, options, taken, file.schema_arrow.names)
+def check_columns(source: Source, options: ReadOptions, taken: Collection[str] = ()) -> None:
+    """Reads the names of a Parquet or Excel file. Raises as check_csv; SetupError as open_columns."""
+    with open_columns(source) as file:
+        RowLines(source.name, options, taken, file.names)
+
+
+def own_id_column(source: Source, options: ReadOptions) -> str | None:
+    """The column of a table that holds its ids although no option names it; None: there is none, or the source is a
+    stream, which is read once. Raises as check_csv."""
+    if source.kind == "jsonl" or source.is_stream or options.id_column is not None:
+        return None
+    if source.has_columns:
+        with open_columns(source) as file:
+            return id_column_of(source.name, options, file.names)
+    try:
+        with source.open() as stream:
+            return id_column_of(source.name, options, _Csv(source, stream, options.max_line_bytes).header)
+    except DAMAGED:  # its rows report it
+        return None
+
+
+# usual names of the column that holds the texts
+_USUAL = ("text", "question", "content", "input", "instruction", "message", "body", "document", "sentence", "title")
+
+
+def _example(columns: Sequence[str]) -> str:
+    """A template of the column that most likely holds the texts, in quotes."""
+    texts = [each for each in columns if each.lower() in _USUAL] or [each for each in columns if each not in OWN_IDS]
+    column = (texts or list(columns))[0]
+    return f"'{{{{ {column} }}}}'" if column.isidentifier() else f"\"{{{{ row['{column}'] }}}}\""
+
+
+def id_column_of(name: str, options: ReadOptions, columns: Collection[str]) -> str | None:
+    """The column of a table that holds its ids; None: numbers are the ids. Raises ConfigError."""
+    if options.id_column is not None:
+        if options.id_column and options.id_column not in columns:
+            raise ConfigError(f"{name} has no column {show(options.id_column)}{nearest(options.id_column, columns)}")
+        return options.id_column or None
+    found = [each for each in OWN_IDS if each in columns]
+    if len(found) > 1:
+        raise ConfigError(f"{name} has columns 'id' and 'custom_id'; name the one that holds the ids: --id-column id")
+    return found[0] if found else None
+
+
+def values_of(source: Source, options: ReadOptions, column: str) -> Iterator[Any]:
+    """The value of a column in each row of a table; a Problem for a row that cannot be read."""
+    if source.has_columns:
+        with open_columns(source) as file, contextlib.suppress(*DAMAGE):  # its rows report it
+            yield from file.values(column)
+        return
+    try:
+        with source.open() as stream:
+            table = _Csv(source, stream, options.max_line_bytes)
+            place = table.header.index(column)
+            for record in table.records():
+                yield record if isinstance(record, Problem) else record[place]
+    except DAMAGED:
+        return
 
 
 def check_template(options: ReadOptions) -> Template:
@@ -161,20 +213,23 @@ def check_template(options: ReadOptions) -> Template:
     return template_of(DEFAULT_TEMPLATE if options.template is None else options.template)
 
 
-def check_kept(options: ReadOptions, taken: Collection[str], columns: Collection[str] = ()) -> None:
+def check_kept(
+    options: ReadOptions, taken: Collection[str], columns: Collection[str] = (), id_column: str | None = None
+) -> None:
     """Checks the names of the columns that are kept.
 
     Args:
         columns: those that there are, for options.keep == "all".
+        id_column: the column of the ids, which the output has anyway.
 
     Raises:
         ConfigError: the output has a column of that name already.
     """
     for name in columns if options.keep == ALL else options.keep or ():
-        if name not in taken or name == options.id_column:
+        if name not in taken or name == id_column:
             continue
         if name == "id":
-            cure = "give --id-column id, and it is the id of its row"
+            cure = "the id of a row is there anyway, so leave it out"
         elif name == "text":
             cure = "give the answer another name (--answer NAME)"
         else:
@@ -182,17 +237,37 @@ def check_kept(options: ReadOptions, taken: Collection[str], columns: Collection
         raise ConfigError(f"the column {show(name)} cannot be kept: the output has one of that name; {cure}")
 
 
+def parameter(name: str, value: Any) -> Any:
+    """The value of a parameter in a cell of a table. A text of CSV is read as JSON, but for parameters that are texts;
+    a whole number that a program has written with a fraction, as pandas does beside empty cells, is one."""
+    field = ALIASES.get(name, name)
+    if isinstance(value, str):
+        if not value:
+            return None  # CSV has no other null
+        if field in BOOLEANS:
+            value = value.lower() if value in ("True", "False", "TRUE", "FALSE") else value
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        value = value if field in _TEXTS and not isinstance(found, (str, list, dict)) else found
+    if isinstance(value, float) and value.is_integer() and field in _WHOLE:
+        return int(value)
+    return as_json(value)
+
+
 class RowLines:
     """The plain lines that are made of rows of a table, or of the fields of lines of JSON.
 
     Args:
         name: of the input, for messages.
-        options: template, task, system message, id column and kept columns.
+        options: template, task, system message, columns of ids, parameters and kept values.
         taken: names of columns that the output has already.
         columns: those of the table; None: lines of JSON, each with fields of its own.
 
     Attributes:
         columns: the names that are read, of a table.
+        id_column: the column or field of the ids; None: lines have their own, and the rows of a table their numbers.
 
     Raises:
         ConfigError: the options do not fit the columns.
@@ -207,80 +282,84 @@ class RowLines:
         system = options.system
         self._system = None if system is None or not is_jinja(system) else JinjaTemplate(system, names_columns=False)
         self.columns: tuple[str, ...] = ()
+        self.id_column = options.id_column
         if columns is None:
             return
         assert self._template is not None
         if not options.has_template and "prompt" not in columns:
-            raise ConfigError(f"{name} needs a template, as '…{{{columns[0]}}}…'; its columns are {', '.join(columns)}")
+            raise ConfigError(
+                f"{name} has no column 'prompt'; give a template, as --prompt {_example(columns)}; its columns are "
+                f"{', '.join(columns)}"
+            )
         wanted: list[str] = []
         for template in (self._template, self._system):
             if template is not None:
                 template.check(name, columns)
                 wanted += columns if template.reads_all else template.columns
-        if options.id_column is not None:
-            if options.id_column not in columns:
-                raise ConfigError(
-                    f"{name} has no column {show(options.id_column)}{nearest(options.id_column, columns)}"
-                )
-            wanted.append(options.id_column)
-        for each in columns if options.keep == ALL else options.keep or ():
-            if each not in columns:
-                raise ConfigError(f"{name} has no column {show(each)} to keep{nearest(each, columns)}")
-            wanted.append(each)
-        check_kept(options, taken, columns)
+        self.id_column = id_column_of(name, options, columns)
+        wanted += [] if self.id_column is None else [self.id_column]
+        for what, names in (
+            ("to keep", columns if options.keep == ALL else options.keep),
+            ("of parameters", options.params_from),
+        ):
+            for each in names or ():
+                if each not in columns:
+                    raise ConfigError(f"{name} has no column {show(each)} {what}{nearest(each, columns)}")
+                wanted.append(each)
+        check_kept(options, taken, columns, self.id_column)
         self.columns = tuple(dict.fromkeys(wanted))
 
     @property
     def used(self) -> frozenset[str]:
-        """Names of fields that the templates read, or that are kept by name: data, whatever they resemble."""
-        found = () if self._options.keep in (None, ALL) else self._options.keep
-        read = [] if self._template is None else [*self._template.columns]
-        return frozenset((*found, *read, *([] if self._system is None else self._system.columns)))
+        """Names of fields of a line that are kept by name: data, whatever they resemble. Under a template a line has no
+        such fields."""
+        keep = self._options.keep
+        return frozenset(() if keep in (None, ALL) or self._template is not None else keep)
+
+    def unread(self, problem: Problem) -> Problem:
+        """The fault of a table's row that cannot be read: where no column holds the ids, its number is its id."""
+        return problem if self.id_column is not None else problem._replace(line={})
 
     def line(self, values: Mapping[str, Any]) -> Filled | Problem:
         """The plain line of a row; `values` has at least self.columns."""
         kept = self._kept(values)
-        line: dict[str, Any] = {}
-        if self._is_table:
-            if self._options.id_column is not None:
-                identity = values[self._options.id_column]
-                line["id"] = identity if isinstance(identity, int) else as_text(identity)
-        else:
-            line = self._own(values)
+        try:
+            line = self._id(values)
+        except PromptError as error:
+            return Problem(str(error), None, kept)
         if self._template is None:
-            return Filled(line, kept)
+            own = {name: value for name, value in values.items() if name not in OWN_IDS}
+            return Filled(own | line, kept)
         try:
             text = self._template.fill(values)
             limit = self._options.max_line_bytes
             if len(text) > limit:
-                return Problem(too_long(len(text), limit).error, line or None, kept)
-            return Filled(line | self._request(text, values), kept)
+                return Problem(too_long(len(text), limit).error, line, kept)
+            return Filled(line | self._request(text, values) | self._params(values), kept)
         except PromptError as error:
-            return Problem(str(error), line or None, kept)
+            return Problem(str(error), line, kept)
 
-    def _own(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a line of JSON that are no data: with a template those of SamplingParams and the id, else
-        all."""
-        if self._template is None and self._options.id_column is None:
-            return dict(values)
-        dropped = ("prompt", "messages", "input") if self._template is not None else ()
-        line = {name: value for name, value in values.items() if name not in dropped and name not in self.used}
-        if self._template is None:
-            line = dict(values)
-        if self._options.id_column is not None:
-            line = {name: value for name, value in line.items() if name not in ("id", "custom_id")}
-            line["id"] = values.get(self._options.id_column)
-        elif self._template is not None:
-            line |= {name: values[name] for name in ("id", "custom_id") if name in values}
-        return line
+    def _id(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The field of the id in a plain line; {}: the number of the row is its id. Raises PromptError."""
+        if self.id_column is None:
+            return {} if self._is_table else {name: values[name] for name in OWN_IDS if name in values}
+        value = values.get(self.id_column)
+        if value is None:
+            raise PromptError(f"column {show(self.id_column)} holds no id; give a text or a whole number")
+        return {"id": value if isinstance(value, int) or not self._is_table else as_text(value)}
+
+    def _params(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a row; a cell without a value leaves that of the job."""
+        names = [name for name in self._options.params_from or () if name in values]
+        return {name: parameter(name, values[name]) if self._is_table else values[name] for name in names}
 
     def _kept(self, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
         keep = self._options.keep
         if keep is None:
             return None
         if keep == ALL:
-            own = ("id", "custom_id") if not self._is_table and self._options.id_column is None else ()
-            keep = tuple(name for name in values if name not in own and name != self._options.id_column)
+            own = OWN_IDS if not self._is_table and self._options.id_column is None else (self.id_column,)
+            keep = tuple(name for name in values if name not in own)
         return {name: as_json(values.get(name)) for name in keep}
 
     def _request(self, text: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llamabatch.jobs import formats
+from llamabatch.jobs.input.column_files import open_columns
 from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.rows import ReadOptions
 
@@ -104,11 +105,9 @@ def _count(source: Source, most: int | None) -> int | None:
     """Rows of an input, at most `most`; None: counting them costs as much as reading them."""
     if source.is_stream or source.path is None:
         return None
-    if source.kind == "parquet":
-        import pyarrow.parquet as parquet  # the reader has made sure that it is there
-
-        metadata: Any = parquet.ParquetFile(source.path).metadata
-        return int(metadata.num_rows)
+    if source.has_columns:
+        with open_columns(source) as file:
+            return file.n_rows
     is_plain = source.kind == "jsonl" and not formats.suffixes(source.path)[1]
     return _lines(source, most) if is_plain and (source.size or 0) <= _MOST_BYTES else None
 

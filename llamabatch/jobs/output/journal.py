@@ -15,7 +15,7 @@ from llamabatch.jobs.output.records import Line, checksum, has_error, lines_of, 
 from llamabatch.jobs.output.survey import Survey
 from llamabatch.jobs.rows import ShardIndex
 
-_LEAST_GARBAGE = 4 * 2**20  # bytes of lines that the output has already, before the side file is written anew
+_LEAST_GARBAGE = 4 * 2**20  # bytes of lines that the output has already, before the side file is written again
 _TRIM = 65536
 _SUM = struct.Struct("<I")
 _PREFIX_BYTES = 9  # of a waiting line: its checksum in hexadecimal digits, and a blank
@@ -190,7 +190,7 @@ class Checksums:
 
     @staticmethod
     def write(own: OwnFiles, path: Path, lines: Iterator[bytes]) -> None:
-        """Writes the whole file anew, from the lines."""
+        """Writes the whole file again, from the lines."""
         with contextlib.closing(own.create("sums")) as file:
             waiting = bytearray()
             for line in lines:
@@ -242,14 +242,15 @@ class SideFile:
         self._offsets = Offsets(first)
         self._live_bytes = 0
         self.n_errors = 0
+        header = len(own.header("ahead"))
         try:
-            self._load(shard, first)
+            if self._file.size > header:
+                self._load(shard, first, header)
         except BaseException:
             self.close()
             raise
 
-    def _load(self, shard: ShardIndex, first: int) -> None:
-        end = len(self._own.header("ahead"))
+    def _load(self, shard: ShardIndex, first: int, end: int) -> None:
         for line in waiting_lines(self._path):
             if line.number is not None:
                 end = line.offset + _PREFIX_BYTES + len(line.content)
@@ -306,7 +307,7 @@ class SideFile:
         return garbage > _LEAST_GARBAGE and garbage > self._live_bytes
 
     def compact(self, first: int) -> None:
-        """Writes the file anew with the lines that still wait. The output is on disk up to the index `first`."""
+        """Writes the file again with the lines that still wait. The output is on disk up to the index `first`."""
         file = self._own.create("ahead")
         offsets = Offsets(first)
         try:

@@ -10,12 +10,12 @@ import errno
 import os
 import re
 import stat
-import sys
 from pathlib import Path
 
 from llamabatch.errors import ConfigError, OutputBusyError, OutputError
 from llamabatch.jobs.output.files import NO_FOLLOW, AppendFile, Files
 from llamabatch.jobs.output.own_files import foreign
+from llamabatch.utils import system
 from llamabatch.utils.checks import show
 
 _TRIES = 10
@@ -24,7 +24,6 @@ _NOT_ALLOWED = (
     *(errno.EINVAL, errno.EILSEQ, errno.ENOTDIR, errno.ENXIO),
 )
 _CONTENT = re.compile(rb"llamabatch job ([0-9a-f]{16}|-{16}) pid (\d{1,20})\n")
-_CONTENT_1 = re.compile(rb"\d{1,20}")  # of the first format: the pid alone
 _NO_ID = "-" * 16
 _FAR = 2**40  # the byte that is locked for the whole output, where locks are of bytes and keep readers out
 
@@ -34,7 +33,6 @@ class Lock:
 
     Attributes:
         left_by: the id of the job of a killed process that held it; None: the lock is new, or names none.
-        is_of_format_1: it was left by the first version.
 
     Raises:
         OutputBusyError: another process holds it; the message has its pid.
@@ -52,7 +50,7 @@ class Lock:
             self._fd = fd
             try:
                 content = self._content()
-                if not _locked(self._fd):
+                if not system.lock(self._fd):
                     raise OutputBusyError(
                         f"another process{_holder(content)} is writing {owned} and has locked {path.name}; wait for "
                         "it, or give another name"
@@ -67,12 +65,10 @@ class Lock:
             raise ConfigError(f"{path} changes all the time; is something else using this name?")
         match = _CONTENT.match(content)
         self.left_by = match[1].decode() if match and match[1].decode() != _NO_ID else None
-        self.is_of_format_1 = match is None and content != b""
         self._stays = self._found and not content  # an empty file may be that of another program
-        if not self.is_of_format_1:
-            self.note(self.left_by or _NO_ID)
+        self.write_id(self.left_by or _NO_ID)
 
-    def note(self, job_id: str) -> None:
+    def write_id(self, job_id: str) -> None:
         """Writes the job's id, for the next process if this one is killed; on a full disk it is left out."""
         content = f"llamabatch job {job_id} pid {os.getpid()}\n".encode()
         with contextlib.suppress(OSError):
@@ -104,7 +100,7 @@ class Lock:
             content = os.read(self._fd, 100)
         except OSError:  # on Windows a locked file cannot be read
             return b""
-        if content and not _CONTENT.fullmatch(content) and not _CONTENT_1.fullmatch(content):
+        if content and not _CONTENT.fullmatch(content):
             raise foreign(self._path, "is no lock of a job")
         return content
 
@@ -135,7 +131,7 @@ class Lock:
 
 def lock_file(file: AppendFile, out: Path) -> None:
     """Locks an output itself until it is closed. Raises OutputBusyError: another process holds the lock."""
-    if not _locked(file.fd, _FAR):
+    if not system.lock(file.fd, _FAR):
         raise OutputBusyError(
             f"another process is writing {out} under another name of the same file; wait for it, or give another name"
         )
@@ -153,29 +149,11 @@ def is_held(path: Path, job_id: str) -> bool:
         match = _CONTENT.match(os.read(fd, 100))
         if match is None or match[1].decode() != job_id:
             raise ConfigError(f"{path} is not the lock of job {job_id}")
-        return not _locked(fd)
+        return not system.lock(fd)
     finally:
         os.close(fd)
 
 
-def _locked(fd: int, byte: int = 0) -> bool:
-    """Takes the lock; False: another process holds it. A file system without locks counts as unlocked."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            os.lseek(fd, byte, os.SEEK_SET)
-            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
-    return True
-
-
 def _holder(content: bytes) -> str:
     match = _CONTENT.match(content)
-    pid = match[2].decode() if match else content.decode()
-    return f" (pid {pid})" if pid else ""
+    return f" (pid {match[2].decode()})" if match else ""

@@ -19,11 +19,9 @@ from llamabatch.gguf.header import part_names
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.jobs.output.files import NO_FOLLOW
 from llamabatch.jobs.output.own_files import OwnFiles, manifest_of, without_suffix
-from llamabatch.jobs.output.records import IDS
 from llamabatch.utils.checks import integer, show
 
-FORMAT = 2  # 1: side files say nothing of their job, and nothing has checksums
-_FORMATS = (1, FORMAT)
+FORMAT = 1  # of the manifest and of the files beside it
 _MOST_BYTES = 2**28
 _MOST_DEPTH = 64
 _MOST_NAME = 200  # characters in a message
@@ -41,13 +39,13 @@ class Ending:
     Attributes:
         rows: in its output. errors: those of them that failed.
         bytes: size of the output.
-        sums: checksums of its ranges, 8 hexadecimal digits each, in order; None: of a format without them.
+        sums: checksums of its ranges, 8 hexadecimal digits each, in order.
     """
 
     rows: int
     errors: int
     bytes: int
-    sums: str | None = None
+    sums: str
 
 
 @dataclass(frozen=True)
@@ -59,14 +57,12 @@ class Manifest:
         seed: random; the id of the job, and the source of the seeds of rows that give none.
         earlier: settings of the first rows that --force has overridden, the oldest in front.
         ending: set when all rows are written.
-        format: of the files beside it.
     """
 
     settings: Mapping[str, Any]
     seed: int
     earlier: tuple[Mapping[str, Any], ...] = ()
     ending: Ending | None = None
-    format: int = FORMAT
 
     @classmethod
     def new(cls, settings: Mapping[str, Any], seed: int) -> Manifest:
@@ -174,8 +170,8 @@ def _content(path: Path) -> bytes:
 def _manifest(document: dict[str, Any]) -> Manifest:
     """Raises ConfigError for a field that is missing or has a wrong value."""
     format = document.get("format")
-    if isinstance(format, bool) or not isinstance(format, int) or format not in _FORMATS:
-        raise ConfigError(f"its format is {show(format)}; this version of llamabatch reads 1 and {FORMAT}")
+    if isinstance(format, bool) or not isinstance(format, int) or format != FORMAT:
+        raise ConfigError(f"its format is {show(format)}; this version of llamabatch reads {FORMAT}")
     _check_tree(document)
     integer(ConfigError, "seed", document.get("seed"), 0, 2**63 - 1)
     earlier = document.get("earlier")
@@ -183,7 +179,7 @@ def _manifest(document: dict[str, Any]) -> Manifest:
         raise ConfigError(f"earlier is {show(earlier)}; it must be a list")
     for settings in (document.get("settings"), *earlier):
         _check_settings(settings)
-    return Manifest(document["settings"], document["seed"], tuple(earlier), _ending(document.get("ending")), format)
+    return Manifest(document["settings"], document["seed"], tuple(earlier), _ending(document.get("ending")))
 
 
 def _check_tree(document: dict[str, Any]) -> None:
@@ -224,8 +220,8 @@ def _ending(value: object) -> Ending | None:
     for name in ("rows", "errors", "bytes"):
         integer(ConfigError, f"ending.{name}", value.get(name), 0, 2**63 - 1)
     sums = value.get("sums")
-    if sums is not None and not (isinstance(sums, str) and _SUMS.fullmatch(sums)):
-        raise ConfigError(f"ending.sums is {show(sums)}; it must be a text of hexadecimal digits, or null")
+    if not isinstance(sums, str) or not _SUMS.fullmatch(sums):
+        raise ConfigError(f"ending.sums is {show(sums)}; it must be a text of hexadecimal digits")
     return Ending(value["rows"], value["errors"], value["bytes"], sums)
 
 
@@ -251,13 +247,6 @@ def output_of(path: Path) -> Path | None:
         out = out.with_name(shorter)
 
 
-def as_begun(known: Manifest | None, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings without those that hold for new outputs only: an output of an earlier version goes on in its way."""
-    if known is None or IDS in known.settings["output"]:
-        return settings
-    return {**settings, "output": {name: value for name, value in settings["output"].items() if name != IDS}}
-
-
 def extended(before: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of before, with the limit of now if that is larger or none: it adds rows behind those that are done,
     and changes none."""
@@ -268,8 +257,8 @@ def extended(before: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[
 
 
 def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """One "field: before, then now" for each field that differs, in the order of the fields. A field that is not there,
-    as in a manifest of an earlier version, is None.
+    """One "field: before, then now" for each field that differs, in the order of the fields. A field that is not there
+    is None.
     """
     old, new = dict(_fields(before)), dict(_fields(plain(settings)))
     names = [*new, *(name for name in old if name not in new)]

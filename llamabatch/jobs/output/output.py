@@ -19,15 +19,19 @@ from llamabatch.jobs.output.journal import AsFinished, Checksums, InOrder
 from llamabatch.jobs.output.manifest import Ending
 from llamabatch.jobs.output.own_files import LONGEST_SUFFIX, OwnFiles, ahead_of, free_rescued_name, sums_of
 from llamabatch.jobs.output.parquet import COMPRESSIONS
-from llamabatch.jobs.output.records import IDS, RecordOptions, has_error, number_of, record, refusal, to_line
+from llamabatch.jobs.output.records import RecordOptions, has_error, number_in, number_of, record, refusal, to_line
 from llamabatch.jobs.output.resume import JobFiles, identity
 from llamabatch.jobs.output.survey import sums_of_lines
 from llamabatch.jobs.rows import BadRow, Row, ShardIndex
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.utils.checks import boolean, choice, number, show
+from llamabatch.utils.system import most_name_bytes
 
 Order = Literal["input", "finished"]
 ORDERS: tuple[Order, ...] = ("input", "finished")
+
+# Makes the settings of a job, of the inputs that the manifest of its output names; None: there is no manifest.
+Identity = Callable[[object], Mapping[str, Any]]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,8 +98,9 @@ class Output:
 
     Args:
         path: the file.
-        settings: all that decides the content of the rows, as plain JSON: model, inputs, parameters. Order, shard and
-            the options of records are added here.
+        settings: all that decides the content of the rows, as plain JSON: model, inputs, parameters; or a function that
+            makes it of the inputs that the manifest names, None without one. Order, shard and the options of records
+            are added here.
         options: how results are written.
         files: the operating system; its `emit` gets messages about waiting for a full disk.
 
@@ -114,7 +119,7 @@ class Output:
     def __init__(
         self,
         path: Path,
-        settings: Mapping[str, Any],
+        settings: Mapping[str, Any] | Identity,
         options: OutputOptions | None = None,
         files: Files | None = None,
     ) -> None:
@@ -144,23 +149,21 @@ class Output:
             records=self.records,
         )
         try:
-            self._open(self._all_settings(settings), InOrder if in_order else AsFinished)
-        except OSError as error:  # of reading
+            self._open(settings, InOrder if in_order else AsFinished)
+        except OSError as error:  # of reading: one of the job's files, or an input
             self._failed = error
             self.close()
-            raise OutputError(f"{path}: {error.strerror or error}") from error
+            raise OutputError(f"{error.filename or path}: {error.strerror or error}") from error
         except BaseException as error:
             self._failed = error
             self.close()
             raise
         self._synced_at = time.monotonic()
 
-    def _open(self, settings: Mapping[str, Any], journal: type[InOrder | AsFinished]) -> None:
+    def _open(self, settings: Mapping[str, Any] | Identity, journal: type[InOrder | AsFinished]) -> None:
         job = self._job
-        job.open(settings)
+        job.open(lambda known: self._all_settings(settings(known) if callable(settings) else settings))
         self.resumed = job.resumed
-        if IDS not in job.manifest.settings["output"]:
-            self.options = replace(self.options, records=replace(self.records, text_ids=True))
         if job.ending is not None:
             self.finished, self.n_before, self.n_errors_before = True, job.ending.rows, job.ending.errors
             return
@@ -212,16 +215,20 @@ class Output:
             OutputError: it cannot be written. Nothing else is written by this object, and the next run goes on.
             ValueError: the row is there already, or of another shard, or the record is of another row.
         """
-        self.copy(number, to_line(record))
+        self._append(number, number_in(record), to_line(record), failed=record.get("error", "") is not None)
 
     @_guarded
     def copy(self, number: int, line: bytes) -> None:
         """Writes the line of a row, as another output of the job has it. Raises as write."""
+        self._append(number, number_of(line), line, failed=has_error(line))
+
+    def _append(self, number: int, own: int | None, line: bytes, *, failed: bool) -> None:
+        """Writes the line of a row, which has a number of its own."""
         index = self._shard.index(number)
-        if self._journal is None or index is None or self._journal.is_done(index) or number_of(line) != number:
+        if self._journal is None or index is None or self._journal.is_done(index) or own != number:
             raise ValueError(f"row {number} is not due")
         self._journal.write(index, line)
-        self._n_errors += has_error(line)
+        self._n_errors += failed
         self.sync_if_due()
 
     def sync_if_due(self) -> None:
@@ -386,7 +393,7 @@ def _check_name(path: Path) -> None:
             raise ConfigError(f"the output is {show(str(path))}, a directory; give the name of a file")
         if not path.parent.is_dir():
             raise ConfigError(f"the output is {show(str(path))}; there is no directory {path.parent}")
-        most = _most_bytes(path.parent) - LONGEST_SUFFIX
+        most = most_name_bytes(path.parent) - LONGEST_SUFFIX
         if len(os.fsencode(path.name)) > most:
             raise ConfigError(
                 f"the output is {show(str(path))}, a name of {len(os.fsencode(path.name))} bytes; with the endings of "
@@ -396,14 +403,6 @@ def _check_name(path: Path) -> None:
             raise ConfigError(f"the output is {show(str(path))}, which is no regular file; give another name")
     except OSError as error:
         raise ConfigError(f"the output is {show(str(path))}: {error.strerror}; give another name") from error
-
-
-def _most_bytes(folder: Path) -> int:
-    """The length limit of a name in that folder."""
-    try:
-        return os.pathconf(folder, "PC_NAME_MAX")
-    except (AttributeError, OSError, ValueError):  # Windows has no such call
-        return 255
 
 
 def _name_of(fd: int) -> str:

@@ -29,10 +29,8 @@ SHAPES: tuple[Shape, ...] = ("auto", "flat", "openai")
 # a record has these first and last, so that a million lines are surveyed in seconds
 _NUMBER = re.compile(rb'\{"(?:row": |id": "batch_req_)(\d{1,19})"?, ')
 _BEGINS = (b'{"row": ', b'{"id": "batch_req_')
+_OPENAI_ID = "batch_req_"
 _NO_ERROR = b'"error": null}\n'
-
-IDS = "ids"  # a setting that manifests of earlier versions lack: their ids are all texts
-_LATER = {"answer": "text", "parse": (), "text_ids": False}  # fields that these lack, too
 
 _MOST_REFS = 16
 
@@ -59,7 +57,6 @@ class RecordOptions:
         answer: the name of the column with the generated text, in flat records.
         parse: fields of the answers, objects of JSON, that get columns of their own in flat records; True: those of the
             job's JSON schema, which Settings fills in. null stands where a row failed or its answer was cut.
-        text_ids: ids that are whole numbers are written as texts, as earlier versions did.
 
     Raises:
         ConfigError: a value is out of range.
@@ -71,7 +68,6 @@ class RecordOptions:
     model: str = ""
     answer: str = "text"
     parse: tuple[str, ...] | bool = ()
-    text_ids: bool = False
 
     def __post_init__(self) -> None:
         choice(ConfigError, "shape", self.shape, SHAPES)
@@ -99,13 +95,7 @@ class RecordOptions:
 
     def document(self) -> dict[str, Any]:
         """Plain values for the manifest of an output."""
-        found = {name: value for name, value in vars(self).items() if name not in _LATER}
-        found |= {name: getattr(self, name) for name, default in _LATER.items() if getattr(self, name) != default}
-        return found if found.pop("text_ids", False) else found | {IDS: "typed"}
-
-    def id_of(self, row: Row | BadRow) -> str | int | None:
-        """The id of a row as its record has it."""
-        return row.id if row.id is None or not self.text_ids else str(row.id)
+        return dict(vars(self))
 
     def is_openai(self, row: Row | BadRow) -> bool:
         """True where the row is answered in OpenAI's format."""
@@ -125,7 +115,7 @@ def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str,
         if error is not None:
             return _openai_error(row, "request_failed", error)
         return _openai_answer(row, output, options)
-    made: dict[str, Any] = {"row": row.number, "id": options.id_of(row), **(row.kept or {})}
+    made: dict[str, Any] = {"row": row.number, "id": row.id, **(row.kept or {})}
     made |= _continuation(output.outputs[0], options)
     if options.fields:
         made |= parsed(output.outputs[0].text if error is None else "", options.fields)
@@ -149,7 +139,7 @@ def refusal(row: Row | BadRow, error: str, options: RecordOptions) -> dict[str, 
     """The record of a row that could not be run; its id is None if its line has none."""
     if options.is_openai(row):
         return _openai_error(row, "invalid_request", error)
-    made: dict[str, Any] = {"row": row.number, "id": options.id_of(row), **(row.kept or {})}
+    made: dict[str, Any] = {"row": row.number, "id": row.id, **(row.kept or {})}
     made |= {options.answer: "", "finish_reason": FinishReason.ERROR.value, **dict.fromkeys(options.fields)}
     return made | {"error": error}
 
@@ -268,15 +258,16 @@ def to_line(record: Mapping[str, Any]) -> bytes:
         return json.dumps(record).encode() + b"\n"
 
 
+def number_in(record: Mapping[str, Any]) -> int | None:
+    """The number of the row of a record; None: it is no record of a job."""
+    number = record["row"] if "row" in record else str(record.get("id", "")).removeprefix(_OPENAI_ID)
+    return number if isinstance(number, int) else int(number) if number.isdecimal() else None
+
+
 def number_of(line: bytes) -> int | None:
     """The number of the row in a line; None: it is no whole line of a job."""
     match = _NUMBER.match(line)
     return int(match[1]) if match and line.endswith(b"}\n") and b"\0" not in line else None
-
-
-def begins_as_row(begin: bytes) -> bool:
-    """True where the first bytes of a file are a line of a job, or the start of one."""
-    return _NUMBER.match(begin) is not None or any(each.startswith(begin) for each in _BEGINS)
 
 
 def has_error(line: bytes) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from llamabatch.errors import ConfigError, OutputError
 from llamabatch.jobs.output import manifest as manifests
 from llamabatch.jobs.output.conversion import is_made_at_end, restore, sums_of_ranges
 from llamabatch.jobs.output.files import AppendFile, Files
-from llamabatch.jobs.output.journal import Checksums, waiting_line
+from llamabatch.jobs.output.journal import Checksums
 from llamabatch.jobs.output.lock import Lock, lock_file
 from llamabatch.jobs.output.manifest import Ending, Manifest
 from llamabatch.jobs.output.own_files import (
@@ -22,14 +22,13 @@ from llamabatch.jobs.output.own_files import (
     OwnFiles,
     ahead_of,
     foreign,
-    head,
     job_of,
     lock_of,
     manifest_of,
     part_of,
     sums_of,
 )
-from llamabatch.jobs.output.records import RecordOptions, begins_as_row, checksum, lines_of
+from llamabatch.jobs.output.records import RecordOptions, checksum, lines_of
 from llamabatch.jobs.output.rewrite import has_errors, rewrite
 from llamabatch.jobs.output.survey import EndedLines, Proof, RecordedLines, Survey, sums_of_lines, survey
 from llamabatch.jobs.rows import ShardIndex
@@ -89,40 +88,36 @@ class JobFiles:
         self.table: tuple[int, int] | None = None
         self._lock = Lock(files, lock_of(out), out)
 
-    def open(self, settings: Mapping[str, Any]) -> None:
+    def open(self, make_settings: Callable[[object], Mapping[str, Any]]) -> None:
         """Finds the job of the output, and repairs its lines; or begins a new job.
 
         Args:
-            settings: all that decides the content of the rows and of the output, as plain JSON.
+            make_settings: makes all that decides the content of the rows and of the output, as plain JSON, of the
+                inputs that the manifest names; None: there is no manifest.
 
         Raises:
             ConfigError: the output is of another job, or of none.
             OutputError, OSError: writing, reading fails.
         """
-        known = self._known_manifest()
-        if self._lock.is_of_format_1 and (known is None or known.format != 1):
-            self._lock.release(remove=False)
-            raise foreign(lock_of(self.out), "is no lock of a job")
-        seed = self._seed_left_behind() if known is None else known.seed
+        known, has_manifest = self._known_manifest()
+        settings = make_settings(None if known is None else known.settings.get("inputs"))
+        left = self._seed_left_behind() if known is None else known.seed
+        seed = manifests.new_seed() if left is None else left
         own = self._adopt(seed)
         lines, ahead, sums = self.lines_path, ahead_of(self.lines_path), sums_of(self.lines_path)
         side_files: list[tuple[Path, Kind]] = [(ahead, "ahead"), (sums, "sums")]
         if lines != self.out:
             side_files.append((lines, "part"))
-        is_of_format_1 = self._force if known is None else known.format == 1
         for path, kind in side_files:
-            if is_of_format_1 and kind != "sums":
-                self._convert_from_format_1(own, path, kind)
             own.remove_torn(path, kind)
             own.exists(path, kind)  # refuses a file of another job
-        if not lines.exists() and not self.out.exists():  # an output that was removed begins anew
+        if left is not None and not lines.exists() and not self.out.exists():  # an output that was removed begins again
             own.remove(ahead, "ahead")
             own.remove(sums, "sums")
             seed = manifests.new_seed()
             own = self._adopt(seed)
         self.resumed = _size(self.out) + _size(lines, self.start) + _size(ahead, len(own.header("ahead"))) > 0
         if self.resumed:
-            settings = manifests.as_begun(known, settings)
             self._check_same_job(own, known, settings)
             self.manifest = Manifest.new(settings, seed) if known is None else known.changed_to(settings)
         else:
@@ -133,9 +128,9 @@ class JobFiles:
             return
         self.table = identity(self.out)
         self.found = self._repair(own, known)
-        self.manifest = replace(self.manifest, ending=None, format=manifests.FORMAT)
+        self.manifest = replace(self.manifest, ending=None)
         if self.manifest != known:
-            self.write_manifest(own)
+            self.manifest.write(own, manifest_of(self.out), over=has_manifest)
         if self.lines is None:
             is_table = lines != self.out
             self.lines = own.open(lines, "part") if is_table else AppendFile(self._files, lines, new=True)
@@ -147,7 +142,11 @@ class JobFiles:
         return 0 if self.own is None or self.lines_path == self.out else len(self.own.header("part"))
 
     def write_manifest(self, own: OwnFiles) -> None:
-        """Writes the manifest. Raises OutputError: something else has replaced it, or the disk fails."""
+        """Writes the manifest of a job that has run.
+
+        Raises:
+            OutputError: something else has replaced it, or the disk fails.
+        """
         path = manifest_of(self.out)
         found = manifests.read(path)
         if found is not None and not found.is_own and not found.is_cut:
@@ -175,13 +174,14 @@ class JobFiles:
         finally:
             self._lock.release()
 
-    def _known_manifest(self) -> Manifest | None:
+    def _known_manifest(self) -> tuple[Manifest | None, bool]:
+        """The manifest, or None where --force goes on without one; and whether there is a file of its name."""
         path = manifest_of(self.out)
         found = manifests.read(path)
         if found is None:
-            return None
+            return None, False
         if found.manifest is not None:
-            return found.manifest
+            return found.manifest, True
         if not found.is_own and not found.is_cut:
             raise foreign(path, f"is no manifest of a job ({found.problem})")
         if not self._force:
@@ -189,15 +189,15 @@ class JobFiles:
                 f"{path}, which says of which job the output is, cannot be read ({found.problem}); --force goes on "
                 "without it"
             )
-        return None
+        return None, True
 
-    def _seed_left_behind(self) -> int:
-        """The seed of a job whose manifest is gone or was never written; else a new one."""
+    def _seed_left_behind(self) -> int | None:
+        """The seed of a job whose manifest is gone or was never written; None: there was no such job."""
         found = self._lock.left_by
         if self._force:
             lines = self.lines_path
             found = job_of(sums_of(lines), "sums") or job_of(ahead_of(lines), "ahead") or found
-        return manifests.new_seed() if found is None else int(found, 16)
+        return None if found is None else int(found, 16)
 
     def _adopt(self, seed: int) -> OwnFiles:
         """The files of the job with this seed; new files that a killed process has not committed are removed."""
@@ -205,23 +205,8 @@ class JobFiles:
         own.remove_temporary(manifests.first_bytes(seed))
         if (left := self._lock.left_by) not in (None, own.job_id):
             OwnFiles(self._files, self.out, left).remove_temporary(manifests.first_bytes(int(left, 16)))
-        self._lock.note(own.job_id)
+        self._lock.write_id(own.job_id)
         return own
-
-    def _convert_from_format_1(self, own: OwnFiles, path: Path, kind: Kind) -> None:
-        """Gives a side file of the first format its first line, and its lines their checksums."""
-        begin = head(path)
-        if begin is None or begin.startswith(own.header(kind)):
-            return
-        if (begin and not begins_as_row(begin)) or manifests.output_of(path) == path:
-            raise foreign(path, "is not of this job")
-        with contextlib.closing(own.create(kind)) as file:
-            for line in lines_of(path):
-                if kind == "part":
-                    file.write(line.content)
-                elif line.number is not None:
-                    file.write(waiting_line(line.content))
-            own.commit(file, path, over=True)
 
     def _check_same_job(self, own: OwnFiles, known: Manifest | None, settings: Mapping[str, Any]) -> None:
         if known is None:
@@ -247,8 +232,6 @@ class JobFiles:
         return self._is_as_it_ended(ending)
 
     def _is_as_it_ended(self, ending: Ending) -> bool:
-        if ending.sums is None:
-            return True
         if self.lines_path != self.out:
             return self.out.exists() and sums_of_ranges(self.out) == ending.sums
         sums = (checksum(line.content) for line in lines_of(self.out)) if self.out.exists() else iter(())
@@ -260,12 +243,12 @@ class JobFiles:
         damage, is_recorded = None, False
         proof: Proof | None = None
         ending = None if known is None else known.ending
-        if known is not None and known.format == manifests.FORMAT:
+        if known is not None:
             if ending is None and _size(lines, self.start):
                 is_recorded, sums = True, Checksums.read(own, sums_of(lines))
                 proof = None if sums is None else RecordedLines(sums)
                 damage = None if proof else f"{sums_of(lines).name}, with the checksums of its lines, is gone"
-            elif ending is not None and ending.sums is not None and lines == self.out:
+            elif ending is not None and lines == self.out:
                 proof = EndedLines(ending.sums, ending.rows)
             elif ending is not None and self.out.exists() and not self._is_as_it_ended(ending):
                 damage = "it is not as the job has written it"

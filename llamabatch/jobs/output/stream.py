@@ -9,7 +9,7 @@ from typing import Any
 
 from llamabatch.errors import ConfigError, OutputError
 from llamabatch.jobs.output.files import Files
-from llamabatch.jobs.output.output import Output, OutputOptions
+from llamabatch.jobs.output.output import Identity, Output, OutputOptions
 from llamabatch.jobs.output.records import RecordOptions, record, refusal, to_line
 from llamabatch.jobs.rows import BadRow, Row, ShardIndex
 from llamabatch.request.outputs import RequestOutput
@@ -19,7 +19,7 @@ STDOUT = "-"
 
 class StreamOutput:
     """An output with the methods of Output that keeps nothing: rows that wait for an earlier one are in memory, and a
-    job that is run again begins anew.
+    job that is run again begins again.
 
     Args:
         fd: a file descriptor that is open for writing.
@@ -107,7 +107,11 @@ class StreamOutput:
 
 
 def open_output(
-    name: str, settings: Mapping[str, Any], options: OutputOptions | None = None, files: Files | None = None
+    name: str, settings: Mapping[str, Any] | Identity, options: OutputOptions | None = None, files: Files | None = None
 ) -> Output | StreamOutput:
-    """The output of a name: "-" is stdout, all others are files. Raises as Output."""
-    return StreamOutput(1, options, files) if name == STDOUT else Output(Path(name), settings, options, files)
+    """The output of a name: "-" is stdout, all others are files. Raises as Output, and what `settings` raises."""
+    if name != STDOUT:
+        return Output(Path(name), settings, options, files)
+    if callable(settings):
+        settings(None)  # refuses what an output that is a file would refuse
+    return StreamOutput(1, options, files)

@@ -10,36 +10,38 @@ from starlette.routing import Route
 
 from llamabatch.server.anthropic.messages_body import read_messages
 from llamabatch.server.anthropic.messages_response import MessageEvents, MessageHead, message_response
-from llamabatch.server.asked import adapter_ids, ignored_of, json_response, read_body, with_model
-from llamabatch.server.openai.chunks import reasoning_tokens, thinking_of
-from llamabatch.server.openai.tokenize import chat_ids
-from llamabatch.server.serving import serving_of
-from llamabatch.server.sse import EventStream
+from llamabatch.server.request.chat_body import ChatBody
+from llamabatch.server.request.optional import BETA_HEADER
+from llamabatch.server.request.reading import read_body, with_model
+from llamabatch.server.response.answer import json_response
+from llamabatch.server.response.generation import respond
+from llamabatch.server.serving.serving import Serving, serving_of
 
 
 async def messages(request: HttpRequest) -> Any:
     """Answers a conversation, as Anthropic's API does."""
     serving = serving_of(request)
-    body = with_model(await read_body(request, serving, read_messages), serving)
+    body = await _read(request, serving)
     head = MessageHead.of(serving, body)
-    call = await serving.submit(partial(body.submission, loaded=adapter_ids(serving)), stream=body.stream)
-    if not body.stream:
-        outputs = await call.outputs()
-        n_thinking = await thinking_of(outputs, serving)
-        return json_response(message_response(head, outputs, body, n_thinking), body.ignored)
-    assert call.submission is not None
-    n_prompt = sum(len(each.prompt_token_ids) for each in call.submission.requests)
-    ping_s = serving.options.sse_ping_s if body.ping_s is None else body.ping_s
-    events = MessageEvents(head, body, n_prompt, lambda outputs: reasoning_tokens(outputs, serving.model))
-    return EventStream(call, events, ping_s, ignored_of(body.ignored))
+    return await respond(
+        serving,
+        body,
+        whole=lambda outputs, n_thinking: message_response(head, outputs, body, n_thinking),
+        chunks=lambda call, count: MessageEvents(head, body, sum(call.prompt_lengths), count),
+    )
 
 
 async def count_tokens(request: HttpRequest) -> Any:
     """The number of tokens that a conversation has as a prompt."""
     serving = serving_of(request)
-    body = with_model(await read_body(request, serving, read_messages), serving)
-    _, token_ids = await serving.on_thread(chat_ids, serving.model, body)
+    body = await _read(request, serving)
+    _, token_ids = await serving.on_thread(body.rendered, serving.model)
     return json_response({"input_tokens": len(token_ids)}, body.ignored)
+
+
+async def _read(request: HttpRequest, serving: Serving) -> ChatBody:
+    read = partial(read_messages, betas=request.headers.getlist(BETA_HEADER))
+    return with_model(await read_body(request, serving, read), serving)
 
 
 routes = [

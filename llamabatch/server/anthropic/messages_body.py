@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from llamabatch.errors import PromptError
-from llamabatch.server.bodies import RULES, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.errors import ApiError
-from llamabatch.server.openai.chat_body import (
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.request import optional
+from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.request.chat_body import (
     EFFORTS,
     ChatBody,
     effort_kwargs,
@@ -18,10 +19,11 @@ from llamabatch.server.openai.chat_body import (
     template_kwargs,
     thinking_kwargs,
 )
-from llamabatch.server.openai.generation import GENERATION
+from llamabatch.server.request.generation import GENERATION
 from llamabatch.utils.checks import boolean, choice, integer, show
 
 TIERS = {"auto": "auto", "standard_only": "default"}
+_MEDIA = ("image", "document")
 MIN_BUDGET = 1  # tokens of thinking; Anthropic's own least is 1,024
 
 _BLOCK: Json = {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}
@@ -71,9 +73,6 @@ _OWN: Fields = {
     "output_format": Field({"type": ["object", "null"]}, "a JSON schema that the text holds"),
     "service_tier": Field({"enum": [*TIERS, None]}, "auto or standard_only"),
     "chat_template_kwargs": Field({"type": ["object", "null"]}, "variables of the chat template"),
-    "container": Field({}, "", (), "there are no containers"),
-    "mcp_servers": Field({}, "", ([],), "call tools from your program"),
-    "context_management": Field({}, "", ({}, {"edits": []}), "send the messages that the model should read"),
     "inference_geo": Field({}, "", ("not_available", "global"), "the text is made on this machine"),
     "cache_control": Field({}, "kept by other services; prefixes are cached without it"),
 }
@@ -84,20 +83,31 @@ MESSAGES: Fields = {
         for name, field in GENERATION.items()
         if name not in ("stop", "response_format", "stream_options", "n", "n_cmpl", "best_of", "logprobs")
     },
+    **optional.MESSAGES,
     **_OWN,
 }
 
 
 @reads
-def read_messages(body: Mapping[str, Any], rules: Rules = RULES) -> ChatBody:
-    """The ChatBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+def read_messages(body: Mapping[str, Any], rules: Rules = RULES, betas: Iterable[str] = ()) -> ChatBody:
+    """The ChatBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones.
+
+    Args:
+        betas: values of the header that asks for them.
+    """
     given = Body(body, MESSAGES, rules)
+    optional.ignore_betas(given, betas)
     messages = given.needed("messages", 'a list, as [{"role": "user", "content": "Hello"}]')
     if not isinstance(messages, list):
         raise PromptError(f"messages is {show(messages)}; give a list of messages")
-    conversation = [*_system(given.take("system"))]
+    conversation = [*_system(given.take("system"), given)]
+    asked = optional.behind(
+        index
+        for index, message in enumerate(messages)
+        if isinstance(message, Mapping) and message.get("role") == "assistant"
+    )
     for index, message in enumerate(messages):
-        conversation += _messages(f"messages[{index}]", message)
+        conversation += _messages(f"messages[{index}]", message, given, shown=index >= asked)
     config = given.nested("output_config", ("effort", "format"))
     chat: Json = {"messages": conversation, **_tools(given), **_form(given, config)}
     chat |= _thinking(given, rules, config.get("effort"))
@@ -117,14 +127,18 @@ def _with_ignored(chat: ChatBody, names: tuple[str, ...]) -> ChatBody:
     return replace(chat, ignored=(*names, *chat.ignored)) if names else chat
 
 
-def _system(given: object) -> list[Json]:
-    if given is None:
+def _system(system: object, given: Body) -> list[Json]:
+    if system is None:
         return []
-    text = _text("system", given)
+    blocks = [{"type": "text", "text": system}] if isinstance(system, str) else _blocks("system", system)
+    texts = [_text_of(f"system[{number}]", block) for number, block in enumerate(blocks)]
+    if texts:
+        texts[0] = optional.without_service_line(given, "system[0]", texts[0])
+    text = "".join(texts)
     return [{"role": "system", "content": text}] if text else []
 
 
-def _messages(place: str, message: object) -> Iterator[Json]:
+def _messages(place: str, message: object, given: Body, *, shown: bool) -> Iterator[Json]:
     """The messages of a chat that one message stands for: results of tools are messages of their own there."""
     if not isinstance(message, Mapping):
         raise PromptError(f"{place} is {show(message)}; give an object with role and content")
@@ -133,14 +147,54 @@ def _messages(place: str, message: object) -> Iterator[Json]:
     if isinstance(content, str) or role == "system":
         yield {"role": role, "content": content if isinstance(content, str) else _text(f"{place}.content", content)}
         return
-    blocks = _blocks(f"{place}.content", content)
-    yield from _of_assistant(place, blocks) if role == "assistant" else _of_user(place, blocks)
+    where = f"{place}.content"
+    blocks = [*_own_blocks(where, _blocks(where, content), given, shown=shown)]
+    yield from _of_assistant(blocks) if role == "assistant" else _of_user(blocks)
 
 
-def _of_user(place: str, blocks: list[Mapping[str, Any]]) -> Iterator[Json]:
-    texts: list[str] = []
+def _own_blocks(
+    where: str, blocks: list[Mapping[str, Any]], given: Body, *, shown: bool
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The blocks with their places, without those of a service, which are ignored by name, and with texts in place of
+    documents and of media.
+
+    Args:
+        shown: the caller asks about these blocks, so that media are refused. False: they are those of a history, or
+            the result of a tool, which a program sends again with each message.
+    """
     for number, block in enumerate(blocks):
-        where = f"{place}.content[{number}]"
+        place, kind = f"{where}[{number}]", block["type"]
+        if kind in optional.MESSAGES_BLOCKS:
+            given.ignore_kind(place, kind, "only a service writes such blocks", "unsupported_content_part")
+        elif kind == "tool_result" and isinstance(block.get("content"), list):
+            inner = f"{place}.content"
+            parts = [part for _, part in _own_blocks(inner, _blocks(inner, block["content"]), given, shown=False)]
+            yield place, {**block, "content": parts}
+        elif kind == "document" and (text := _text_of_document(place, block)) is not None:
+            yield place, {"type": "text", "text": text}
+        elif kind in _MEDIA and not shown:
+            yield place, {"type": "text", "text": optional.media_text(given, place, kind)}
+        else:
+            yield place, block
+
+
+def _text_of_document(place: str, block: Mapping[str, Any]) -> str | None:
+    """The title, context and text of a document; None: it is no text."""
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, Mapping) else None
+    if not isinstance(source, Mapping) or kind not in ("text", "content"):
+        return None
+    if kind == "text":
+        text = _string(f"{place}.source.data", source.get("data"))
+    else:
+        text = _text(f"{place}.source.content", source.get("content"))
+    head = [_string(f"{place}.{name}", block[name]) for name in ("title", "context") if block.get(name) is not None]
+    return "\n".join((*head, text))
+
+
+def _of_user(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]:
+    texts: list[str] = []
+    for where, block in blocks:
         if block["type"] == "tool_result":
             if texts:
                 yield {"role": "user", "content": "".join(texts)}
@@ -156,12 +210,11 @@ def _of_user(place: str, blocks: list[Mapping[str, Any]]) -> Iterator[Json]:
         yield {"role": "user", "content": "".join(texts)}
 
 
-def _of_assistant(place: str, blocks: list[Mapping[str, Any]]) -> Iterator[Json]:
+def _of_assistant(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[Json] = []
-    for number, block in enumerate(blocks):
-        where = f"{place}.content[{number}]"
+    for where, block in blocks:
         if block["type"] == "thinking":
             thoughts.append(_string(f"{where}.thinking", block.get("thinking")))
         elif block["type"] == "redacted_thinking":
@@ -228,7 +281,7 @@ def _tools(given: Body) -> Json:
     if tools is not None:
         if not isinstance(tools, list):
             raise PromptError(f"tools is {show(tools)}; give a list of tools")
-        found["tools"] = [_tool(f"tools[{number}]", tool) for number, tool in enumerate(tools)]
+        found["tools"] = [_tool(place, tool) for place, tool in optional.own_tools(given, tools, ("custom",))]
     chosen = given.nested("tool_choice", ("type", "name", "disable_parallel_tool_use"))
     if not chosen:
         return found
@@ -247,13 +300,7 @@ def _tool(where: str, tool: object) -> Json:
     if not isinstance(tool, Mapping):
         raise PromptError(f"{where} is {show(tool)}; give an object with name and input_schema")
     if tool.get("type", "custom") not in ("custom", None):
-        raise ApiError(
-            400,
-            f"{where} is of type {show(tool['type'])}; tools that a service runs are not there, only your own "
-            "with name and input_schema",
-            code="unsupported_tool",
-            param="tools",
-        )
+        raise PromptError(f"{where}.type is {show(tool['type'])}; give a text, or leave it out")
     schema = tool.get("input_schema")
     if not isinstance(schema, Mapping):
         raise PromptError(f"{where}.input_schema is {show(schema)}; give a JSON schema")
@@ -274,19 +321,19 @@ def _thinking(given: Body, rules: Rules, effort: object) -> Json:
     if effort is not None:
         known = choice(PromptError, "output_config.effort", effort, (*EFFORTS[1:], "max"))
         kwargs = effort_kwargs(given, rules, "output_config.effort", "xhigh" if known == "max" else known)
-    asked = given.nested("thinking", ("type", "budget_tokens", "display"))
-    if asked:
-        kind = choice(PromptError, "thinking.type", asked.get("type"), ("enabled", "disabled", "adaptive"))
+    thinking = given.nested("thinking", ("type", "budget_tokens", "display"))
+    if thinking:
+        kind = choice(PromptError, "thinking.type", thinking.get("type"), ("enabled", "disabled", "adaptive"))
         if kind != "adaptive":
             kwargs |= thinking_kwargs(given, rules, "thinking", kind)
-        budget = asked.get("budget_tokens")
+        budget = thinking.get("budget_tokens")
         if kind == "enabled" and budget is not None:
             budget = integer(PromptError, "thinking.budget_tokens", budget, MIN_BUDGET, 2**31 - 1)
             if rules.thinks:
                 found["thinking_token_budget"] = budget
             elif "thinking" not in given.ignored:
                 given.ignore("thinking.budget_tokens", budget, "it is not known how the model marks its thinking")
-    return found | {"chat_template_kwargs": kwargs | template_kwargs(given)}
+    return found | {"chat_template_kwargs": kwargs | template_kwargs(given, rules)}
 
 
 def _form(given: Body, config: Json) -> Json:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.tool_calls import ToolCall, ToolCallDelta, in_order
-from llamabatch.server.errors import ApiError
-from llamabatch.server.ids import random_hex
-from llamabatch.server.openai.chat_body import ChatBody
-from llamabatch.server.openai.chunks import check_ends, dump, quoted
-from llamabatch.server.serving import Serving
+from llamabatch.server.anthropic.dialect import error_document
+from llamabatch.server.http.errors import ApiError, check_ends
+from llamabatch.server.http.ids import random_hex
+from llamabatch.server.request.chat_body import ChatBody
+from llamabatch.server.response.json_text import LIGHT, dump, quoted, weight_of_pieces
+from llamabatch.server.serving.serving import Serving
 
 Json = dict[str, Any]
 
@@ -142,6 +143,7 @@ class MessageEvents:
         self._index = -1  # of the block that is open, or was the last
         self._open: str | tuple[str, int] | None = None  # its kind; of a call with its number
         self._has_called = False
+        self._has_thought = False  # so that the thinking is tokenized at the end
         self._n_text = 0  # characters of the answer so far
         self._finished: RequestOutput | None = None
 
@@ -154,6 +156,7 @@ class MessageEvents:
                 check_ends(finished)
                 self._finished = finished
             self._begin(events)
+            self._has_thought |= bool(output.reasoning)
             if output.reasoning and self._body.include_reasoning:
                 self._switch("thinking", '{"type":"thinking","thinking":"","signature":""}', events)
                 self._delta("thinking_delta", "thinking", output.reasoning, events)
@@ -166,7 +169,13 @@ class MessageEvents:
             self._n_text += len(output.text)
         return "".join(events).encode(errors="replace")
 
-    def end(self) -> bytes:
+    def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
+        return weight_of_pieces(outputs) > LIGHT
+
+    def end_takes_long(self) -> bool:
+        return self._has_thought
+
+    def end(self) -> Iterator[bytes]:
         """The end of the last block and of the message."""
         events: list[str] = []
         self._begin(events)
@@ -181,10 +190,10 @@ class MessageEvents:
         usage = usage_of(finished, self._count([finished]))
         events.append(_event("message_delta", {"delta": delta, "usage": usage}))
         events.append(_event("message_stop", {}))
-        return "".join(events).encode()
+        yield "".join(events).encode(errors="replace")
 
     def error(self, error: ApiError) -> bytes:
-        return f"event: error\ndata: {dump(error.to_anthropic())}\n\n".encode(errors="replace")
+        return f"event: error\ndata: {dump(error_document(error))}\n\n".encode(errors="replace")
 
     def _begin(self, events: list[str]) -> None:
         if not self._is_begun:

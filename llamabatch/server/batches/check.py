@@ -10,11 +10,11 @@ from typing import Any
 from llamabatch.errors import InputError
 from llamabatch.jobs import formats
 from llamabatch.jobs.input import jsonl
+from llamabatch.jobs.input.ids import Ids
 from llamabatch.jobs.input.jsonl import Problem
 from llamabatch.jobs.input.lines import id_of
-from llamabatch.jobs.input.reader import Ids
 from llamabatch.jobs.rows import MAX_LINE_BYTES
-from llamabatch.utils.checks import show
+from llamabatch.utils.checks import present, show
 
 MAX_ERRORS = 100  # that a batch names
 MAX_LINES = 1_000_000
@@ -76,11 +76,12 @@ def _check(record: Mapping[str, Any] | Any, found: Checked, ids: Ids, endpoint: 
     if isinstance(record, Problem):
         found.add("invalid_json_line", number, record.error)
         return
+    record = present(record)
     for name in record:
         if name not in _FIELDS:
             found.add("invalid_field", number, f"a line has no field {show(name)}; it has {', '.join(_FIELDS)}", name)
     for name in _FIELDS:
-        if record.get(name) is None:
+        if name not in record:
             found.add("missing_required_parameter", number, f"the line has no {name}", name)
             return
     try:

@@ -19,7 +19,7 @@ from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.output.records import has_error, lines_of
 from llamabatch.jobs.output.survey import Bits
 from llamabatch.jobs.rows import MAX_LINE_BYTES
-from llamabatch.server.errors import ApiError
+from llamabatch.server.http.errors import ApiError
 
 _STATUS = "answered_with_status"  # marks the answer of an endpoint in a journal
 _MESSAGES = {

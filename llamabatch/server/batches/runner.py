@@ -9,31 +9,33 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from llamabatch.client.base import EngineClient
 from llamabatch.errors import EngineClosedError, LlamaBatchError
+from llamabatch.jobs.input.lines import ParsedLine
 from llamabatch.jobs.job import JobInterrupted, run
 from llamabatch.jobs.loop import Stop
 from llamabatch.jobs.progress import JobSnapshot
 from llamabatch.jobs.settings import Settings
 from llamabatch.jobs.shared import SharedEngine
 from llamabatch.server.batches.check import check_lines
-from llamabatch.server.batches.lines import ReadLine
 from llamabatch.server.batches.records import OUTPUT_PURPOSE, BatchRecord, FileRecord, Status
 from llamabatch.server.batches.results import write_results
 from llamabatch.server.batches.store import Store
 from llamabatch.server.batches.window import Window
-from llamabatch.server.errors import FULL, ApiError
+from llamabatch.server.http.errors import FULL, ApiError
+from llamabatch.server.http.private_paths import without_paths
 from llamabatch.utils.checks import counted
 
 logger = logging.getLogger(__name__)
+
+ReadLine = Callable[[Mapping[str, Any]], ParsedLine]
 
 MOST_RUNNING = 4  # batches at once, beside those whose windows come near
 MOST_WAITING = 256  # batches that have not ended
@@ -90,6 +92,7 @@ class Batches:
         self._model: dict[str, Any] = {}
         self._cleaned_at = -_CLEAN_S
         self._paused_until: dict[str, float] = {}  # of batches without an engine, or whose disk failed
+        self._waits: dict[str, str] = {}  # what such a batch waits for
         self._was_full = False
 
     def start(self) -> None:
@@ -147,6 +150,15 @@ class Batches:
         self._wake.set()
         return batch
 
+    def waiting_for(self, batch: BatchRecord) -> str | None:
+        """The reason why a batch that could go on waits, in words; None: it waits for its turn alone."""
+        with self.mutex:
+            if batch.has_ended or batch.id in self._running:
+                return None
+            if self._was_full:
+                return "disk: files and batches take all of the server's --max-disk-bytes; delete files"
+            return self._waits.get(batch.id)
+
     def promoted(self, batch_id: str) -> bool:
         """True for a batch that runs, and has left the background."""
         with self.mutex:
@@ -195,17 +207,19 @@ class Batches:
         urgent = Window(batch.created_at, batch.expires_at).is_near(now, 0)
         return urgent or len(self._running) < MOST_RUNNING
 
-    def ended(self, run: _Run, pause_s: float = 0.0) -> None:
+    def ended(self, run: _Run, waits: str = "") -> None:
         """A thread of a batch is about to end.
 
         Args:
-            pause_s: seconds until the batch may begin again.
+            waits: what the batch waits for before it may begin again, in words; "": nothing.
         """
         with self.mutex:
             self._running.pop(run.batch_id, None)
             self._paused_until.pop(run.batch_id, None)
-            if pause_s:
-                self._paused_until[run.batch_id] = time.monotonic() + pause_s
+            self._waits.pop(run.batch_id, None)
+            if waits:
+                self._paused_until[run.batch_id] = time.monotonic() + _PAUSE_S
+                self._waits[run.batch_id] = waits
         self._wake.set()
 
 
@@ -247,20 +261,20 @@ class _Run:
         return self._put(self._batch.entered(status, self._store.clock(), **more))
 
     def _run(self) -> None:
-        pause_s = 0.0
+        waits = ""
         try:
             self._advance()
         except EngineClosedError as error:
             logger.warning("%s waits for an engine: %s", self.batch_id, error)
-            pause_s = _PAUSE_S
+            waits = "engine"
         except OSError as error:
             logger.error("%s is tried again, since the disk failed: %s", self.batch_id, error)
-            pause_s = _PAUSE_S
+            waits = f"disk: {error.strerror or 'it failed'}"
         except BaseException as error:
             logger.exception("%s ends by an error that was not foreseen", self.batch_id)
             self._fail_after(error)
         finally:
-            self._batches.ended(self, pause_s)
+            self._batches.ended(self, waits)
 
     def _fail_after(self, error: BaseException) -> None:
         """Ends the batch with what is done, or without, as far as that goes."""
@@ -332,8 +346,7 @@ class _Run:
             if (full := _full_disk(error)) is not None:
                 raise full from error  # it goes on when there is room
             logger.error("%s has failed: %s", self.batch_id, error)
-            message = str(error).replace(f"{self._store.folder}{os.sep}", "")
-            self._put(replace(self._batch, errors=(_error("server_error", message),)))
+            self._put(replace(self._batch, errors=(_error("server_error", without_paths(str(error))),)))
             return "failed"
         counts = summary.counts
         self._count(counts.rows, counts.failed + counts.failed_before)
@@ -352,7 +365,7 @@ class _Run:
         state = snapshot()
         self._count(state.rows, state.failed + state.failed_before)
         batch = self._batch
-        self._window.note(self._store.clock(), state.rows)
+        self._window.observe(self._store.clock(), state.rows)
         if self._is_over() and state.rows < batch.total:
             self.end("expired")
         else:
@@ -366,7 +379,7 @@ class _Run:
 
     def _count(self, rows: int, failed: int) -> None:
         with self._batches.mutex:
-            self._store.note_counts(replace(self._batch, completed=rows - failed, failed=failed))
+            self._store.keep_counts(replace(self._batch, completed=rows - failed, failed=failed))
 
     def _finish(self, ending: Status) -> None:
         """Writes the files of results; after this the batch has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,14 @@ from llamabatch.jobs.output.output import OutputOptions
 from llamabatch.jobs.output.records import RecordOptions
 from llamabatch.jobs.rows import ReadOptions
 from llamabatch.jobs.settings import Settings
-from llamabatch.server.batches.lines import ReadLine, reader_of
-from llamabatch.server.batches.runner import Batches
+from llamabatch.server.batches.runner import Batches, ReadLine
 from llamabatch.server.batches.store import Store
-from llamabatch.server.errors import ApiError
-from llamabatch.server.serving import Serving
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.serving.serving import Serving
 
 logger = logging.getLogger(__name__)
+
+ReaderOf = Callable[[Serving, str], ReadLine]
 
 _OF_THE_SERVER = ("model", "max_queue", "isolate")  # options that a job has none of, or always the same
 
@@ -37,10 +39,12 @@ class BatchService:
 
     Args:
         serving: the model.
+        reader_of: makes the reader of the lines of an endpoint.
     """
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, reader_of: ReaderOf) -> None:
         self._serving = serving
+        self._reader_of = reader_of
         self._store: Store | None = None
         self._batches: Batches | None = None
         self._mutex = threading.RLock()
@@ -108,7 +112,7 @@ class BatchService:
         if self._batches is None:
             if self._store is None:
                 self._store = Store(self._folder(), self._serving.options.max_disk_bytes)
-            self._batches = Batches(self._store, ServingHost(self._serving))
+            self._batches = Batches(self._store, ServingHost(self._serving, self._reader_of))
             self._batches.start()
         return self._batches
 
@@ -128,8 +132,9 @@ def usual_folder() -> Path:
 class ServingHost:
     """The engine of a Serving, for batches."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, reader_of: ReaderOf) -> None:
         self._serving = serving
+        self._reader_of = reader_of
 
     @property
     def client(self) -> EngineClient:
@@ -154,7 +159,7 @@ class ServingHost:
         )
 
     def reader(self, endpoint: str) -> ReadLine:
-        return reader_of(self._serving, endpoint)
+        return self._reader_of(self._serving, endpoint)
 
 
 def _options_of(config: EngineConfig) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from llamabatch.errors import ConfigError
 from llamabatch.jobs.output.files import Files
 from llamabatch.jobs.output.lock import Lock
 from llamabatch.server.batches.records import BatchRecord, FileRecord, is_batch_id, is_file_id
-from llamabatch.server.errors import ApiError
+from llamabatch.server.http.errors import ApiError
 from llamabatch.utils.format import file_size
 
 logger = logging.getLogger(__name__)
@@ -180,9 +180,9 @@ class Store:
                 raise ApiError(507, f"there are {_MOST_BATCHES:,} batches", code="too_many_batches")
             self._batches.put(record, record.document())
 
-    def note_counts(self, record: BatchRecord) -> None:
+    def keep_counts(self, record: BatchRecord) -> None:
         """Keeps the counts of a batch that runs: in memory alone, since its journal has them."""
-        self._batches.note(record)
+        self._batches.keep(record)
 
     def journal(self, batch_id: str) -> Path:
         """The journal of a batch. Its folder is made. Raises OSError."""
@@ -287,9 +287,9 @@ class _Table(Generic[R]):
 
     def put(self, record: R, document: dict[str, Any]) -> None:
         write_whole(self._folder / f"{record.id}.json", json.dumps(document).encode())
-        self.note(record)
+        self.keep(record)
 
-    def note(self, record: R) -> None:
+    def keep(self, record: R) -> None:
         with self._mutex:
             self._records[record.id] = record
 

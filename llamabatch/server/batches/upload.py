@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from llamabatch.server.batches.records import PURPOSE as BATCH
 from llamabatch.server.batches.records import FileRecord, expiry_of, new_file_id, safe_name
 from llamabatch.server.batches.store import Store
-from llamabatch.server.errors import ApiError
+from llamabatch.server.http.errors import ApiError
 from llamabatch.utils.checks import show
 from llamabatch.utils.format import file_size
 

@@ -38,14 +38,14 @@ class Window:
     in the middle of its window.
 
     Args:
-        begins, ends: of the window; seconds of any clock, the same as that of `note` and `is_near`.
+        begins, ends: of the window; seconds of any clock, the same as that of `observe` and `is_near`.
     """
 
     def __init__(self, begins: float, ends: float) -> None:
         self._begins, self._ends = begins, ends
         self._points: deque[tuple[float, int]] = deque()
 
-    def note(self, now: float, n_done: int) -> None:
+    def observe(self, now: float, n_done: int) -> None:
         """Notes the rows that are done."""
         points = self._points
         if len(points) >= 2 and now - points[-2][0] < _SPAN_S / _MOST_POINTS:

@@ -1,1 +1,1 @@
-"""llama-server's own endpoints: /completion, /slots, /props, /lora-adapters, /infill and /embedding."""
+"""llama-server's endpoints: /completion, /infill, /embedding, /apply-template, /slots, /props and /lora-adapters."""

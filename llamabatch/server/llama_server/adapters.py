@@ -8,12 +8,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
 from llamabatch.request.adapters import MAX_SCALE
-from llamabatch.server.adapters import files_of
-from llamabatch.server.asked import adapter_ids, json_response
-from llamabatch.server.bodies import Json, read_json
-from llamabatch.server.errors import ApiError
+from llamabatch.server.http.errors import ApiError
 from llamabatch.server.llama_server.dialect import in_dialect
-from llamabatch.server.serving import Serving, serving_of
+from llamabatch.server.request.body import Json, read_json
+from llamabatch.server.request.reading import adapter_ids
+from llamabatch.server.response.answer import json_response
+from llamabatch.server.serving.adapters import files_of
+from llamabatch.server.serving.serving import Serving, serving_of
 from llamabatch.utils.checks import show
 
 

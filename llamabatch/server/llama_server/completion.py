@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
-from llamabatch.entrypoints.input_processor import InputProcessor
-from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import EngineClosedError
-from llamabatch.server.asked import adapter_ids, ignored_of, large_response, read_body, with_model
-from llamabatch.server.errors import ApiError
-from llamabatch.server.hub import RequestStream
-from llamabatch.server.live import EVERY_S, live_of
+from llamabatch.request.outputs import RequestOutput
+from llamabatch.server.http.errors import ApiError
 from llamabatch.server.llama_server.completion_body import (
     InfillBody,
     LlamaCompletionBody,
-    missing_marks,
     read_infill,
     read_llama_completion,
 )
@@ -30,8 +26,13 @@ from llamabatch.server.llama_server.completion_response import (
     completion_documents,
 )
 from llamabatch.server.llama_server.dialect import in_dialect
-from llamabatch.server.serving import Serving, serving_of
-from llamabatch.server.sse import EventStream
+from llamabatch.server.monitor.live import EVERY_S, live_of
+from llamabatch.server.request.infill import missing_marks
+from llamabatch.server.request.reading import adapter_ids, read_body, with_model
+from llamabatch.server.response.event_stream import EventStream
+from llamabatch.server.response.generation import respond
+from llamabatch.server.serving.dispatcher import RequestStream
+from llamabatch.server.serving.serving import Serving, serving_of
 
 
 async def completion(request: HttpRequest) -> Any:
@@ -55,32 +56,29 @@ async def _answer(serving: Serving, body: LlamaCompletionBody) -> Any:
     adapters = adapter_ids(serving)
     lora: Mapping[str, float] = body.adapter_scales(adapters) or {}
     context = Context(body, serving.model, body.model or serving.names[0], lora, adapters)
+    limit, n = TimeLimit(body.limit_ms), body.params.n
 
-    def prepare(inputs: InputProcessor) -> Submission:
-        return body.submission(inputs, adapters)
+    def documents(outputs: Sequence[RequestOutput], _: int) -> Any:
+        found = completion_documents(context, outputs, lambda index: index // n in limit.over)
+        return found if body.is_list else found[0]
 
-    call = await serving.submit(prepare, stream=body.stream or bool(body.limit_ms))
-    if not body.stream:
-        limit = TimeLimit(body.limit_ms)
-        outputs = await _outputs(serving, call, limit)
-        n = body.params.n
+    def chunks(call: RequestStream, _: object) -> LlamaCompletionChunks:
+        made = LlamaCompletionChunks(context, lambda places: _end(serving, call, places))
+        made.begin(call.prompt_lengths)
+        return made
 
-        def documents() -> Any:
-            found = completion_documents(context, outputs, lambda index: index // n in limit.over)
-            return found if body.is_list else found[0]
-
-        return await large_response(serving, documents, ignored=body.ignored)
-    chunks = LlamaCompletionChunks(context, lambda places: _end(serving, call, places))
-    assert call.submission is not None
-    chunks.begin([len(each.prompt_token_ids) for each in call.submission.requests])
-    ping_s = serving.options.sse_ping_s if body.ping_s is None else body.ping_s
-    headers = ignored_of(body.ignored)
-    if body.return_progress:
-        return ProgressStream(serving, call, chunks, ping_s, headers)
-    return EventStream(call, chunks, ping_s, headers)
+    return await respond(
+        serving,
+        body,
+        documents,
+        chunks,
+        outputs=partial(_outputs, serving, limit) if body.limit_ms else None,
+        is_large=True,  # with the text of its prompt
+        stream=ProgressStream if body.return_progress else EventStream,
+    )
 
 
-async def _outputs(serving: Serving, call: RequestStream, limit: TimeLimit) -> Any:
+async def _outputs(serving: Serving, limit: TimeLimit, call: RequestStream) -> list[RequestOutput]:
     async for outputs in call:
         late = limit.look(outputs)
         if late:
@@ -106,9 +104,8 @@ class ProgressStream(EventStream):
         ping_s: float,
         headers: Mapping[str, str],
     ) -> None:
-        super().__init__(stream, chunks, ping_s, headers)
-        self._serving = serving
-        self._told = chunks
+        super().__init__(serving, stream, chunks, ping_s, headers)
+        self._progress = chunks
         self._call = stream
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -121,7 +118,7 @@ class ProgressStream(EventStream):
 
     def idle(self) -> bytes:
         """The events about the prompts since the last ones; a comment where there are none."""
-        return self._told.due() or super().idle()
+        return self._progress.due() or super().idle()
 
     async def _look(self) -> None:
         """Looks at the slots until the first output."""
@@ -132,7 +129,7 @@ class ProgressStream(EventStream):
                 _, states = await live_of(self._serving).look()
             except (ApiError, EngineClosedError):  # the stream tells it itself
                 return
-            if self._told.see(states, ids):
+            if self._progress.see(states, ids):
                 self._call.poke()
             await asyncio.sleep(EVERY_S)
 

@@ -13,11 +13,12 @@ from llamabatch.llama.model import Model
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.sampling.row_logprobs import NEVER
-from llamabatch.server.errors import ApiError
+from llamabatch.server.http.errors import ApiError, check_ends
 from llamabatch.server.llama_server.completion_body import LlamaCompletionBody
+from llamabatch.server.llama_server.dialect import error_document
 from llamabatch.server.llama_server.settings import generation_settings
-from llamabatch.server.openai.chunks import check_ends, dump
-from llamabatch.server.timings import output_timings, prompt_timings
+from llamabatch.server.response.json_text import LIGHT, Rows, dump, weight_of_pieces
+from llamabatch.server.response.timings import output_timings, prompt_timings
 
 Json = dict[str, Any]
 
@@ -125,7 +126,7 @@ def _is_out_of_context(each: CompletionOutput, body: LlamaCompletionBody) -> boo
 
 
 def only_fields(document: Json, names: Sequence[str]) -> Json:
-    """Some fields of a document, under the names that they were asked by: a/b is field b of the object a. Those that
+    """Some fields of a document, under the names of the body: a/b is field b of the object a. Those that
     it lacks are left out. Without names, all."""
     if not names:
         return document
@@ -159,22 +160,22 @@ def probabilities(
     model: Model,
     *,
     post_sampling: bool = False,
-) -> list[Json]:
+) -> Sequence[Json]:
     """completion_probabilities: for each token its logprob, and those of the likeliest at its place; with
     post_sampling_probs the probabilities themselves."""
-    found = []
     top = "top_probs" if post_sampling else "top_logprobs"
-    for token_id, given in zip(token_ids, logprobs, strict=True):
+
+    def entry(place: int) -> Json:
+        token_id, given = token_ids[place], logprobs[place]
         likeliest = sorted(given.items(), key=lambda item: item[1].rank)[:n_probs]
         if post_sampling:  # a token that was written, and not drawn, is none of them
             likeliest = [(other, one) for other, one in likeliest if one.logprob > NEVER]
-        found.append(
-            {
-                **_token(token_id, given[token_id].logprob, model, post_sampling),
-                top: [_token(other, one.logprob, model, post_sampling) for other, one in likeliest],
-            }
-        )
-    return found
+        return {
+            **_token(token_id, given[token_id].logprob, model, post_sampling),
+            top: [_token(other, one.logprob, model, post_sampling) for other, one in likeliest],
+        }
+
+    return Rows(range(len(token_ids)), entry)
 
 
 def _token(token_id: int, logprob: float, model: Model, post_sampling: bool) -> Json:
@@ -235,19 +236,19 @@ class LlamaCompletionChunks:
         self._n_output: dict[int, int] = {}
         self._first_s: dict[int, float] = {}
         self._progress: dict[int, tuple[int, int]] = {}  # of each prompt: tokens done, and cached ones among them
-        self._told: list[str] = []  # events about prompts that are to be sent
+        self._due: list[str] = []  # events about prompts that are to be sent
         self._began_s = time.perf_counter()
 
     def begin(self, lengths: Sequence[int]) -> None:
         """Sets the numbers of tokens of the prompts; the first events about them are due, where they are asked for."""
         self._n_prompt = dict(enumerate(lengths))
         for place in self._n_prompt if self._body.return_progress else ():
-            self._tell_progress(place, (0, 0), self._told)
+            self._add_progress(place, (0, 0), self._due)
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
         """The events of outputs. Raises ApiError for a request that was ended by an error."""
         late = self._limit.look(outputs)
-        events, self._told = self._told, []
+        events, self._due = self._due, []
         for output in outputs:
             place = output.prompt_index
             if self._body.return_progress and place not in self._first_s:
@@ -265,17 +266,24 @@ class LlamaCompletionChunks:
             self._end_prompts(late)
         return "".join(events).encode()
 
-    def end(self) -> bytes:
+    def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
+        """True for the last event of a continuation, too: its prompt is written as text."""
+        return weight_of_pieces(outputs) > LIGHT or any(each.finished is not None for each in outputs)
+
+    def end_takes_long(self) -> bool:
+        return False
+
+    def end(self) -> list[bytes]:
         """Nothing: the last event of each continuation tells that it has stopped."""
-        return b""
+        return []
 
     def error(self, error: ApiError) -> bytes:
         """The event of an error, after which nothing comes."""
-        return f"data: {dump(error.to_llama_server())}\n\n".encode()
+        return f"data: {dump(error_document(error))}\n\n".encode()
 
     def due(self) -> bytes:
         """The events about prompts that are to be sent."""
-        events, self._told = self._told, []
+        events, self._due = self._due, []
         return "".join(events).encode()
 
     def see(self, states: Sequence[EngineState], request_ids: Sequence[str]) -> bool:
@@ -285,15 +293,15 @@ class LlamaCompletionChunks:
             place = places[str(slot.request_id)]
             done = slot.n_prompt_done, slot.n_cached
             if place not in self._first_s and done[0] > self._progress.get(place, (0, 0))[0]:
-                self._tell_progress(place, done, self._told)
-        return bool(self._told)
+                self._add_progress(place, done, self._due)
+        return bool(self._due)
 
     def _end_progress(self, place: int, events: list[str]) -> None:
         done = self._n_prompt.get(place, 0), self._progress.get(place, (0, 0))[1]
         if done[0] > self._progress.get(place, (0, 0))[0]:
-            self._tell_progress(place, done, events)
+            self._add_progress(place, done, events)
 
-    def _tell_progress(self, place: int, done: tuple[int, int], events: list[str]) -> None:
+    def _add_progress(self, place: int, done: tuple[int, int], events: list[str]) -> None:
         self._progress[place] = done
         processed, cached = done
         ms = 1000 * (time.perf_counter() - self._began_s) if processed else 0.0

@@ -1,22 +1,26 @@
-"""Endpoints whose errors have llama-server's shape."""
+"""Errors as llama-server writes them."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-from starlette.requests import Request as HttpRequest
+from llamabatch.server.http.errors import CONTEXT_CODE, ApiError, in_shape
 
-Endpoint = Callable[[HttpRequest], Awaitable[Any]]
+# By status, llama-server's words (tools/server/server-common.cpp, format_error_response).
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    500: "server_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
 
 
-def in_dialect(endpoint: Endpoint) -> Endpoint:
-    """The endpoint, with errors as llama-server writes them."""
+def error_document(error: ApiError) -> dict[str, Any]:
+    """The body of an error, whose code is the status."""
+    kind = error.type if error.code == CONTEXT_CODE else _TYPES.get(error.status, error.type)
+    return {"error": {"code": error.status, "message": error.public_message, "type": kind, **error.facts}}
 
-    @functools.wraps(endpoint)
-    async def call(request: HttpRequest) -> Any:
-        request.scope["llamabatch.dialect"] = "llama_server"
-        return await endpoint(request)
 
-    return call
+in_dialect = in_shape(error_document)  # a decorator of endpoints

@@ -16,12 +16,13 @@ from llamabatch.entrypoints.submission import Submission, token_vectors, vectors
 from llamabatch.errors import InputError
 from llamabatch.llama.model import Model
 from llamabatch.request.outputs import RequestOutput
-from llamabatch.server.asked import large_response, read_body, with_model
-from llamabatch.server.bodies import RULES, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.llama_server.completion_body import Mixed, mixed_ids, read_mixed
 from llamabatch.server.llama_server.dialect import in_dialect
-from llamabatch.server.openai.embeddings import POOLING, PooledBody, pooled_outputs, read_pooled
-from llamabatch.server.serving import serving_of
+from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.request.pooling import POOLING, PooledBody, pooled_outputs, read_pooled
+from llamabatch.server.request.prompts import Mixed, mixed_ids, read_mixed
+from llamabatch.server.request.reading import read_body, with_model
+from llamabatch.server.response.answer import large_response
+from llamabatch.server.serving.serving import serving_of
 
 MAX_NORM = 64
 _LARGEST = 32760.0  # of an element with norm 0, as in llama.cpp's common_embd_normalize
@@ -51,6 +52,10 @@ class LlamaEmbeddingBody(PooledBody):
 
     inputs: tuple[Mixed, ...] = ()
     norm: int = 2
+
+    @property
+    def n_texts(self) -> int:
+        return len(self.inputs)
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
         """One request for each text. Raises InputError."""

@@ -8,15 +8,16 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
-from llamabatch.client.middleware import slots_of
+from llamabatch.client.front_client import slots_of
 from llamabatch.planning.profile_store import library_id
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.server.asked import check_model, json_response
-from llamabatch.server.bodies import Json, read_json
-from llamabatch.server.errors import ApiError
+from llamabatch.server.http.errors import ApiError
 from llamabatch.server.llama_server.dialect import in_dialect
 from llamabatch.server.llama_server.settings import generation_settings
-from llamabatch.server.serving import Serving, serving_of
+from llamabatch.server.request.body import Json, read_json
+from llamabatch.server.request.reading import check_model
+from llamabatch.server.response.answer import json_response
+from llamabatch.server.serving.serving import Serving, serving_of
 from llamabatch.utils.checks import show
 from llamabatch.utils.version import __version__
 
@@ -38,7 +39,7 @@ def props_document(serving: Serving) -> Json:
         },
         "total_slots": slots_of(config),
         "model_alias": serving.names[0],
-        "model_path": str(model.path),
+        "model_path": model.path.name,  # without folders of this machine
         "modalities": {"vision": False, "video": False, "audio": False},
         "endpoint_slots": options.slots,
         "endpoint_props": options.props,

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llamabatch.llama.model import Model
+from llamabatch.request.samplers import CHAIN
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.sampling.defaults import Defaults, FilledParams, defaults_of, fill
+from llamabatch.server.request.generation import filled
 
 RANDOM_SEED = 2**32 - 1  # llama-server's word for none
-SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 
 Json = dict[str, Any]
-
-_defaults: weakref.WeakKeyDictionary[Model, Defaults] = weakref.WeakKeyDictionary()
-
-
-def filled(params: SamplingParams, model: Model) -> FilledParams:
-    """The parameters with a value in every field."""
-    defaults = _defaults.get(model)
-    if defaults is None:
-        defaults = _defaults[model] = defaults_of(model.metadata)
-    return fill(params, defaults)
 
 
 def generation_settings(
@@ -58,7 +47,7 @@ def generation_settings(
         "xtc_probability": full.xtc_probability,
         "xtc_threshold": full.xtc_threshold,
         "typical_p": full.typical_p,
-        "repeat_last_n": -1 if has_penalty else 0,  # penalties look at the whole text
+        "repeat_last_n": full.repeat_last_n if has_penalty else 0,
         "repeat_penalty": full.repetition_penalty,
         "presence_penalty": full.presence_penalty,
         "frequency_penalty": full.frequency_penalty,
@@ -75,7 +64,7 @@ def generation_settings(
         "stop": list(full.stop_strings),
         "max_tokens": limit,
         "n_predict": limit,
-        "n_keep": 0,
+        "n_keep": full.n_keep or 0,
         "n_discard": 0,
         "ignore_eos": full.ignore_eos,
         "stream": stream,
@@ -89,7 +78,7 @@ def generation_settings(
         "grammar_lazy": False,
         "grammar_triggers": [],
         "preserved_tokens": [],
-        "samplers": list(SAMPLERS),
+        "samplers": list(CHAIN if params.chain is None else params.chain),
         "timings_per_token": timings_per_token,
         "post_sampling_probs": full.post_sampling_probs,
         "backend_sampling": False,

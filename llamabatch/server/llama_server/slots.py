@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -12,11 +11,12 @@ from starlette.routing import Route
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.errors import EngineClosedError
 from llamabatch.scheduler.slot_state import SlotState
-from llamabatch.server.asked import check_model, json_response
-from llamabatch.server.errors import ApiError
-from llamabatch.server.live import EVERY_S, Json, live_of, tier
+from llamabatch.server.http.errors import ApiError
 from llamabatch.server.llama_server.dialect import in_dialect
-from llamabatch.server.serving import Serving, serving_of
+from llamabatch.server.monitor.live import EVERY_S, Json, live_of, sse, tier
+from llamabatch.server.request.reading import check_model
+from llamabatch.server.response.answer import json_response
+from llamabatch.server.serving.serving import Serving, serving_of
 from llamabatch.utils.checks import show
 
 _YES, _NO = ("1", "true"), ("0", "false", "")
@@ -63,19 +63,19 @@ def _slot(slot: SlotState, number: int, state: EngineState, speculates: bool) ->
 
 async def slots(request: HttpRequest) -> Any:
     """The slots; with ?stream=1 as events, ten a second."""
-    serving, asked = serving_of(request), request.query_params
+    serving, query = serving_of(request), request.query_params
     if not serving.options.slots:
         raise ApiError(501, "this server does not answer /slots; start it without --no-slots")
-    stream = asked.get("stream", "0")
+    stream = query.get("stream", "0")
     if stream not in _YES and stream not in _NO:
         raise ApiError(400, f"stream is {show(stream)}; give 1 or 0", param="stream")
     if stream in _YES:
         return SlotEvents(serving)
     serving.check_ready()
-    check_model(asked.get("model") or None, serving)
+    check_model(query.get("model") or None, serving)
     _, states = await live_of(serving).look()
     found = slot_documents(states, speculates=serving.plan.config.speculate != "off")
-    if asked.get("fail_on_no_slot", "") not in ("", "0") and all(slot["is_processing"] for slot in found):
+    if query.get("fail_on_no_slot", "") not in ("", "0") and all(slot["is_processing"] for slot in found):
         raise ApiError(503, "no slot is free", headers={"Retry-After": "1"})
     return json_response(found)
 
@@ -102,7 +102,7 @@ class SlotEvents:
             loop = asyncio.get_running_loop()
             due_s = loop.time()
             while not leaving.done():
-                body = b"data: " + (await self._event()).encode() + b"\n\n"
+                body = await self._event()
                 is_last = self._serving.state in ("draining", "failed")
                 await send({"type": "http.response.body", "body": body, "more_body": not is_last})
                 if is_last:
@@ -113,13 +113,12 @@ class SlotEvents:
             SlotEvents._n_open -= 1
             leaving.cancel()
 
-    async def _event(self) -> str:
+    async def _event(self) -> bytes:
         """The slots as an event; before the model is loaded, and once the engine is gone, the state alone."""
         try:
-            document = await live_of(self._serving).document()
+            return await live_of(self._serving).event()
         except (ApiError, EngineClosedError) as error:
-            document = {"state": self._serving.state, "message": str(error)}
-        return json.dumps(document, separators=(",", ":"))
+            return sse({"state": self._serving.state, "message": ApiError.of(error).public_message})
 
 
 async def _leaves(receive: Any) -> None:

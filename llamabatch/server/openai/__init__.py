@@ -1,1 +1,1 @@
-"""OpenAI's endpoints, and those that other servers have beside them."""
+"""OpenAI's endpoints: chats, completions, responses, embeddings, models, files and batches."""

@@ -11,13 +11,17 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from llamabatch.errors import InputError
-from llamabatch.server.asked import ignored_of, read_body
-from llamabatch.server.batches.lines import ENDPOINTS
 from llamabatch.server.batches.records import BatchRecord, expiry_of, metadata_of, new_batch_id
+from llamabatch.server.batches.runner import Batches
 from llamabatch.server.batches.window import seconds_of
-from llamabatch.server.bodies import RULES, Body, Field, Fields, Rules, reads
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.http.keys import key_use
+from llamabatch.server.openai.batch_lines import ENDPOINTS
 from llamabatch.server.openai.files import batches_of, look_at, on_thread, page_of, store_with
-from llamabatch.server.serving import serving_of
+from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.request.reading import read_body
+from llamabatch.server.response.answer import ignored_of
+from llamabatch.server.serving.serving import serving_of
 from llamabatch.utils.checks import nearest, show
 
 _MOST_BATCHES, _USUAL_BATCHES = 100, 20  # in a page
@@ -90,13 +94,27 @@ def read_batch(body: Mapping[str, Any], rules: Rules = RULES) -> BatchBody:
     )
 
 
+def _document(batches: Batches | None, record: BatchRecord) -> Json:
+    """A batch in OpenAI's words, with `waiting_for` where it waits for the disk or the engine."""
+    waits = None if batches is None else batches.waiting_for(record)
+    return record.to_openai() | ({} if waits is None else {"waiting_for": waits})
+
+
 async def create(request: HttpRequest) -> Any:
-    """Begins a batch of the lines of a file."""
+    """Begins a batch of the lines of a file. Raises ApiError (403) for a key with limits, as lines count for none."""
+    use = key_use.get()
+    if use is not None and (use.key.rpm, use.key.tpm) != (None, None):
+        raise ApiError(
+            403,
+            f"the key {use.key.name!r} has limits a minute (rpm, tpm), to which no batch is held; send the requests "
+            "one by one, or use a key without limits",
+            code="key_with_limits",
+        )
     batches = await batches_of(request)
     body = await read_body(request, serving_of(request), read_batch)
     record = body.record(batches.store.clock())
     await on_thread(batches.add, record)
-    return JSONResponse(batches.store.batch(record.id).to_openai(), headers=ignored_of(body.ignored))
+    return JSONResponse(_document(batches, batches.store.batch(record.id)), headers=ignored_of(body.ignored))
 
 
 async def list_batches(request: HttpRequest) -> Any:
@@ -109,7 +127,7 @@ async def list_batches(request: HttpRequest) -> Any:
 async def batch(request: HttpRequest) -> Any:
     """Describes a batch."""
     store, batch_id = await store_with(request, "batch_id")
-    return JSONResponse(store.batch(batch_id).to_openai())
+    return JSONResponse(_document(await look_at(request), store.batch(batch_id)))
 
 
 async def cancel(request: HttpRequest) -> Any:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 from starlette.routing import Route
 
-from llamabatch.server.asked import adapter_ids, ignored_of, read_body, with_model
-from llamabatch.server.openai.chat_body import read_chat
 from llamabatch.server.openai.chat_response import ChatChunks, chat_response
-from llamabatch.server.openai.chunks import Head, dump, reasoning_tokens, thinking_of
-from llamabatch.server.serving import serving_of
-from llamabatch.server.sse import EventStream
+from llamabatch.server.openai.chunks import Head
+from llamabatch.server.request.chat_body import read_chat
+from llamabatch.server.request.reading import read_body, with_model
+from llamabatch.server.response.generation import respond
+from llamabatch.server.serving.serving import serving_of
 
 
 async def chat_completions(request: HttpRequest) -> Any:
@@ -22,15 +20,11 @@ async def chat_completions(request: HttpRequest) -> Any:
     serving = serving_of(request)
     body = with_model(await read_body(request, serving, read_chat), serving)
     head = Head.of(serving, "chatcmpl", body)
-    headers = ignored_of(body.ignored)
-    call = await serving.submit(partial(body.submission, loaded=adapter_ids(serving)), stream=body.stream)
-    if not body.stream:
-        outputs = await call.outputs()
-        document = chat_response(head, outputs, body, await thinking_of(outputs, serving))
-        return Response(dump(document), headers=headers, media_type="application/json")
-    ping_s = serving.options.sse_ping_s if body.ping_s is None else body.ping_s
-    return EventStream(
-        call, ChatChunks(head, body, lambda outputs: reasoning_tokens(outputs, serving.model)), ping_s, headers
+    return await respond(
+        serving,
+        body,
+        whole=lambda outputs, n_reasoning: chat_response(head, outputs, body, n_reasoning),
+        chunks=lambda _, count: ChatChunks(head, body, count),
     )
 
 

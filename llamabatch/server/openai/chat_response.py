@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from llamabatch.request.logprobs import TokenLogprobs
@@ -11,26 +12,24 @@ from llamabatch.request.outputs import (
     FinishReason,
     RequestOutput,
     SequenceOutput,
-    chat_logprobs,
+    chat_logprob,
     chat_reason,
 )
 from llamabatch.request.tool_calls import ToolCallDelta
-from llamabatch.server.errors import ApiError
-from llamabatch.server.openai.chat_body import ChatBody
+from llamabatch.server.http.errors import ApiError, check_ends
 from llamabatch.server.openai.chunks import (
     Head,
     Usage,
-    check_ends,
-    dump,
     error_event,
     last_event,
     llama_server_extras,
     prompt_logprobs_of,
-    quoted,
     usage_of,
     usage_part,
 )
-from llamabatch.server.sse import DONE
+from llamabatch.server.request.chat_body import ChatBody
+from llamabatch.server.response.event_stream import DONE
+from llamabatch.server.response.json_text import LIGHT, Rows, dump, quoted, weight_of_pieces
 
 
 def chat_response(head: Head, outputs: list[RequestOutput], body: ChatBody, n_reasoning: int = 0) -> dict[str, Any]:
@@ -41,6 +40,8 @@ def chat_response(head: Head, outputs: list[RequestOutput], body: ChatBody, n_re
     """
     [output] = outputs
     check_ends(output)
+    if body.no_output:
+        outputs = [output] = [_without_output(output)]
     choices = [_choice(head, each, body) for each in output.outputs]
     usage = usage_of(outputs)
     usage.reasoning_tokens = n_reasoning
@@ -76,15 +77,30 @@ def _choice(head: Head, each: CompletionOutput, body: ChatBody) -> dict[str, Any
     return choice | {"token_ids": list(each.token_ids)} if body.return_token_ids else choice
 
 
+def _without_output(output: RequestOutput) -> RequestOutput:
+    """A whole output of nothing; its prompt was computed all the same."""
+    nothing: dict[str, Any] = {"text": "", "token_ids": (), "reasoning": None, "tool_calls": (), "logprobs": None}
+    if output.error is None:
+        nothing |= {"finish_reason": FinishReason.LENGTH, "stop_reason": None}
+    return replace(output, outputs=tuple(replace(each, **nothing) for each in output.outputs))
+
+
+def _without_text(piece: SequenceOutput) -> SequenceOutput:
+    nothing: dict[str, Any] = {"text": "", "token_ids": (), "reasoning": "", "tool_calls": (), "logprobs": None}
+    finished = None if piece.finished is None else _without_output(piece.finished)
+    ended = None if piece.ended is None else FinishReason.LENGTH
+    return replace(piece, finished=finished, ended=ended, called_tools=False, **nothing)
+
+
 def _old_form(reason: str | None) -> str | None:
     return "function_call" if reason == "tool_calls" else reason
 
 
-def logprobs_of(logprobs: tuple[TokenLogprobs, ...] | None, body: ChatBody, head: Head) -> dict[str, Any] | None:
+def logprobs_of(logprobs: Sequence[TokenLogprobs] | None, body: ChatBody, head: Head) -> dict[str, Any] | None:
     """ "logprobs" of a choice or a piece of it; None: they were not asked for."""
     if logprobs is None or body.params.logprobs is None:
         return None
-    return chat_logprobs(logprobs, head.piece)
+    return {"content": Rows(logprobs, lambda given: chat_logprob(given, head.piece, body.params.logprobs))}
 
 
 class ChatChunks:
@@ -111,6 +127,8 @@ class ChatChunks:
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
         """The events of outputs. Raises ApiError for a request that was ended by an error."""
+        if self._body.no_output:
+            outputs = [_without_text(each) for each in outputs]
         events: list[str] = []
         for output in outputs:
             if output.index not in self._begun:
@@ -121,12 +139,24 @@ class ChatChunks:
                 self._last(output, events)
         return "".join(events).encode()
 
-    def end(self) -> bytes:
+    def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
+        return weight_of_pieces(outputs) > LIGHT or self._counts(outputs)
+
+    def end_takes_long(self) -> bool:
+        return False
+
+    def end(self) -> list[bytes]:
         """Usage and timings, where they were asked for, and the end."""
-        return last_event(self._head, self._usage, self._finished, self._body) + DONE
+        return [last_event(self._head, self._usage, self._finished, self._body) + DONE]
 
     def error(self, error: ApiError) -> bytes:
         return error_event(error)
+
+    def _counts(self, outputs: Sequence[SequenceOutput]) -> bool:
+        """True for the end of an output whose thinking is tokenized once more."""
+        is_wanted = self._body.include_usage or self._body.continuous_usage
+        ended = [each.finished for each in outputs if each.finished is not None] if is_wanted else []
+        return self._count is not None and any(each.reasoning for output in ended for each in output.outputs)
 
     def _usage_part(self) -> str:
         return usage_part(self._usage, self._body)
@@ -181,8 +211,7 @@ class ChatChunks:
             self._finished.append(finished)
             usage = usage_of([finished])
             usage.reasoning_tokens = self._usage.reasoning_tokens
-            is_told = self._body.include_usage or self._body.continuous_usage
-            if usage.reasoning_tokens and self._count is not None and is_told:
+            if self._count is not None and usage.reasoning_tokens and self._counts([output]):
                 usage.reasoning_tokens = self._count([finished])  # a piece may hold thinking and text
             self._usage = usage
 

@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from json.encoder import encode_basestring
 from typing import Any
 
-from llamabatch.llama.model import Model
-from llamabatch.request.outputs import FinishReason, RequestOutput
-from llamabatch.server.errors import ApiError
-from llamabatch.server.ids import random_hex
-from llamabatch.server.openai.generation import Generation
-from llamabatch.server.serving import Serving
-from llamabatch.server.timings import timings_of
-
-quoted = encode_basestring  # a str as JSON; compiled
-
-_dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
-
-_SLICE = 1024  # entries of a list that are written at once
-
-
-def dump(value: Any) -> str:
-    """A value as JSON, without blanks."""
-    return _dump(value)
-
-
-def dump_in_turns(value: Any) -> str:
-    """As dump, for large values, on a worker's thread. The encoder lets no other thread run before its end, so it gets
-    long lists in slices."""
-    if isinstance(value, dict) and not _is_flat(value):
-        return f"{{{','.join([f'{_dump(key)}:{dump_in_turns(each)}' for key, each in value.items()])}}}"
-    if not isinstance(value, list) or len(value) == 0:
-        return _dump(value)
-    if not _is_flat(value[0]):  # entries of a list are of one kind
-        return f"[{','.join([dump_in_turns(each) for each in value])}]"
-    slices = [value[start : start + _SLICE] for start in range(0, len(value), _SLICE)]
-    return f"[{','.join([_dump(each)[1:-1] for each in slices])}]"
-
-
-def _is_flat(value: Any) -> bool:
-    """No list, and no object that holds one or another object."""
-    return not isinstance(value, list) and not (
-        isinstance(value, dict) and any(isinstance(each, (dict, list)) for each in value.values())
-    )
+from llamabatch.request.logprobs import TokenLogprobs
+from llamabatch.request.outputs import RequestOutput
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.http.ids import random_hex
+from llamabatch.server.request.generation import Generation
+from llamabatch.server.response.json_text import Rows, dump, quoted
+from llamabatch.server.response.timings import timings_of
+from llamabatch.server.serving.serving import Serving
 
 
 @dataclass(frozen=True)
@@ -73,7 +41,7 @@ class Head:
         name = serving.names[0] if body.model is None else body.model
         number = random_hex() if body.request_id is None else body.request_id
         return cls(
-            f"{prefix}-{number}", name, serving.fingerprint, int(time.time()), tier_of(body), serving.model.piece
+            f"{prefix}-{number}", name, serving.fingerprint, int(time.time()), body.answered_tier, serving.model.piece
         )
 
     def document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -95,11 +63,6 @@ class Head:
             f'data: {{"id":{quoted(self.id)},"object":{quoted(kind)},"created":{self.created},'
             f'"model":{quoted(self.model)},"system_fingerprint":{quoted(self.fingerprint)},{tier}"choices":['
         )
-
-
-def tier_of(body: Generation) -> str | None:
-    """service_tier of an answer, in which "auto" has become a tier."""
-    return "default" if body.service_tier == "auto" else body.service_tier
 
 
 class Usage:
@@ -127,32 +90,12 @@ class Usage:
         }
 
 
-def reasoning_tokens(outputs: Sequence[RequestOutput], model: Model) -> int:
-    """Tokens of the thinking in whole outputs, which do not say where it ends among their tokens."""
-    texts = [each.reasoning for output in outputs for each in output.outputs if each.reasoning]
-    return sum(len(model.tokenize(text, add_special=False)) for text in texts)
-
-
-async def thinking_of(outputs: Sequence[RequestOutput], serving: Serving) -> int:
-    """The same for a whole response, counted on a thread where there is any."""
-    thinks = any(each.reasoning for output in outputs for each in output.outputs)
-    return await serving.on_thread(reasoning_tokens, outputs, serving.model) if thinks else 0
-
-
 def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
     """The usage of a whole response."""
     usage = Usage()
     for output in outputs:
         usage.add(output)
     return usage
-
-
-def check_ends(output: RequestOutput) -> None:
-    """Raises ApiError for a request that the engine, or the end of the server, has ended."""
-    if output.error is not None:
-        raise ApiError.of_output(output.error)
-    if any(each.finish_reason is FinishReason.ABORT for each in output.outputs):
-        raise ApiError(503, "the request was ended, as the server is shutting down", headers={"Retry-After": "10"})
 
 
 def error_event(error: ApiError) -> bytes:
@@ -184,11 +127,12 @@ def llama_server_extras(outputs: Sequence[RequestOutput], body: Generation) -> d
     return more
 
 
-def prompt_logprobs_of(output: RequestOutput) -> list[dict[str, Any] | None] | None:
+def prompt_logprobs_of(output: RequestOutput) -> Sequence[dict[str, Any] | None] | None:
     """vLLM's prompt_logprobs: for each token of the prompt those at its place by id, None for the first."""
     if output.prompt_logprobs is None:
         return None
-    return [
-        None if given is None else {str(token_id): each._asdict() for token_id, each in given.items()}
-        for given in output.prompt_logprobs
-    ]
+    return Rows(output.prompt_logprobs, _prompt_logprob)
+
+
+def _prompt_logprob(given: TokenLogprobs | None) -> dict[str, Any] | None:
+    return None if given is None else {str(token_id): each._asdict() for token_id, each in given.items()}

@@ -6,31 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llamabatch.engine.validation import check_length
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
-from llamabatch.errors import PromptError, SamplingError
-from llamabatch.jobs.input.lines import text_or_ids
-from llamabatch.server.bodies import RULES, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.openai.chat_body import with_text_biases
-from llamabatch.server.openai.generation import GENERATION, Generation, read_generation
-from llamabatch.utils.checks import integer, show
-
-Prompt = str | tuple[int, ...]
-
-MAX_PROMPTS = 16_384  # of a body
+from llamabatch.errors import SamplingError
+from llamabatch.server.request.body import RULES, Body, Field, Fields, Rules, reads
+from llamabatch.server.request.generation import GENERATION, Generation, generates_nothing, read_generation
+from llamabatch.server.request.prompts import PROMPT_SCHEMA, Prompt, as_prompts, read_prompts
 
 # Values of SamplingParams where neither a body nor the server has one: those of OpenAI's documentation.
 USUAL: Mapping[str, Any] = {"max_tokens": 16}
 
-PROMPT_SCHEMA: Json = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "minItems": 1},
-    ]
-}
 
 COMPLETION: Fields = {
     **GENERATION,
@@ -66,43 +51,19 @@ class CompletionBody(Generation):
     prompt_logprobs: bool = False
     add_special: bool = True
 
+    @property
+    def n_prompts(self) -> int:
+        return len(self.prompts)
+
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
         """The requests, one for each prompt. Raises InputError.
 
         Args:
             loaded: names of the adapters in the order of llama-server's ids.
         """
-        longest = None if self.params.overflow == "truncate" else processor.n_ctx
+        longest = None if self.cuts else processor.n_ctx
         given = as_prompts(processor, self.prompts, add_special=self.add_special, longest=longest)
-        return processor.prompts(given, with_text_biases(self, processor), self.adapter_scales(loaded), "raise")
-
-
-def as_prompts(
-    processor: InputProcessor, prompts: Sequence[Prompt], *, add_special: bool = True, longest: int | None = None
-) -> Any:
-    """Prompts in the form of InputProcessor.prompts: alone, or a list of several.
-
-    <|im_end|> and its like in a text are the tokens that they name, as in vLLM and llama-server: callers of both write
-    the template of a chat into a prompt. A text that begins with BOS gets no second one.
-
-    Args:
-        add_special: put BOS in front where the model wants it.
-        longest: tokens that a text may have; None: any number.
-
-    Raises:
-        ContextLengthError: a text has more. A look at each of a million tokens would hold other requests up.
-    """
-    bos, found = processor.bos_text, []
-    for place, prompt in enumerate(prompts):
-        if isinstance(prompt, str):
-            wants = add_special and not (bos and prompt.startswith(bos))
-            ids = processor.tokenize(prompt, wants, True)
-            if longest is not None:
-                check_length(len(ids), longest, f"prompts[{place}]: " if len(prompts) > 1 else "")
-            found.append({"prompt": prompt, "prompt_token_ids": ids})
-        else:
-            found.append({"prompt_token_ids": list(prompt)})
-    return found if len(found) > 1 else found[0]
+        return processor.prompts(given, self.params_for(processor), self.adapter_scales(loaded), "raise")
 
 
 @reads
@@ -121,33 +82,3 @@ def read_completion(body: Mapping[str, Any], rules: Rules = RULES) -> Completion
         generation["params"] = replace(params, prompt_logprobs=params.logprobs)
     own: dict[str, Any] = {"echo": echo, "no_output": no_output, "prompt_logprobs": wanted, "add_special": add_special}
     return CompletionBody(prompts=prompts, **own, **generation)
-
-
-def generates_nothing(body: Body) -> bool:
-    """True for a limit of 0 tokens, which becomes 1: a request that scores its prompt takes one step."""
-    for name in ("max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens"):
-        if name in body and (value := body.take(name)) is not None:
-            limit = integer(SamplingError, name, value, -1, 2**31 - 1)
-            body.put(name, limit or 1)
-            if limit == 0:
-                return True
-    return False
-
-
-def read_prompts(name: str, given: object) -> tuple[Prompt, ...]:
-    """One prompt or several: texts and token ids. Raises PromptError.
-
-    Args:
-        name: of the field, for messages.
-    """
-    if isinstance(given, list) and given and not _is_ids(given):
-        if len(given) > MAX_PROMPTS:
-            raise PromptError(f"{name} is a list of {len(given)}; at most {MAX_PROMPTS} are allowed")
-        return tuple(text_or_ids(f"{name}[{index}]", each) for index, each in enumerate(given))
-    if not isinstance(given, (str, list)):
-        raise PromptError(f"{name} is {show(given)}; give a text, token ids, or a list of them")
-    return (text_or_ids(name, given),)
-
-
-def _is_ids(given: list[Any]) -> bool:
-    return all(isinstance(each, (int, float)) for each in given)

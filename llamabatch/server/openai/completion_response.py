@@ -7,22 +7,20 @@ from typing import Any
 
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
-from llamabatch.server.errors import ApiError
+from llamabatch.server.http.errors import ApiError, check_ends
 from llamabatch.server.openai.chunks import (
     Head,
     Usage,
-    check_ends,
-    dump,
     error_event,
     last_event,
     llama_server_extras,
     prompt_logprobs_of,
-    quoted,
     usage_of,
     usage_part,
 )
 from llamabatch.server.openai.completion_body import CompletionBody
-from llamabatch.server.sse import DONE
+from llamabatch.server.response.event_stream import DONE
+from llamabatch.server.response.json_text import LIGHT, Rows, dump, quoted, weight_of_pieces
 
 _KIND = "text_completion"
 
@@ -57,11 +55,11 @@ def _choice(
     logprobs = None
     if top is not None:
         record = LogprobsRecord(body.tokens_as_ids)
-        if body.echo:
-            record.add(output.prompt_token_ids, output.prompt_logprobs or (), top, text)
+        of_prompt = (output.prompt_token_ids, output.prompt_logprobs or ()) if body.echo else ((), ())
+        logprobs = record.add(*of_prompt, top, text)
         if each.logprobs is not None and not body.no_output:
-            record.add(ids, each.logprobs, top)
-        logprobs = record.to_openai()
+            more = record.add(ids, each.logprobs, top)
+            logprobs = {name: logprobs[name] + more[name] for name in more}
     choice: dict[str, Any] = {
         "index": index,
         "text": text + ("" if body.no_output else each.text),
@@ -86,37 +84,38 @@ class LogprobsRecord:
     def __init__(self, as_ids: bool = False) -> None:
         self._as_ids = as_ids
         self._offset = 0
-        self._whole: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
 
     def add(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], top: int, text: str = ""
     ) -> dict[str, Any]:
-        """Adds tokens; returns their part.
+        """The part of further tokens.
 
         Args:
             top: 0: without the likeliest tokens.
             text: of a prompt, which tells the text of its first token, before which nothing stands.
         """
-        part: dict[str, Any] = {name: [] for name in self._whole}
+        offsets, names, chosen = list[int](), list[str](), list[float | None]()
         known = sum(len(given[i].decoded_token) for i, given in zip(token_ids, logprobs, strict=False) if given)
         for token_id, given in zip(token_ids, logprobs, strict=False):
             name = text[: max(0, len(text) - known)] if given is None else given[token_id].decoded_token
-            part["text_offset"].append(self._offset)
-            part["tokens"].append(self._named(token_id, name))
-            part["token_logprobs"].append(None if given is None else given[token_id].logprob)
-            # with the chosen one, though it may not be among the likeliest, as OpenAI's API has it
-            likeliest = sorted(given.items(), key=lambda item: item[1].rank) if given is not None and top else None
-            part["top_logprobs"].append(
-                None if likeliest is None else {self._named(i, t.decoded_token): t.logprob for i, t in likeliest}
-            )
+            offsets.append(self._offset)
+            names.append(self._named(token_id, name))
+            chosen.append(None if given is None else given[token_id].logprob)
             self._offset += len(name)
-        for each in part:
-            self._whole[each] += part[each]
-        return part
+        places = [(logprobs, place) for place in range(len(names))]
+        likeliest = Rows(places, self._likeliest) if top else [None] * len(names)
+        return {"text_offset": offsets, "token_logprobs": chosen, "tokens": names, "top_logprobs": likeliest}
 
-    def to_openai(self) -> dict[str, Any]:
-        """All that was added."""
-        return self._whole
+    def _likeliest(self, at: tuple[Sequence[TokenLogprobs | None], int]) -> dict[str, float] | None:
+        """With the chosen one, though it may not be among the likeliest, as OpenAI's API has it."""
+        logprobs, place = at
+        given = logprobs[place]
+        if given is None:
+            return None
+        return {
+            self._named(i, each.decoded_token): each.logprob
+            for i, each in sorted(given.items(), key=lambda item: item[1].rank)
+        }
 
     def _named(self, token_id: int, text: str) -> str:
         return f"token_id:{token_id}" if self._as_ids else text
@@ -165,9 +164,17 @@ class CompletionChunks:
                 events.append(f'{self._head}{{"index":{index},"text":{quoted(output.text)}{self._text_tail}')
         return "".join(events).encode()
 
-    def end(self) -> bytes:
+    def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
+        return weight_of_pieces(outputs) > LIGHT or (
+            self._held is not None and any(each.finished is not None for each in outputs)
+        )
+
+    def end_takes_long(self) -> bool:
+        return False
+
+    def end(self) -> list[bytes]:
         """Usage and timings, where they were asked for, and the end."""
-        return last_event(self._head, self._ended, self._outputs, self._body) + DONE
+        return [last_event(self._head, self._ended, self._outputs, self._body) + DONE]
 
     def error(self, error: ApiError) -> bytes:
         """The event of an error, after which nothing comes."""

@@ -9,12 +9,12 @@ from starlette.routing import Route
 
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
-from llamabatch.server.asked import adapter_ids, ignored_of, json_response, large_response, read_body, with_model
 from llamabatch.server.openai.chunks import Head
 from llamabatch.server.openai.completion_body import read_completion
 from llamabatch.server.openai.completion_response import CompletionChunks, completion_response
-from llamabatch.server.serving import serving_of
-from llamabatch.server.sse import EventStream
+from llamabatch.server.request.reading import adapter_ids, read_body, with_model
+from llamabatch.server.response.generation import respond
+from llamabatch.server.serving.serving import serving_of
 
 
 async def completions(request: HttpRequest) -> Any:
@@ -31,14 +31,13 @@ async def completions(request: HttpRequest) -> Any:
             )
         return body.submission(inputs, adapter_ids(serving))
 
-    call = await serving.submit(prepare, stream=body.stream)
-    if not body.stream:
-        outputs = await call.outputs()
-        if len(outputs) > 1 or body.params.wants_logprobs:
-            return await large_response(serving, completion_response, head, outputs, body, texts, ignored=body.ignored)
-        return json_response(completion_response(head, outputs, body, texts), body.ignored)
-    ping_s = serving.options.sse_ping_s if body.ping_s is None else body.ping_s
-    return EventStream(call, CompletionChunks(head, body, texts), ping_s, ignored_of(body.ignored))
+    return await respond(
+        serving,
+        body,
+        whole=lambda outputs, _: completion_response(head, outputs, body, texts),
+        chunks=lambda *_: CompletionChunks(head, body, texts),
+        prepare=prepare,
+    )
 
 
 routes = [Route("/v1/completions", completions, methods=["POST"])]

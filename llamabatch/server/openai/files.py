@@ -15,8 +15,8 @@ from llamabatch.server.batches.runner import Batches
 from llamabatch.server.batches.service import BatchService
 from llamabatch.server.batches.store import Store
 from llamabatch.server.batches.upload import receive_file
-from llamabatch.server.errors import ApiError
-from llamabatch.server.serving import serving_of
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.serving.serving import serving_of
 from llamabatch.utils.checks import show
 
 T = TypeVar("T")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
-from llamabatch.errors import LlamaBatchError
-from llamabatch.gguf.header import read_tensors
 from llamabatch.llama.model import Model
 from llamabatch.planning.capacity import Plan
-from llamabatch.server.asked import json_response
-from llamabatch.server.bodies import Json
-from llamabatch.server.errors import model_not_found
-from llamabatch.server.serving import Serving, serving_of
+from llamabatch.server.http.errors import model_not_found
+from llamabatch.server.request.body import Json
+from llamabatch.server.response.answer import json_response
+from llamabatch.server.response.model_facts import architecture_of, capabilities, file_facts, model_card
+from llamabatch.server.serving.serving import Serving, serving_of
 
 # llama.cpp's numbers of kinds of vocabularies, by tokenizer.ggml.model (llama-vocab.cpp).
 _VOCAB_TYPES = {
@@ -38,36 +36,15 @@ def models_response(serving: Serving) -> Json:
     adapters = [
         _card(serving, name, facts) | {"parent": serving.names[0], "root": name} for name in serving.client.adapters
     ]
-    capabilities = [name for name, cannot in _capabilities(serving.model) if cannot is None]
-    entry = {
-        "name": serving.names[0],
-        "model": serving.names[0],
+    entry = model_card(serving, serving.names[0]) | {
         "modified_at": "",
-        "size": "",
-        "digest": "",
         "type": "model",
         "description": "",
         "tags": [],
-        "capabilities": capabilities,
+        "capabilities": capabilities(serving),
         "parameters": "",
-        "details": {
-            "parent_model": "",
-            "format": "gguf",
-            "family": "",
-            "families": [],
-            "parameter_size": "",
-            "quantization_level": "",
-        },
     }
     return {"object": "list", "data": [base, *adapters], "models": [entry]}
-
-
-def _capabilities(model: Model) -> list[tuple[str, str | None]]:
-    return [
-        ("completion", model.cannot_generate),
-        ("embedding", model.cannot_embed),
-        ("rerank", model.cannot_classify),
-    ]
 
 
 def _card(serving: Serving, name: str, facts: Json) -> Json:
@@ -86,20 +63,17 @@ def _card(serving: Serving, name: str, facts: Json) -> Json:
 def model_facts(model: Model, plan: Plan) -> Json:
     """llama-server's meta of a model: kind and size of its vocabulary, its widths, parameters and bytes."""
     metadata = model.metadata
-    architecture = metadata.get("general.architecture", "")
+    architecture = architecture_of(model)
     embd, trained = (metadata.get(f"{architecture}.{key}", "") for key in ("embedding_length", "context_length"))
-    n_params, size = 0, 0
-    with contextlib.suppress(OSError, LlamaBatchError):  # the file may be gone
-        tensors = read_tensors(model.path)
-        n_params, size = sum(each.n_elements for each in tensors), sum(each.n_bytes for each in tensors)
+    file = file_facts(model)
     return {
         "vocab_type": _VOCAB_TYPES.get(metadata.get("tokenizer.ggml.model", ""), 0),
         "n_vocab": model.n_vocab,
         "n_ctx": plan.config.n_ctx,
         "n_ctx_train": int(trained) if trained.isdigit() else plan.config.n_ctx,
         "n_embd": int(embd) if embd.isdigit() else model.n_embd_out,
-        "n_params": n_params,
-        "size": size,
+        "n_params": file.n_params,
+        "size": file.n_bytes,
     }
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from llamabatch.chat.tool_formats import LARK
 from llamabatch.errors import PromptError
-from llamabatch.server.bodies import RULES, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.errors import ApiError
-from llamabatch.server.openai.chat_body import EFFORTS, ChatBody, effort_kwargs, read_chat, template_kwargs
-from llamabatch.server.openai.generation import GENERATION
+from llamabatch.server.batches.records import metadata_of
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.request import optional
+from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, check_repeated, reads
+from llamabatch.server.request.chat_body import EFFORTS, ChatBody, effort_kwargs, read_chat, template_kwargs
+from llamabatch.server.request.generation import GENERATION
 from llamabatch.utils.checks import choice, show
 
 LOGPROBS = "message.output_text.logprobs"
@@ -22,6 +26,10 @@ _INCLUDED = (
 )
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text")
+_MEDIA = ("input_image", "input_file", "input_audio")
+_OWN_TOOLS = ("function", "custom")
+_CALL_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # the field that has what a call gives
 
 _BOOLEAN: Json = {"type": ["boolean", "null"]}
 _TEXT: Json = {"type": ["string", "null"]}
@@ -37,6 +45,27 @@ _TOOL: Json = {
         "strict": _BOOLEAN,
     },
 }
+_FORMAT = ("type", "name", "schema", "strict")
+_CUSTOM: Json = {
+    "type": "object",
+    "required": ["type", "name"],
+    "properties": {
+        "type": {"const": "custom"},
+        "name": {"type": "string"},
+        "description": _TEXT,
+        "format": {"type": ["object", "null"]},
+    },
+}
+_NAMESPACE: Json = {
+    "type": "object",
+    "required": ["type", "name", "tools"],
+    "properties": {
+        "type": {"const": "namespace"},
+        "name": {"type": "string"},
+        "description": _TEXT,
+        "tools": {"type": "array", "items": {"anyOf": [_TOOL, _CUSTOM]}},
+    },
+}
 _STATELESS = "this server keeps no responses; send the items before as input"
 _OWN: Fields = {
     "input": Field(
@@ -44,7 +73,10 @@ _OWN: Fields = {
     ),
     "instructions": Field(_TEXT, "the system prompt"),
     "max_output_tokens": Field({"type": ["integer", "null"], "minimum": 1}, "tokens to generate at most"),
-    "tools": Field({"type": ["array", "null"], "items": _TOOL}, "functions that the model may call"),
+    "tools": Field(
+        {"type": ["array", "null"], "items": {"anyOf": [_TOOL, _CUSTOM, _NAMESPACE]}},
+        "functions that the model may call, custom tools, and namespaces of both; those of other types are ignored",
+    ),
     "tool_choice": Field({}, 'auto, none, required, or {"type": "function", "name": …}'),
     "parallel_tool_calls": Field(_BOOLEAN, "more than one call may come"),
     "max_tool_calls": Field({"type": ["integer", "null"]}, "of tools that a service runs, which are not there"),
@@ -59,12 +91,15 @@ _OWN: Fields = {
     "conversation": Field({}, "", (), _STATELESS),
     "background": Field({}, "", (False,), "give service_tier flex, or use /v1/batches"),
     "prompt": Field({}, "", (), "there are no stored prompts; give instructions and input"),
-    "context_management": Field({}, "", ([],), _STATELESS),
     "chat_template_kwargs": Field({"type": ["object", "null"]}, "variables of the chat template"),
 }
 _NOT_HERE = ("n", "n_cmpl", "best_of", "logprobs", "response_format", "background")
 
-RESPONSES: Fields = {**{name: each for name, each in GENERATION.items() if name not in _NOT_HERE}, **_OWN}
+RESPONSES: Fields = {
+    **{name: each for name, each in GENERATION.items() if name not in _NOT_HERE},
+    **optional.RESPONSES,
+    **_OWN,
+}
 
 # Fields that the response repeats, with the values that it has where the body has none.
 _REPEATED: Json = {
@@ -91,11 +126,22 @@ class ResponsesBody:
         chat: the same as a chat.
         repeated: fields of the response that say what was asked for.
         logprobs: the text has them.
+        namespaced: namespace and name of functions by the names that the model knows them by.
+        custom: such names of custom tools, which the model knows as functions of one text.
     """
 
     chat: ChatBody
     repeated: Json = field(default_factory=dict)
     logprobs: bool = False
+    namespaced: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    custom: frozenset[str] = frozenset()
+
+    def called(self, name: str) -> Json:
+        """The fields of an item that say which function the model has called."""
+        if name not in self.namespaced:
+            return {"name": name}
+        namespace, plain = self.namespaced[name]
+        return {"name": plain, "namespace": namespace}
 
 
 @reads
@@ -105,10 +151,13 @@ def read_responses(body: Mapping[str, Any], rules: Rules = RULES) -> ResponsesBo
     items = given.needed("input", "a text, or a list of items")
     instructions = given.text("instructions")
     messages: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
-    messages += _conversation(items)
-    included = _included(given.take("include"))
+    messages += _conversation(items, given)
+    included = _included(given)
     top = given.integer("top_logprobs", 0, 1024)
-    chat: Json = {"messages": messages, **_tools(given), **_form(given), **_reasoning(given, rules)}
+    namespaced: dict[str, tuple[str, str]] = {}
+    custom: set[str] = set()
+    tools = _tools(given, namespaced, custom)
+    chat: Json = {"messages": messages, **tools, **_form(given), **_reasoning(given, rules)}
     wants_logprobs = LOGPROBS in included or bool(top)
     if wants_logprobs:
         chat |= {"logprobs": True, "top_logprobs": top or 0}
@@ -116,82 +165,116 @@ def read_responses(body: Mapping[str, Any], rules: Rules = RULES) -> ResponsesBo
         chat["max_tokens"] = most
     if given.choice("truncation", ("auto", "disabled")) == "auto":
         chat["overflow"] = "truncate"
-    for name in ("store", "stream_options", "max_tool_calls"):
+    for name in ("prompt_cache_key", "safety_identifier", "user"):
+        given.label(name)
+    metadata_of(given.take("metadata"))
+    given.integer("max_tool_calls", 0, 2**31 - 1)
+    for name in ("store", "stream_options"):
         given.take(name)
     ignored = tuple(given.ignored)
     read = read_chat({**given.rest(), **chat}, rules)
     if ignored:
         read = replace(read, ignored=(*ignored, *read.ignored))
-    return ResponsesBody(read, _repeated(body, read), wants_logprobs)
+    return ResponsesBody(read, _repeated(body, read), wants_logprobs, namespaced, frozenset(custom))
 
 
 def _repeated(body: Mapping[str, Any], chat: ChatBody) -> Json:
     found = {name: usual if body.get(name) is None else body[name] for name, usual in _REPEATED.items()}
     text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
-    found["text"] = {"format": text.get("format") or {"type": "text"}}
+    found["text"] = {"format": _known(text.get("format") or {"type": "text"}, _FORMAT)}
     effort = None if _EFFORT in chat.ignored else reasoning.get("effort")
     found["reasoning"] = {"effort": effort, "summary": None}
-    if isinstance(found["tools"], list):  # each with all of a tool's fields, as clients that check types expect
-        found["tools"] = [{"description": None, "parameters": None, "strict": False} | tool for tool in found["tools"]]
+    # each with all of a function's fields, as clients that check types expect; without those that are ignored
+    found["tools"] = [_repeated_tool(tool) for tool in found["tools"] if tool["type"] in (*_OWN_TOOLS, "namespace")]
+    if isinstance(found["tool_choice"], Mapping):
+        found["tool_choice"] = _known(found["tool_choice"], ("type", "name", "namespace"))
     params = chat.params
     found["temperature"], found["top_p"] = params.temperature, params.top_p
     found["frequency_penalty"], found["presence_penalty"] = params.frequency_penalty, params.presence_penalty
     return found
 
 
-def _included(given: object) -> list[str]:
-    if given is None:
-        return []
-    if not isinstance(given, list):
-        raise PromptError(f"include is {show(given)}; give a list of names")
-    return [choice(PromptError, "include", name, _INCLUDED) for name in given]
+def _repeated_tool(tool: Mapping[str, Any]) -> Json:
+    if tool["type"] == "namespace":
+        return _known(tool, ("type", "name", "description")) | {"tools": [_repeated_tool(one) for one in tool["tools"]]}
+    if tool["type"] == "custom":
+        return _known(tool, _CUSTOM["properties"])
+    return {"description": None, "parameters": None, "strict": False} | _known(tool, _TOOL["properties"])
 
 
-def _conversation(items: object) -> list[Json]:
+def _known(given: Mapping[str, Any], names: Iterable[str]) -> Json:
+    """The entries that were read: others of any size would come back in each of a stream's whole responses."""
+    return {name: given[name] for name in names if name in given}
+
+
+def _included(given: Body) -> list[str]:
+    names = given.take("include") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise PromptError(f"include is {show(names)}; give a list of names")
+    for number, name in enumerate(names):
+        if name not in _INCLUDED:
+            given.ignore(f"include[{number}]:{name}", name, f"known are {', '.join(_INCLUDED)}")
+    return names
+
+
+def _conversation(items: object, given: Body) -> list[Json]:
     """The messages of a chat: of an answer all items together are one message there."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     if not isinstance(items, list):
         raise PromptError(f"input is {show(items)}; give a text, or a list of items")
     messages: list[Json] = []
+    asked = optional.behind(
+        index
+        for index, item in enumerate(items)
+        if isinstance(item, Mapping)
+        and (item.get("role") == "assistant" or item.get("type") in (*_CALLS, *_CALL_OUTPUTS))
+    )
     for index, item in enumerate(items):
-        _add(f"input[{index}]", item, messages)
+        _add(f"input[{index}]", item, messages, given, shown=index >= asked)
     return messages
 
 
-def _add(place: str, item: object, messages: list[Json]) -> None:
+def _add(place: str, item: object, messages: list[Json], given: Body, *, shown: bool) -> None:
     if not isinstance(item, Mapping):
         raise PromptError(f'{place} is {show(item)}; give an item, as {{"role": "user", "content": "Hello"}}')
     kind = item.get("type", "message")
+    if isinstance(kind, (dict, list)):
+        raise PromptError(f"{place}.type is {show(kind)}; give a text")
     if kind == "message":
         role = choice(PromptError, f"{place}.role", item.get("role"), _ROLES)
-        text = _text(f"{place}.content", item.get("content"))
+        content = "" if "content" in item and item["content"] is None else item.get("content")
+        text = _text(f"{place}.content", content, given, shown=shown)
         answer = _answer(messages, before="content") if role == "assistant" else None
         if answer is None:
             messages.append({"role": role, "content": text})
         else:
             answer["content"] = text
-    elif kind == "function_call":
-        function = {name: _string(f"{place}.{name}", item.get(name)) for name in ("name", "arguments")}
+    elif kind in _CALLS:
+        name, arguments = (_string(f"{place}.{each}", item.get(each)) for each in ("name", _CALLS[kind]))
+        if kind == "custom_tool_call":
+            arguments = json.dumps({"input": arguments}, ensure_ascii=False)
+        function = {"name": _offered(place, item.get("namespace"), name), "arguments": arguments}
         call = {"id": _string(f"{place}.call_id", item.get("call_id")), "type": "function", "function": function}
         answer = _answer(messages, before="more")
         if answer is None:
             answer = {"role": "assistant", "content": None}
             messages.append(answer)
         answer.setdefault("tool_calls", []).append(call)
-    elif kind == "function_call_output":
+    elif kind in _CALL_OUTPUTS:
         call_id = _string(f"{place}.call_id", item.get("call_id"))
-        messages.append(
-            {"role": "tool", "tool_call_id": call_id, "content": _text(f"{place}.output", item.get("output"))}
-        )
+        output = _text(f"{place}.output", item.get("output"), given, shown=False)
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
     elif kind == "reasoning":
         if thoughts := _thoughts(place, item):
             messages.append({"role": "assistant", "content": None, "reasoning_content": thoughts})
+    elif isinstance(kind, str) and kind in optional.RESPONSES_ITEMS:
+        given.ignore_kind(place, kind, "only a service writes such items", "unsupported_item")
     else:
         raise ApiError(
             400,
             f"{place} is of type {show(kind)}, which is not supported; known are message, function_call, "
-            "function_call_output and reasoning",
+            "function_call_output, custom_tool_call, custom_tool_call_output and reasoning",
             code="unsupported_item",
             param="input",
         )
@@ -223,7 +306,13 @@ def _thoughts(place: str, item: Mapping[str, Any]) -> str:
     return ""
 
 
-def _text(where: str, content: object) -> str:
+def _text(where: str, content: object, given: Body, *, shown: bool) -> str:
+    """A content as text.
+
+    Args:
+        shown: the caller asks about it, so that media are refused. False: it is part of a history, or the result of a
+            tool, which a program sends again with each message.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -235,6 +324,8 @@ def _text(where: str, content: object) -> str:
             texts.append(_string(f"{where}[{number}].refusal", part.get("refusal")))
         elif kind in _TEXTS:
             texts.append(_string(f"{where}[{number}].text", part.get("text")))
+        elif kind in _MEDIA and not shown:
+            texts.append(optional.media_text(given, f"{where}[{number}]", kind))
         else:
             raise ApiError(
                 400,
@@ -252,17 +343,39 @@ def _string(where: str, value: object) -> str:
     return value
 
 
-def _tools(given: Body) -> Json:
+def _offered(place: str, namespace: object, name: str) -> str:
+    """The name by which the model knows a function: two namespaces may have functions of one name.
+
+    Args:
+        namespace: None: it is in none.
+    """
+    return name if namespace is None else f"{_string(f'{place}.namespace', namespace)}__{name}"
+
+
+def _tools(given: Body, namespaced: dict[str, tuple[str, str]], custom: set[str]) -> Json:
+    """tools, tool_choice and parallel_tool_calls of a chat.
+
+    Args:
+        namespaced: gets the functions of namespaces.
+        custom: gets the names of custom tools.
+    """
     found: Json = {}
     tools, chosen = given.take("tools"), given.take("tool_choice")
     if tools is not None:
         if not isinstance(tools, list):
             raise PromptError(f"tools is {show(tools)}; give a list of tools")
-        found["tools"] = [_tool(f"tools[{number}]", tool) for number, tool in enumerate(tools)]
+        found["tools"] = []
+        for place, tool in optional.own_tools(given, tools, (*_OWN_TOOLS, "namespace")):
+            if isinstance(tool, Mapping) and tool.get("type") == "namespace":
+                found["tools"] += _of_namespace(place, tool, given, namespaced, custom)
+            else:
+                found["tools"].append(_tool(place, tool, None, custom))
     if isinstance(chosen, Mapping):
-        if chosen.get("type") != "function":
+        if chosen.get("type") not in _OWN_TOOLS:
             raise PromptError(f'tool_choice is {show(chosen)}; give {{"type": "function", "name": …}}')
-        chosen = {"type": "function", "function": {"name": chosen.get("name")}}
+        name = _string("tool_choice.name", chosen.get("name"))
+        name = _offered("tool_choice", chosen.get("namespace"), name)
+        chosen = {"type": "function", "function": {"name": name}}
     if chosen is not None:
         found["tool_choice"] = chosen
     if (parallel := given.take("parallel_tool_calls")) is not None:
@@ -270,38 +383,85 @@ def _tools(given: Body) -> Json:
     return found
 
 
-def _tool(where: str, tool: object) -> Json:
-    if not isinstance(tool, Mapping):
-        raise PromptError(f"{where} is {show(tool)}; give an object of type function")
-    if tool.get("type") != "function":
-        raise ApiError(
-            400,
-            f"{where} is of type {show(tool.get('type'))}; tools that a service runs are not there, only those of type "
-            "function",
-            code="unsupported_tool",
-            param="tools",
-        )
+def _of_namespace(
+    place: str, namespace: Mapping[str, Any], given: Body, namespaced: dict[str, tuple[str, str]], custom: set[str]
+) -> Iterator[Json]:
+    """The functions of a namespace under the names that the model knows. The first one has its description, too."""
+    of, tools = _string(f"{place}.name", namespace.get("name")), namespace.get("tools")
+    if not isinstance(tools, list):
+        raise PromptError(f"{place}.tools is {show(tools)}; give a list of functions")
+    about = namespace.get("description")
+    for where, each in optional.own_tools(given, tools, _OWN_TOOLS, f"{place}.tools"):
+        tool = _tool(where, each, of, custom)
+        function = tool["function"]
+        namespaced[function["name"]] = (of, each["name"])
+        if about is not None:
+            own = _string(f"{where}.description", function.get("description", ""))
+            texts = (_string(f"{place}.description", about), own)
+            function["description"] = "\n\n".join(text for text in texts if text)
+            about = None
+        yield tool
+
+
+def _tool(where: str, tool: object, namespace: str | None, custom: set[str]) -> Json:
+    """A tool as a function under the name that the model knows.
+
+    Args:
+        namespace: None: it is in none.
+        custom: gets the name of a custom tool.
+    """
+    if not isinstance(tool, Mapping) or tool.get("type") not in _OWN_TOOLS:
+        raise PromptError(f"{where} is {show(tool)}; give an object of type function, custom or namespace")
     function = {name: tool[name] for name in ("name", "description", "parameters", "strict") if name in tool}
+    if namespace is not None:
+        function["name"] = _offered(where, namespace, _string(f"{where}.name", tool.get("name")))
+    if tool["type"] == "custom":
+        function["name"] = name = _string(f"{where}.name", function.get("name"))
+        custom.add(name)
+        text = _one_text(f"{where}.format", tool.get("format"))
+        own = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+        function |= {"parameters": own, "strict": len(text) > 1 or None}  # a form is held
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+
+
+def _one_text(where: str, form: object) -> Json:
+    """The schema of the text that a custom tool takes.
+
+    Args:
+        form: its `format`.
+    """
+    if form is None:
+        return {"type": "string"}
+    if not isinstance(form, Mapping):
+        raise PromptError(f"{where} is {show(form)}; give an object")
+    if choice(PromptError, f"{where}.type", form.get("type"), ("text", "grammar")) == "text":
+        return {"type": "string"}
+    syntax = choice(PromptError, f"{where}.syntax", form.get("syntax"), ("lark", "regex"))
+    definition = _string(f"{where}.definition", form.get("definition"))
+    if syntax == "regex":
+        return {"type": "string", "pattern": f"^(?:{definition})$"}
+    return {"type": "string", "description": f"follows {LARK}, a grammar in Lark's notation", LARK: definition}
 
 
 def _form(given: Body) -> Json:
     text = given.nested("text", ("format", "verbosity"))
-    found: Json = {} if text.get("verbosity") is None else {"verbosity": text["verbosity"]}
-    asked = text.get("format")
-    if asked is None:
-        return found
-    if not isinstance(asked, Mapping):
-        raise PromptError(f"text.format is {show(asked)}; give an object with a type")
-    if asked.get("type") == "json_schema":
-        inner = {name: value for name, value in asked.items() if name != "type"}
-        return found | {"response_format": {"type": "json_schema", "json_schema": inner}}
-    return found | {"response_format": dict(asked)}
+    if (verbosity := text.get("verbosity", "medium")) != "medium":
+        given.ignore("text.verbosity", verbosity, optional.CHAT["verbosity"].advice)
+    form = text.get("format")
+    if form is None:
+        return {}
+    if not isinstance(form, Mapping):
+        raise PromptError(f"text.format is {show(form)}; give an object with a type")
+    check_repeated("text.format.name", form.get("name"))
+    if form.get("type") == "json_schema":
+        inner = {name: value for name, value in form.items() if name != "type"}
+        return {"response_format": {"type": "json_schema", "json_schema": inner}}
+    return {"response_format": dict(form)}
 
 
 def _reasoning(given: Body, rules: Rules) -> Json:
-    asked = given.nested("reasoning", ("effort", "summary", "generate_summary"))
-    effort = asked.get("effort")
+    reasoning = given.nested("reasoning", ("effort", "summary", "generate_summary"))
+    effort = reasoning.get("effort")
     if effort is not None:
         effort = choice(PromptError, _EFFORT, effort, EFFORTS)
-    return {"chat_template_kwargs": effort_kwargs(given, rules, _EFFORT, effort) | template_kwargs(given)}
+    return {"chat_template_kwargs": effort_kwargs(given, rules, _EFFORT, effort) | template_kwargs(given, rules)}

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from llamabatch.request.logprobs import TokenLogprobs
-from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput, chat_logprobs
+from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput, chat_logprob
 from llamabatch.request.tool_calls import ToolCallDelta, in_order
-from llamabatch.server.errors import ApiError
-from llamabatch.server.ids import random_hex
-from llamabatch.server.llama_server.settings import filled
-from llamabatch.server.openai.chunks import check_ends, dump, tier_of
+from llamabatch.server.http.errors import ApiError, check_ends
+from llamabatch.server.http.ids import random_hex
+from llamabatch.server.openai.custom_tools import CustomInput, input_of
 from llamabatch.server.openai.responses_body import ResponsesBody
-from llamabatch.server.serving import Serving
-from llamabatch.server.sse import DONE
+from llamabatch.server.request.generation import filled
+from llamabatch.server.response.answer import in_parts
+from llamabatch.server.response.event_stream import DONE
+from llamabatch.server.response.json_text import LIGHT, Rows, dump, dump_in_pieces, weight_of_pieces
+from llamabatch.server.serving.serving import Serving
 
 Json = dict[str, Any]
 
@@ -67,7 +70,7 @@ class ResponseHead:
             "model": self.model,
             "output": output,
             "previous_response_id": None,
-            "service_tier": tier_of(self.body.chat) or "default",
+            "service_tier": self.body.chat.answered_tier or "default",
             "store": False,
             "usage": usage,
         }
@@ -85,21 +88,34 @@ def message_item(item_id: str, parts: list[Json], status: str = "completed") -> 
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": parts}
 
 
-def text_part(text: str, logprobs: list[Json]) -> Json:
+def text_part(text: str, logprobs: Sequence[Json]) -> Json:
     """The part of a message that has its text."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str = "completed") -> Json:
-    """An item of a call of a tool."""
+def call_item(item_id: str, call_id: str, called: Json, arguments: str, status: str = "completed") -> Json:
+    """An item of a call of a tool.
+
+    Args:
+        called: of ResponsesBody.
+    """
     return {
         "id": item_id,
         "type": "function_call",
         "call_id": call_id,
-        "name": name,
+        **called,
         "arguments": arguments,
         "status": status,
     }
+
+
+def custom_item(item_id: str, call_id: str, called: Json, text: str, status: str = "completed") -> Json:
+    """An item of a call of a custom tool.
+
+    Args:
+        called: of ResponsesBody.
+    """
+    return {"id": item_id, "type": "custom_tool_call", "call_id": call_id, **called, "input": text, "status": status}
 
 
 def response_document(head: ResponseHead, outputs: list[RequestOutput], n_reasoning: int = 0) -> Json:
@@ -124,7 +140,11 @@ def response_document(head: ResponseHead, outputs: list[RequestOutput], n_reason
             items.append(message_item(head.item_id("msg", len(items)), [text_part(part, logprobs)]))
             logprobs = []  # of the first message: they do not say which of the tokens are those of calls
         else:
-            items.append(call_item(head.item_id("fc", len(items)), part.id, part.name, part.arguments))
+            called, place = head.body.called(part.name), len(items)
+            if part.name in head.body.custom:
+                items.append(custom_item(head.item_id("ctc", place), part.id, called, input_of(part.arguments)))
+            else:
+                items.append(call_item(head.item_id("fc", place), part.id, called, part.arguments))
     return ended(head, output, items, n_reasoning)
 
 
@@ -150,12 +170,11 @@ def usage_of(output: RequestOutput, n_reasoning: int) -> Json:
     }
 
 
-def logprobs_of(logprobs: tuple[TokenLogprobs, ...] | None, head: ResponseHead) -> list[Json]:
+def logprobs_of(logprobs: Sequence[TokenLogprobs] | None, head: ResponseHead) -> Sequence[Json]:
     """Logprobs of a text or a piece of it; empty where they were not asked for."""
-    if logprobs is None or not head.body.logprobs:
+    if not logprobs or not head.body.logprobs:
         return []
-    found: list[Json] = (chat_logprobs(logprobs, head.piece) or {})["content"]
-    return found
+    return Rows(logprobs, lambda given: chat_logprob(given, head.piece))
 
 
 class ResponseEvents:
@@ -167,7 +186,7 @@ class ResponseEvents:
     """
 
     def __init__(self, head: ResponseHead, count: Callable[[list[RequestOutput]], int] = lambda outputs: 0) -> None:
-        self._head = head
+        self.head = head
         self._count = count
         self._number = 0  # of the next event
         self._items: list[Json] = []  # those that are complete
@@ -175,6 +194,8 @@ class ResponseEvents:
         self._is_begun = False
         self._finished: RequestOutput | None = None
         self._n_text = 0  # characters of the answer so far
+        self._n_logprobs = 0
+        self._has_thought = False  # so that the thinking is tokenized at the end
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
         """The events of outputs. Raises ApiError for a request that was ended by an error."""
@@ -184,20 +205,29 @@ class ResponseEvents:
                 check_ends(output.finished)
                 self._finished = output.finished
             self._begin(events)
-            if output.reasoning and self._head.body.chat.include_reasoning:
-                self._open("rs", 0, events).add(output.reasoning, [], events)
-            logprobs = logprobs_of(output.logprobs, self._head)
+            if output.reasoning and self.head.body.chat.include_reasoning:
+                self._open("rs", 0, events).add(output.reasoning, (), events)
+            self._has_thought |= bool(output.reasoning)
+            logprobs = output.logprobs or ()
+            self._n_logprobs += sum(map(len, logprobs))
             for part in in_order(output.text, output.tool_calls, self._n_text):
                 if isinstance(part, str):
                     self._open("msg", 0, events).add(part, logprobs, events)
-                    logprobs = []
+                    logprobs = ()
                 else:
-                    self._open("fc", part.index, events, part).add(part.arguments, [], events)
+                    self._open("fc", part.index, events, part).add(part.arguments, (), events)
             self._n_text += len(output.text)
         return "".join(events).encode(errors="replace")
 
-    def end(self) -> bytes:
-        """The end of the last item and of the response."""
+    def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
+        closes = self._n_logprobs > LIGHT and any(each.tool_calls for each in outputs)
+        return closes or weight_of_pieces(outputs) > LIGHT
+
+    def end_takes_long(self) -> bool:
+        return self._n_logprobs > LIGHT or self._has_thought
+
+    def end(self) -> Iterator[bytes]:
+        """The end of the last item and of the response, in parts."""
         events: list[str] = []
         self._begin(events)
         finished = self._finished
@@ -206,14 +236,15 @@ class ResponseEvents:
         if self._item is None and not self._items:  # as a whole response has it
             self._open("msg", 0, events)
         self._close(events, "incomplete" if is_cut else "completed")
-        document = ended(self._head, finished, self._items, self._count([finished]))
-        events.append(self.event(f"response.{document['status']}", {"response": document}))
-        return "".join(events).encode(errors="replace") + DONE
+        document = ended(self.head, finished, self._items, self._count([finished]))
+        yield "".join(events).encode(errors="replace")
+        yield from in_parts(self.large_event(f"response.{document['status']}", {"response": document}))
+        yield DONE
 
     def error(self, error: ApiError) -> bytes:
-        failure = {"code": "server_error", "message": error.message}
+        failure = {"code": "server_error", "message": error.public_message}
         items = [*self._items, *([] if self._item is None else [self._item.document("incomplete")])]
-        document = self._head.document("failed", items, error=failure)
+        document = self.head.document("failed", items, error=failure)
         return self.event("response.failed", {"response": document}).encode(errors="replace") + DONE
 
     def event(self, kind: str, more: Json) -> str:
@@ -221,10 +252,19 @@ class ResponseEvents:
         number, self._number = self._number, self._number + 1
         return f"event: {kind}\ndata: {dump({'type': kind, 'sequence_number': number, **more})}\n\n"
 
+    def large_event(self, kind: str, more: Json) -> Iterator[str]:
+        """The same in pieces."""
+        number, self._number = self._number, self._number + 1
+        return chain(
+            [f"event: {kind}\ndata: "],
+            dump_in_pieces({"type": kind, "sequence_number": number, **more}),
+            ["\n\n"],
+        )
+
     def _begin(self, events: list[str]) -> None:
         if not self._is_begun:
             self._is_begun = True
-            document = self._head.document("in_progress", [])
+            document = self.head.document("in_progress", [])
             events += [self.event(f"response.{kind}", {"response": document}) for kind in ("created", "in_progress")]
 
     def _open(self, kind: str, number: int, events: list[str], call: ToolCallDelta | None = None) -> _Item:
@@ -234,7 +274,9 @@ class ResponseEvents:
             return item
         self._close(events)
         place = len(self._items)
-        self._item = _Item(self, kind, number, place, self._head.item_id(kind, place), call)
+        is_custom = call is not None and call.name in self.head.body.custom
+        made: type[_Item] = _CustomItem if is_custom else _Item
+        self._item = made(self, kind, number, place, self.head.item_id("ctc" if is_custom else kind, place), call)
         self._item.begin(events)
         return self._item
 
@@ -264,7 +306,7 @@ class _Item:
         self._id = item_id
         self._call = call
         self._text: list[str] = []
-        self._logprobs: list[Json] = []
+        self._logprobs: list[TokenLogprobs] = []
 
     def document(self, status: str) -> Json:
         """The item as it is now."""
@@ -273,10 +315,11 @@ class _Item:
             return reasoning_item(self._id, text, status)
         if self.kind == "msg":
             is_begun = status != "in_progress" or bool(text)
-            return message_item(self._id, [text_part(text, self._logprobs)] if is_begun else [], status)
+            return message_item(self._id, [self._part(text, self._logprobs)] if is_begun else [], status)
         call = self._call
         assert call is not None
-        return call_item(self._id, call.id or "", call.name or "", text, status)
+        called = self._stream.head.body.called(call.name or "")
+        return call_item(self._id, call.id or "", called, text, status)
 
     def begin(self, events: list[str]) -> None:
         item = self.document("in_progress")
@@ -284,12 +327,12 @@ class _Item:
         if self.kind != "fc":
             events.append(self._stream.event("response.content_part.added", self._at({"part": self._part("", [])})))
 
-    def add(self, text: str, logprobs: list[Json], events: list[str]) -> None:
+    def add(self, text: str, logprobs: Sequence[TokenLogprobs], events: list[str]) -> None:
         if not text:
             return
         self._text.append(text)
         self._logprobs += logprobs
-        more: Json = {"delta": text} | ({"logprobs": logprobs} if self.kind == "msg" else {})
+        more: Json = {"delta": text} | ({"logprobs": self._written(logprobs)} if self.kind == "msg" else {})
         events.append(self._stream.event(f"response.{self._NAMES[self.kind]}.delta", self._at(more)))
 
     def end(self, events: list[str], status: str) -> Json:
@@ -298,17 +341,52 @@ class _Item:
         if self.kind == "fc":
             more: Json = {"arguments": text, "name": item["name"]}
         else:
-            more = {"text": text} | ({"logprobs": self._logprobs} if self.kind == "msg" else {})
-        events.append(self._stream.event(f"response.{self._NAMES[self.kind]}.done", self._at(more)))
+            more = {"text": text} | ({"logprobs": self._written(self._logprobs)} if self.kind == "msg" else {})
+        events += self._stream.large_event(f"response.{self._NAMES[self.kind]}.done", self._at(more))
         if self.kind != "fc":
             part = self._part(text, self._logprobs)
-            events.append(self._stream.event("response.content_part.done", self._at({"part": part})))
-        events.append(self._stream.event("response.output_item.done", {"output_index": self._place, "item": item}))
+            events += self._stream.large_event("response.content_part.done", self._at({"part": part}))
+        return self._done(item, events)
+
+    def _done(self, item: Json, events: list[str]) -> Json:
+        events += self._stream.large_event("response.output_item.done", {"output_index": self._place, "item": item})
         return item
 
-    def _part(self, text: str, logprobs: list[Json]) -> Json:
-        return {"type": "reasoning_text", "text": text} if self.kind == "rs" else text_part(text, logprobs)
+    def _part(self, text: str, logprobs: Sequence[TokenLogprobs]) -> Json:
+        if self.kind == "rs":
+            return {"type": "reasoning_text", "text": text}
+        return text_part(text, self._written(logprobs))
+
+    def _written(self, logprobs: Sequence[TokenLogprobs]) -> Sequence[Json]:
+        return logprobs_of(logprobs, self._stream.head)
 
     def _at(self, more: Json) -> Json:
         content = {} if self.kind == "fc" else {"content_index": 0}
         return {"item_id": self._id, "output_index": self._place, **content, **more}
+
+
+class _CustomItem(_Item):
+    """The call of a custom tool that is being written: its text comes out of the JSON that the model writes."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._input = CustomInput()
+
+    def document(self, status: str) -> Json:
+        call = self._call
+        assert call is not None
+        called = self._stream.head.body.called(call.name or "")
+        return custom_item(self._id, call.id or "", called, self._input.text, status)
+
+    def add(self, text: str, logprobs: Sequence[TokenLogprobs], events: list[str]) -> None:
+        self._delta(self._input.add(text), events)
+
+    def end(self, events: list[str], status: str) -> Json:
+        self._delta(self._input.end(), events)
+        done = self._at({"input": self._input.text})
+        events += self._stream.large_event("response.custom_tool_call_input.done", done)
+        return self._done(self.document(status), events)
+
+    def _delta(self, text: str, events: list[str]) -> None:
+        if text:
+            events.append(self._stream.event("response.custom_tool_call_input.delta", self._at({"delta": text})))

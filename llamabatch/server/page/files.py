@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamabatch.server.errors import ApiError
+from llamabatch.server.http.errors import ApiError
 from llamabatch.utils.checks import show
 
 _TYPES = {

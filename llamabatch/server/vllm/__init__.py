@@ -1,1 +1,1 @@
-"""vLLM's own endpoints: /load, /version, /ping, /reset_prefix_cache, and loading adapters."""
+"""vLLM's endpoints: ranks, scores and classes, tokens, the state of a server, and adapters."""

@@ -10,10 +10,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from llamabatch.server.adapters import files_of
-from llamabatch.server.asked import ignored_of, read_body
-from llamabatch.server.bodies import RULES, Body, Field, Fields, Rules, reads
-from llamabatch.server.serving import serving_of
+from llamabatch.server.request.body import RULES, Body, Field, Fields, Rules, reads
+from llamabatch.server.request.reading import read_body
+from llamabatch.server.response.answer import ignored_of
+from llamabatch.server.serving.adapters import files_of
+from llamabatch.server.serving.serving import serving_of
 
 LOAD: Fields = {
     "lora_name": Field({"type": "string"}, "name of the adapter, which requests give as that of a model"),

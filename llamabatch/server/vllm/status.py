@@ -8,8 +8,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamabatch.server.asked import json_response
-from llamabatch.server.serving import serving_of
+from llamabatch.server.response.answer import json_response
+from llamabatch.server.serving.serving import serving_of
 from llamabatch.utils.version import __version__
 
 

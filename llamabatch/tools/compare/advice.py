@@ -9,6 +9,7 @@ from llamabatch.tools.compare.report import Advice, Row
 from llamabatch.utils.format import seconds, significant, times
 
 NOISE = 0.05  # two runs of the same thing differ by as much
+LEAST_ROUNDS, LEAST_S = 3, 60.0  # of a figure that another strategy than auto is advised for
 EQUAL = 0.99  # the share of equal outputs that the project promises
 
 # Simplest first: one request at a time, then several, then several processes. Batched stands before static, which
@@ -20,14 +21,20 @@ _LOOP = "the loop over llama_cpp.Llama"
 def advise(rows: Iterable[Row]) -> Advice | None:
     """The advised strategy with its reasons, in one sentence.
 
-    The fastest by generated tokens/s wins. Those within 5 % of it count as equally fast: the lowest median latency
-    decides among them, and among those within 5 % of that the simplest wins. The baseline wins where it
-    is more than 5 % faster than all of them.
+    "auto" wins, if it is there, unless another is more than 5 % faster, and both were measured in three rounds or for
+    60 s: short runs differ by as much for no reason. Else the fastest by generated tokens/s wins. Those within 5 % of
+    it count as equally fast: the lowest median latency decides among them, and among those within 5 % of that the
+    simplest wins. The baseline wins where it is more than 5 % faster than all of them.
 
     Args:
         rows: of one comparison; those with errors are skipped. None is returned if no row is left.
     """
     measured = [row for row in rows if row.measured and row.error is None]
+    auto = next((row for row in measured if row.strategy == "auto"), None)
+    if auto is not None and len(measured) > 1:
+        faster = [row for row in measured if row.tokens_per_s > auto.tokens_per_s * (1 + NOISE)]
+        if not (_is_long(auto) and any(_is_long(row) for row in faster)):
+            return Advice(auto.strategy, _for_auto(auto, faster, measured))
     ours = [row for row in measured if row.strategy != BASELINE and not _is_double(row)]
     ours = ours or [row for row in measured if row.strategy == "auto"]
     if not ours:
@@ -44,6 +51,32 @@ def advise(rows: Iterable[Row]) -> Advice | None:
     why = _speed(pick, slow) + (_among_equals(pick, near, best) if len(near) > 1 else _ahead(pick, others))
     but = _memory(pick, ours) + _first_words(pick, near) + _texts(pick)
     return Advice(pick.strategy, f"For work like this use {pick.name}: {why}{but}.")
+
+
+def _is_long(row: Row) -> bool:
+    """The row was measured for long enough that its figures are no accident."""
+    return len(row.rounds) >= LEAST_ROUNDS or row.wall_s * max(1, len(row.rounds)) >= LEAST_S
+
+
+def _for_auto(auto: Row, faster: list[Row], measured: list[Row]) -> str:
+    slow = next((row for row in measured if row.strategy == BASELINE), None)
+    slow = slow or next((row for row in measured if row.strategy == "sequential"), None)
+    best = max(faster, key=lambda row: row.tokens_per_s, default=None)
+    if best is None:
+        found = ", and nothing is more than 5 % faster"
+    else:
+        name = _LOOP if best.strategy == BASELINE else best.name
+        more = 100 * (best.tokens_per_s / auto.tokens_per_s - 1)
+        found = f"; {name} was {more:.0f} % faster, which so short a run cannot tell from chance: try --rounds 3"
+    soonest = min(measured, key=_latency)
+    if _latency(soonest) < _latency(auto) * (1 - NOISE):
+        name = _LOOP if soonest.strategy == BASELINE else soonest.name
+        found += (
+            f"; half of the requests are done soonest with {name}, in {seconds(_latency(soonest))} instead of "
+            f"{seconds(_latency(auto))}"
+        )
+    ours = [row for row in measured if row.strategy != BASELINE]
+    return f"For work like this use {auto.name}: {_speed(auto, slow)}{found}{_first_words(auto, ours)}{_texts(auto)}."
 
 
 def _is_double(row: Row) -> bool:

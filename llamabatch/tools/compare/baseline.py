@@ -138,9 +138,9 @@ class Loop:
         return int(getattr(self._module, f"GGML_TYPE_{name.upper()}"))
 
 
-def main(fd: int) -> None:
+def main(number: int) -> None:
     """Serves until the parent sends close or ends, as llamabatch.client.worker does."""
-    parent = ParentLink(fd)
+    parent = ParentLink(number)
     try:
         loop = Loop(unpack_config(parent.receive()[1]))
     except Exception as error:

@@ -7,19 +7,18 @@ from typing import Any
 
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.tools.compare.report import Report, Row, Spread, Sweep
+from llamabatch.utils.format import attributes
 
 SCHEMA_VERSION = 1
+_SPEEDS = ("wall_s", "requests_per_s", "tokens_per_s")
 
 
 def document(report: Report) -> dict[str, Any]:
     """The report as dicts, lists, texts and numbers. Times in seconds, sizes in bytes, absent figures None."""
-    machine = dataclasses.asdict(report.machine)
-    versions = machine.pop("versions")
     return {
         "schema_version": SCHEMA_VERSION,
         "created": report.created,
-        "machine": machine,
-        "versions": versions,
+        **report.machine.document(),
         "model": {"name": report.model, "bytes": report.model_bytes},
         "workload": {
             "source": report.workload.source,
@@ -28,6 +27,7 @@ def document(report: Report) -> dict[str, Any]:
             "max_tokens": report.max_tokens,
             "temperature": 0,
         },
+        "others_cpu_percent": _rounded(report.others_cpu_percent),
         "rows": [_row(row) for row in report.rows],
         "slots": None if report.sweep is None else _sweep(report.sweep),
         "advice": None if report.advice is None else dataclasses.asdict(report.advice),
@@ -45,14 +45,8 @@ def _sweep(sweep: Sweep) -> dict[str, Any]:
 def _row(row: Row) -> dict[str, Any]:
     measurement = row.measurement
     return {
-        "strategy": row.strategy,
-        "chosen": row.chosen,
-        "n_slots": row.n_slots,
-        "instances": row.instances,
-        "error": row.error,
-        "wall_s": _rounded(row.wall_s) if row.measured else None,
-        "requests_per_s": _rounded(row.requests_per_s) if row.measured else None,
-        "tokens_per_s": _rounded(row.tokens_per_s) if row.measured else None,
+        **attributes(row, "strategy", "chosen", "n_slots", "instances", "error"),
+        **{name: _rounded(getattr(row, name)) if row.measured else None for name in _SPEEDS},
         "speed_up": _rounded(row.speed_up),
         "ttft_s": _spread(row.ttft),
         "inter_token_s": _spread(row.inter_token),
@@ -62,7 +56,7 @@ def _row(row: Row) -> dict[str, Any]:
         "passes_per_step": _rounded(row.passes_per_step),
         "equal_to_sequential": _rounded(row.equal),
         "rounds_tokens_per_s": [_rounded(speed) for speed in row.rounds],
-        "options": None if measurement is None else dataclasses.asdict(measurement.plan.config.asked()),
+        "options": None if measurement is None else dataclasses.asdict(measurement.plan.config.requested()),
         "counts": None if measurement is None else measurement.stats.counts(),
         "requests": [] if measurement is None else [_request(i, out) for i, out in enumerate(measurement.outputs)],
     }
@@ -77,9 +71,7 @@ def _request(index: int, output: RequestOutput) -> dict[str, Any]:
         "finish_reason": output.finish_reason.value,
         "error": output.error,
         "text": output.text,
-        "queued_s": _rounded(timings.queued_s),
-        "ttft_s": _rounded(timings.ttft_s),
-        "total_s": _rounded(timings.total_s),
+        **{name: _rounded(getattr(timings, name)) for name in ("queued_s", "ttft_s", "total_s")},
         "token_times_s": [_rounded(time) for time in timings.token_times_s],
     }
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import heapq
 import textwrap
-from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Ellipse, Patch
-from matplotlib.ticker import NullFormatter
 from matplotlib.transforms import offset_copy
 
 from llamabatch.request.outputs import RequestOutput
@@ -19,7 +15,7 @@ from llamabatch.tools.compare.measure import BASELINE
 from llamabatch.tools.compare.report import REFERENCE, Report, Row, Sweep
 from llamabatch.utils.checks import counted
 from llamabatch.utils.format import seconds, significant, times
-from llamabatch.utils.plotting import INK, OURS, PALE, STYLE, THEIRS, tidy, tint
+from llamabatch.utils.plotting import INK, OURS, PALE, THEIRS, doublings, tidy, tint, titled
 
 _COLORS = {
     "baseline": THEIRS,
@@ -41,19 +37,15 @@ def color(row: Row) -> str:
 _LOG_FROM = 4.0  # largest over smallest figure: above this an axis is logarithmic
 
 
-def draw(report: Report, path: Path) -> None:
-    """Writes the picture; its kind follows from the ending of the name."""
-    with rc_context(STYLE):
-        figure(report).savefig(path, dpi=140, facecolor="white")
-
-
 def figure(report: Report) -> Figure:
     """Strategies on the left, their time lines on the right; nothing but a title if nothing was measured."""
     panels = shown(report)
     heights = lane_heights(panels)
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.07, wspace=0.03)
-    fig = Figure(figsize=(16, max(7.5, 1.6 + 0.72 * sum(heights))), layout=layout)
-    _title(fig, report)
+    title = f"{report.model}: {counted(len(report.workload.prompts), 'prompt')} at once on {report.machine.summary}"
+    fig = titled(title, 16, max(7.5, 1.6 + 0.72 * sum(heights)), wspace=0.03)
+    if report.advice is not None:
+        advice = "\n".join(textwrap.wrap(report.advice.sentence, 170))
+        fig.supxlabel(advice, x=0.012, ha="left", size=11.5, style="italic")
     if not panels:
         return fig
     halves: Any = fig.subfigures(1, 2, width_ratios=[1, 1.25])
@@ -69,21 +61,6 @@ def figure(report: Report) -> Figure:
     axes = right.subplots(len(panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
     draw_timeline(list(axes[:, 0]), panels)
     return fig
-
-
-def _title(fig: Figure, report: Report) -> None:
-    n = len(report.workload.prompts)
-    fig.suptitle(
-        f"{report.model}: {counted(n, 'prompt')} at once on {report.machine.summary}",
-        x=0.012,
-        ha="left",
-        size=15,
-        weight="bold",
-    )
-    if report.advice is not None:
-        fig.supxlabel(
-            "\n".join(textwrap.wrap(report.advice.sentence, 170)), x=0.012, ha="left", size=11.5, style="italic"
-        )
 
 
 def _scatter(ax: Any, report: Report) -> None:
@@ -128,6 +105,9 @@ def _ideal_corner(ax: Any) -> None:
     ax.text(0.012, 0.985, "ideal:\nmuch, soon", transform=ax.transAxes, va="top", size="small", style="italic")
 
 
+_TO_POINT = {"arrowstyle": "-", "lw": 0.7, "alpha": 0.6, "shrinkB": 6, "relpos": (0, 0.5)}
+
+
 def _label(ax: Any, rows: list[Row]) -> None:
     """Names in a column at the right, in the order of the points and apart from each other."""
     to_axes = ax.transData + ax.transAxes.inverted()
@@ -143,14 +123,7 @@ def _label(ax: Any, rows: list[Row]) -> None:
             va="center",
             color=color(row),
             weight="bold",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": color(row),
-                "lw": 0.7,
-                "alpha": 0.6,
-                "shrinkB": 6,
-                "relpos": (0, 0.5),
-            },
+            arrowprops={"color": color(row), **_TO_POINT},
             annotation_clip=False,
         )
 
@@ -201,21 +174,14 @@ def _by_size(upper: Any, lower: Any, sweep: Sweep) -> None:
     upper.set_ylim(0, 1.22 * max(row.tokens_per_s for row in rows))
     upper.set_ylabel("tokens/s")
     upper.set_title(_paying(sweep.knee, slots))
-    lower.fill_between(
-        slots,
-        [row.latency.p50 or 0 for row in rows],
-        [row.latency.p95 or 0 for row in rows],
-        color=tint(base, 0.7),
-        lw=0,
-    )
-    lower.plot(slots, [row.latency.p50 or 0 for row in rows], "o-", color=base, lw=2)
+    p50, p95 = [row.latency.p50 or 0 for row in rows], [row.latency.p95 or 0 for row in rows]
+    lower.fill_between(slots, p50, p95, color=tint(base, 0.7), lw=0)
+    lower.plot(slots, p50, "o-", color=base, lw=2)
     lower.set_ylim(bottom=0)
     lower.set_ylabel("latency, s\np50 to p95")
     lower.set_xlabel("slots of the batched strategy (dotted: if each slot were as fast as one alone)")
     for ax in (upper, lower):
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(slots, [str(n) for n in slots])
-        ax.xaxis.set_minor_formatter(NullFormatter())
+        doublings(ax, slots)
         if sweep.knee:
             ax.axvline(sweep.knee, color=INK, lw=1, ls="--")
         tidy(ax)
@@ -259,11 +225,11 @@ def draw_timeline(axes: list[Any], rows: list[Row]) -> None:
         ax.grid(axis="x", color=PALE, linewidth=0.8)
         ax.set_axisbelow(True)
         share = row.wall_s / end
-        note = f"{_slots(row)}, done in {seconds(row.wall_s)}"
+        caption = f"{_slots(row)}, done in {seconds(row.wall_s)}"
         if lanes > 1 and share < _MAGNIFIED_BELOW:
-            _magnified(ax, row, lanes, share, note)
+            _magnified(ax, row, lanes, share, caption)
         else:
-            _note(ax, note, share)
+            _caption(ax, caption, share)
     axes[-1].set_xlabel("seconds since all prompts were handed over")
     _head(axes[0], rows)
 
@@ -341,7 +307,7 @@ def _bars(ax: Any, row: Row, lanes: int) -> None:
     ax.spines["bottom"].set_color(PALE)
 
 
-def _note(ax: Any, text: str, share: float) -> None:
+def _caption(ax: Any, text: str, share: float) -> None:
     """Beside the bars where there is room, else above them."""
     if share < 0.84:
         ax.text(share + 0.01, 0.5, text, transform=ax.transAxes, va="center", color=INK)
@@ -350,13 +316,13 @@ def _note(ax: Any, text: str, share: float) -> None:
         ax.annotate(text, (1, 1), ha="right", va="bottom", color=INK, size="small", **place)
 
 
-def _magnified(ax: Any, row: Row, lanes: int, share: float, note: str) -> None:
+def _magnified(ax: Any, row: Row, lanes: int, share: float, caption: str) -> None:
     left = max(share + 0.1, 0.36)
     inset = ax.inset_axes([left, 0.0, 1 - left, 0.86])
     _bars(inset, row, lanes)
     inset.set_xlim(0, row.wall_s)
     inset.set_xticks([])
     inset.spines["bottom"].set_visible(False)
-    ax.text(left, 0.9, f"{note}; magnified {1 / share * (1 - left):.1f} times", transform=ax.transAxes, size="small")
+    ax.text(left, 0.9, f"{caption}; magnified {1 / share * (1 - left):.1f} times", transform=ax.transAxes, size="small")
     for y in (0.0, 0.86):  # lines from the small copy to the large one
         ax.plot([share, left], [0.0 if y == 0.0 else 1.0, y], transform=ax.transAxes, color="#999999", lw=0.8, ls=":")

@@ -109,7 +109,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole comparison. `created`: UTC, ISO 8601."""
+    """A whole comparison. `created`: UTC, ISO 8601. `others_cpu_percent`: of all cores, by others meanwhile."""
 
     created: str
     machine: MachineFacts
@@ -120,6 +120,7 @@ class Report:
     rows: tuple[Row, ...]
     sweep: Sweep | None
     advice: Advice | None
+    others_cpu_percent: float = 0.0
 
     @property
     def failed(self) -> bool:

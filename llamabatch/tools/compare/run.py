@@ -21,7 +21,7 @@ from llamabatch.tools.compare.advice import advise
 from llamabatch.tools.compare.measure import BASELINE, Measurement, measure
 from llamabatch.tools.compare.report import Report, Row, compared, row, sweep
 from llamabatch.tools.machine_facts import MachineFacts
-from llamabatch.tools.processes import no_child_left
+from llamabatch.tools.processes import OtherProcesses, no_child_left
 from llamabatch.tools.workload import Workload, load
 from llamabatch.utils.checks import choice, integer
 from llamabatch.utils.paths import absolute
@@ -118,6 +118,7 @@ def run(settings: Settings, progress: Progress) -> Report:
         InputError: model, prompts or options are refused.
         SetupError, MemoryPlanError: nothing can run here.
     """
+    others = OtherProcesses()
     with no_child_left():
         path = resolve(settings.model)
         config = settings.config("sequential")
@@ -137,6 +138,7 @@ def run(settings: Settings, progress: Progress) -> Report:
             rows=rows,
             sweep=sweep(compared(sized, rows)) if sized else None,
             advice=advise(rows),
+            others_cpu_percent=others.cpu_percent(),
         )
 
 
@@ -161,7 +163,7 @@ def _measure_all(settings: Settings, workload: Workload, progress: Progress) -> 
                 else:
                     done[number].append(outcome)
     rows = tuple(
-        Row(job.strategy, n_slots=_asked_slots(job.config), error=errors[number])
+        Row(job.strategy, n_slots=_requested_slots(job.config), error=errors[number])
         if number in errors
         else row(job.strategy, done[number])
         for number, job in enumerate(jobs)
@@ -187,5 +189,5 @@ def _measure(job: _Job, workload: Workload, max_tokens: int, progress: Progress)
     return measurement
 
 
-def _asked_slots(config: EngineConfig) -> int:
+def _requested_slots(config: EngineConfig) -> int:
     return 1 if config.n_slots == "auto" else config.n_slots

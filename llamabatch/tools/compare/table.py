@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from llamabatch.tools.compare.measure import BASELINE
 from llamabatch.tools.compare.report import REFERENCE, Report, Row, Spread
+from llamabatch.tools.processes import disturbed
 from llamabatch.utils.checks import counted
-from llamabatch.utils.console import print_table, sentence
+from llamabatch.utils.console import new_table, print_table, sentence
 from llamabatch.utils.format import significant, times
 
 _MIB = 2**20
 _NONE = "–"
 
 
-@dataclass(frozen=True)
-class _Column:
+class _Column(NamedTuple):
     head: str
     cell: Callable[[Row], str]
 
@@ -50,6 +49,9 @@ def show(report: Report, console: Console) -> None:
             sentence(console, f"{row.name}, n_slots = {row.n_slots}: {row.error}", "red")
     if parted := _parted(report):
         sentence(console, parted)
+    if disturbed(report.others_cpu_percent, machine.cores):
+        used = f"Meanwhile other processes used {report.others_cpu_percent:.0f} % of the CPU"
+        sentence(console, f"{used}: close them and compare again.", "yellow")
     if report.advice is not None:
         sentence(console, report.advice.sentence, "bold")
 
@@ -68,22 +70,16 @@ def _parted(report: Report) -> str:
 
 
 def _table(columns: list[_Column], rows: tuple[Row, ...], marked: Callable[[Row], bool]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    first = columns[0]
-    for column in columns:
-        table.add_column(column.head, justify="left" if column is first else "right", no_wrap=True)
+    table = new_table(*(column.head for column in columns))
     for row in rows:
-        cells = [column.cell(row) if row.measured or column is first else _NONE for column in columns]
+        cells = [column.cell(row) if row.measured or column is columns[0] else _NONE for column in columns]
         table.add_row(*map(escape, cells), style="bold green" if marked(row) else "red" if row.error else None)
     return table
 
 
 def _columns(report: Report, rows: tuple[Row, ...]) -> list[_Column]:
-    against = (
-        "speed-\nup"
-        if any(row.strategy == BASELINE and row.measured for row in report.rows)
-        else f"against\n{REFERENCE}"
-    )
+    has_baseline = any(row.strategy == BASELINE and row.measured for row in report.rows)
+    against = "speed-\nup" if has_baseline else f"against\n{REFERENCE}"
     return [
         _Column("strategy", lambda row: row.name),
         _Column("requests\n/s", lambda row: significant(row.requests_per_s)),

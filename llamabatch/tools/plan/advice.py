@@ -10,8 +10,9 @@ from typing import Any
 from llamabatch.config import MAX_CTX, MAX_SLOTS, ResolvedConfig
 from llamabatch.planning.capacity import MEMORY_SHARE, Plan, fits, planned
 from llamabatch.planning.machine import Machine
-from llamabatch.planning.memory import mib, padded
+from llamabatch.planning.memory import mib
 from llamabatch.planning.model_facts import ModelFacts
+from llamabatch.planning.passes import padded
 from llamabatch.planning.profile import Profile
 from llamabatch.scheduler.policies import POLICIES
 from llamabatch.tools.plan.report import Change
@@ -23,13 +24,13 @@ _FEW = 32  # more slots than these are not searched for
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
-def lengths(facts: ModelFacts, *asked: int) -> tuple[int, ...]:
+def lengths(facts: ModelFacts, *requested: int) -> tuple[int, ...]:
     """Context lengths worth a row: powers of two up to what the model was trained for, or its scaled positions reach,
     and those asked for."""
     most = facts.n_ctx_most
     if most == MAX_CTX:  # another base frequency: no bound
-        most = max((facts.n_ctx_train, *asked))
-    return tuple(sorted({n for n in (*_LENGTHS, most, *asked) if 32 <= n <= most}))
+        most = max((facts.n_ctx_train, *requested))
+    return tuple(sorted({n for n in (*_LENGTHS, most, *requested) if 32 <= n <= most}))
 
 
 def has_one_slot(config: ResolvedConfig) -> bool:

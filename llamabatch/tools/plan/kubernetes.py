@@ -6,15 +6,24 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from llamabatch.gguf.resolve import resolve
 from llamabatch.planning.memory import MIB, PROCESS_BYTES
 from llamabatch.tools.plan.report import Report
+from llamabatch.utils.paths import TINY
 
 SERVER_BYTES = 96 * MIB  # the process that talks HTTP, or writes rows: 74 MiB, 83 with 1,000 connections, and results
 BODIES_BYTES = 256 * MIB  # --max-bodies-bytes of `llamabatch serve`
 MARGIN = 0.05  # the largest difference between predicted and measured peaks, docs/plan.md
 NVIDIA = "nvidia.com/gpu"
+MODELS = "/models"  # the folder of model files in a pod
 _CONTAINER = "/spec/template/spec/containers/0"
-_PINNED = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads", "n_threads_batch")
+_PINNED = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads", "n_threads_batch", "cache_ram")
+
+
+def model_in_pod(model: str) -> str:
+    """The option --model of a container whose volume of models has this file. With it a patch can give no other model
+    the memory of this one."""
+    return model if model == TINY else f"{MODELS}/{resolve(model).name}"
 
 
 def patch(report: Report, given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -45,7 +54,7 @@ def patch(report: Report, given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def variables(report: Report, given: Mapping[str, Any]) -> dict[str, str]:
     """The options of the plan as variables of the environment, those that were left open included."""
-    config = report.asked.config
+    config = report.requested.config
     chosen = {**given, **{name: getattr(config, name) for name in _PINNED}}
     if config.kv == "unified":
         chosen["kv_cells"] = config.kv_cells
@@ -53,12 +62,15 @@ def variables(report: Report, given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def yaml(operations: list[dict[str, Any]], report: Report) -> str:
-    """The patch as YAML with two comments. Texts are in JSON's quotes, which YAML has, too."""
-    config = report.asked.config
+    """The patch as YAML with comments. Texts are in JSON's quotes, which YAML has, too."""
+    config = report.requested.config
     lines = [
         f"# {_quoted(report.model)[1:-1]}: {config.n_slots} slots, {config.n_ctx} tokens each,",
         f"# {config.instances} engine{'s' * (config.instances > 1)}, strategy {config.strategy}",
     ]
+    if config.cache_ram:
+        whole = "each engine's memory" if report.requested.in_children else "the memory"
+        lines.append(f"# --cache-ram: {config.cache_ram} MiB of {whole}, for prefixes beyond the slots")
     for operation in operations:
         lines += [
             f"- op: {operation['op']}",
@@ -87,24 +99,24 @@ def _quoted(text: str) -> str:
 
 def _bytes(report: Report) -> int:
     """Main memory of a pod: the peak of the engines in child processes, and what is around them."""
-    asked = report.asked
-    own = asked.memory
-    engines = asked.peak_bytes + (0 if asked.in_children else PROCESS_BYTES)
+    requested = report.requested
+    own = requested.memory
+    engines = requested.peak_bytes + (0 if requested.in_children else PROCESS_BYTES)
     if own.kv_cache:  # else the context for embeddings is the only one, and is counted
-        engines += own.embeddings * asked.config.instances
+        engines += own.embeddings * requested.config.instances
     return int(engines * (1 + MARGIN)) + SERVER_BYTES + BODIES_BYTES
 
 
 def _cpus(report: Report) -> int:
-    config = report.asked.config
+    config = report.requested.config
     return config.instances * max(config.n_threads, config.n_threads_batch)
 
 
 def _gpus(report: Report) -> int:
     """GPUs of all engines: children have one each, else all engines share those that the model is dealt out to."""
     used = sum(gpu.total > 0 for gpu in report.memory.gpus)
-    children = report.asked.config.strategy == "multi-instance"
-    return min(len(report.machine.gpus), used * report.asked.config.instances) if children else used
+    children = report.requested.config.strategy == "multi-instance"
+    return min(len(report.machine.gpus), used * report.requested.config.instances) if children else used
 
 
 def _text(value: Any) -> str:

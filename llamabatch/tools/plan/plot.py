@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from llamabatch.planning.capacity import MEMORY_SHARE
 from llamabatch.planning.memory import PROCESS_BYTES
 from llamabatch.tools.plan.report import Report, Row
 from llamabatch.tools.plan.table import slots
-from llamabatch.utils.plotting import INK, OURS, STYLE, THEIRS, tidy, tint
+from llamabatch.utils.plotting import INK, OURS, THEIRS, doublings, tidy, tint, titled
 
 _GIB = 2**30
 _MOST_LINES = 6
 _PARTS = ("#0072B2", "#56B4E9", OURS, "#E69F00", "#009E73", "#999999")
 
 
-def draw(report: Report, path: Path) -> None:
-    """Writes the picture; its kind follows from the ending of the name."""
-    with rc_context(STYLE):
-        figure(report).savefig(path, dpi=140, facecolor="white")
-
-
 def figure(report: Report) -> Figure:
     """Slots and context on the left, the parts of the sum on the right."""
-    fig = Figure(figsize=(14, 6.5), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.07, wspace=0.06))
-    fig.suptitle(f"{report.model}: memory of an engine", x=0.012, ha="left", size=15, weight="bold")
+    fig = titled(f"{report.model}: memory of an engine", 14, 6.5, wspace=0.06)
     left, right = fig.subplots(1, 2, width_ratios=[2.1, 1])
     _slots(left, report)
     _parts(right, report)
@@ -42,27 +32,27 @@ def _slots(ax: Any, report: Report) -> None:
     free = report.machine.available_bytes / _GIB
     most = min(
         256,
-        max(8, *(2 * row.most_slots for row in rows if row.most_slots < 128), report.asked.config.n_slots),
+        max(8, *(2 * row.most_slots for row in rows if row.most_slots < 128), report.requested.config.n_slots),
     )
     top = 1.25 * max(free, report.total_bytes / _GIB)
     counts = [2**power for power in range(most.bit_length() + 1) if 2**power <= 2 * most]
     for position, row in enumerate(rows):
-        asked = row.n_ctx == report.asked.config.n_ctx
-        colour = OURS if asked else tint(INK, 0.25 + 0.45 * (1 - position / max(1, len(rows) - 1)))
+        requested = row.n_ctx == report.requested.config.n_ctx
+        colour = OURS if requested else tint(INK, 0.25 + 0.45 * (1 - position / max(1, len(rows) - 1)))
         base = row.memory.total - max(1, row.slots) * row.slot_bytes
         sizes = [(base + n * row.slot_bytes) / _GIB for n in counts]
         shown = [(n, size) for n, size in zip(counts, sizes, strict=True) if size <= top] or [(counts[0], sizes[0])]
-        ax.plot([n for n, _ in shown], [size for _, size in shown], "o-", color=colour, lw=2.6 if asked else 1.6, ms=4)
+        ax.plot(
+            [n for n, _ in shown], [size for _, size in shown], "o-", color=colour, lw=2.6 if requested else 1.6, ms=4
+        )
         ax.annotate(
             f"{row.n_ctx:,}", shown[-1], xytext=(0, 6), textcoords="offset points", ha="center", color=colour,
-            weight="bold" if asked else None, annotation_clip=False,
+            weight="bold" if requested else None, annotation_clip=False,
         )  # fmt: skip
     for share, text in ((1.0, "all that is free"), (MEMORY_SHARE, "half: what auto takes")):
         ax.axhline(free * share, color=THEIRS, lw=1, ls="--")
         ax.text(counts[0], free * share, f"{text}: {free * share:.2f} GiB ", va="bottom", color=THEIRS)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(counts, [str(n) for n in counts])
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    doublings(ax, counts)
     ax.set_xlim(counts[0] * 0.9, counts[-1] * 1.15)
     ax.set_ylim(0, top)
     ax.set_xlabel("slots: requests at once; a line for each n_ctx, tokens that one may use")
@@ -72,7 +62,7 @@ def _slots(ax: Any, report: Report) -> None:
 
 
 def _finding(report: Report) -> str:
-    config = report.asked.config
+    config = report.requested.config
     if not report.fits:
         return f"{slots(config)} of {config.n_ctx:,} tokens do not fit"
     return f"{slots(config)} of {config.n_ctx:,} tokens fit: {report.total_bytes / _GIB:.2f} GiB"
@@ -80,14 +70,14 @@ def _finding(report: Report) -> str:
 
 def _chosen(report: Report) -> list[Row]:
     """A few of the context lengths: the one asked for, and others around it."""
-    asked = next(i for i, row in enumerate(report.rows) if row.n_ctx == report.asked.config.n_ctx)
-    start = max(0, min(asked - _MOST_LINES // 2, len(report.rows) - _MOST_LINES))
+    requested = next(i for i, row in enumerate(report.rows) if row.n_ctx == report.requested.config.n_ctx)
+    start = max(0, min(requested - _MOST_LINES // 2, len(report.rows) - _MOST_LINES))
     return list(report.rows[start : start + _MOST_LINES])
 
 
 def _parts(ax: Any, report: Report) -> None:
     """One bar for each part of the sum."""
-    need, n = report.memory, report.asked.config.instances
+    need, n = report.memory, report.requested.config.instances
     times = f", {n} engines" if n > 1 else ""
     parts = [
         ("weights", need.weights + sum(gpu.weights for gpu in need.gpus)),

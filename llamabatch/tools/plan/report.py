@@ -10,11 +10,12 @@ from typing import Any
 from llamabatch.planning.capacity import Plan
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import PROCESS_BYTES, Memory
+from llamabatch.utils.format import attributes
 
 SCHEMA_VERSION = 1
 ENGINE = (
     *("strategy", "instances", "n_slots", "n_ctx", "kv", "kv_cells", "type_k", "type_v", "n_ubatch", "flash_attn"),
-    *("n_threads", "n_threads_batch", "n_gpu_layers", "extra_bufts", "use_mmap", "use_mlock", "pooling"),
+    *("n_threads", "n_threads_batch", "cache_ram", "n_gpu_layers", "extra_bufts", "use_mmap", "use_mlock", "pooling"),
     *("rope_scaling", "rope_freq_base", "rope_freq_scale"),
 )
 
@@ -74,7 +75,7 @@ class Report:
         given_bytes: memory that was given as free, the process included; None: that of this machine.
         plan: the options with which an engine would run; None: they do not fit.
         refusal: the reason why they do not fit, else None.
-        asked: the plan of the options that were asked for, whether they fit or not.
+        requested: the plan of the options as given, whether they fit or not.
         total_bytes: memory of all its engines, without the process itself.
         rows: by rising context length.
         instances: engines of the plan that fit as child processes, at most one for each core.
@@ -89,7 +90,7 @@ class Report:
     given_bytes: int | None
     plan: Plan | None
     refusal: str | None
-    asked: Plan
+    requested: Plan
     total_bytes: int
     rows: tuple[Row, ...]
     instances: int
@@ -106,28 +107,29 @@ class Report:
     @property
     def memory(self) -> Memory:
         """Memory of one engine as it was asked for, whether it fits or not."""
-        return self.asked.memory
+        return self.requested.memory
 
 
 def document(report: Report) -> dict[str, Any]:
     """The document of `--json`, described in docs/plan.md. All sizes are in bytes."""
-    config = report.asked.config
+    config = report.requested.config
     return {
         "schema_version": SCHEMA_VERSION,
         "model": {"name": report.model, "path": config.model, "file_bytes": report.file_bytes},
         "machine": _machine(report),
         "fits": report.fits,
         "refusal": report.refusal,
-        "engine": {name: getattr(config.asked(), name) for name in ENGINE},
-        "reasons": dict(report.asked.reasons),
-        "reasoning": report.asked.reasoning,
-        "tools": report.asked.tools,
+        "engine": attributes(config.requested(), *ENGINE),
+        "reasons": dict(report.requested.reasons),
+        "reasoning": report.requested.reasoning,
+        "tools": report.requested.tools,
+        "lacks_template": report.requested.lacks_template,
         "memory": {
             "one_engine": report.memory.document(),
             "all_engines": report.total_bytes,
             "process": PROCESS_BYTES,
-            "predicted_peak": report.asked.peak_bytes + (0 if report.asked.in_children else PROCESS_BYTES),
-            "address_space": report.asked.address_space,
+            "predicted_peak": report.requested.peak_bytes + (0 if report.requested.in_children else PROCESS_BYTES),
+            "address_space": report.requested.address_space,
         },
         "by_n_ctx": [_row(row) for row in report.rows],
         "instances": {"planned": config.instances, "children_that_fit": report.instances},
@@ -145,20 +147,11 @@ def _machine(report: Report) -> Mapping[str, Any]:
         "cores": machine.cores,
         "free_bytes": machine.available_bytes,
         "assumed": report.given_bytes is not None,
-        "address_space": machine.address_space,
-        "data_bytes": machine.data_bytes,
-        "lockable_bytes": machine.lockable_bytes,
+        **attributes(machine, "address_space", "data_bytes", "lockable_bytes"),
         "repacks_for": sorted(machine.features),
         "gpus": [dataclasses.asdict(gpu) for gpu in machine.gpus],
     }
 
 
 def _row(row: Row) -> dict[str, Any]:
-    return {
-        "n_ctx": row.n_ctx,
-        "slots": row.slots,
-        "most_slots": row.most_slots,
-        "slot_bytes": row.slot_bytes,
-        "total": row.memory.total,
-        "kv_cache": row.memory.kv_cache,
-    }
+    return attributes(row, "n_ctx", "slots", "most_slots", "slot_bytes") | attributes(row.memory, "total", "kv_cache")

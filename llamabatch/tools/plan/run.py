@@ -14,7 +14,7 @@ from llamabatch.engine.resolve_config import machine_here, read_facts
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.resolve import resolve as resolve_path
 from llamabatch.llama.tuned_load import profile_for
-from llamabatch.planning.capacity import MEMORY_SHARE, Plan, fits, planned, resolve
+from llamabatch.planning.capacity import MEMORY_SHARE, fits, planned, resolve
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import PROCESS_BYTES
 from llamabatch.planning.model_facts import ModelFacts
@@ -96,18 +96,22 @@ def answer(question: Question) -> Report:
     load = question.load if question.load is not None or prompts is None else prompts.count
     plan, refusal = None, None
     try:
-        plan = asked = resolve(config, facts, machine, profile)
+        plan = requested = resolve(config, facts, machine, profile)
     except MemoryPlanError as error:
         refusal = str(error)
         least = replace(config, n_slots=1) if config.n_slots == "auto" else config
+        least = replace(least, cache_ram=0) if config.cache_ram == "auto" else least  # it takes what is left
         roomy = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
-        asked = resolve(least, facts, roomy, profile)
-    facts = facts.on(machine, asked.config.extra_bufts)
+        requested = resolve(least, facts, roomy, profile)
+    facts = facts.on(machine, requested.config.extra_bufts)
     # "auto" is sequential where one slot fits; the rows of the report are about several, all of them from the start
-    many = replace(asked.config, start_slots=MAX_SLOTS)
+    # with prefixes in what the cells leave
+    many = replace(requested.config, start_slots=MAX_SLOTS)
+    if config.cache_ram == "auto":
+        many = replace(many, cache_ram=0)
     if config.strategy == "auto":
         many = replace(many, strategy="batched")
-    suits, because = strategy(asked, machine, profile, load, question.latency_ms)
+    suits, because = strategy(requested, machine, profile, load, question.latency_ms)
     return Report(
         model=facts.name,
         file_bytes=facts.file_bytes,
@@ -115,10 +119,10 @@ def answer(question: Question) -> Report:
         given_bytes=question.memory_bytes,
         plan=plan,
         refusal=refusal,
-        asked=asked,
-        total_bytes=asked.total_bytes,
-        rows=tuple(_row(facts, many, machine, n) for n in lengths(facts, asked.config.n_ctx)),
-        instances=_children(facts, asked, machine),
+        requested=requested,
+        total_bytes=requested.total_bytes,
+        rows=tuple(_row(facts, many, machine, n) for n in lengths(facts, requested.config.n_ctx)),
+        instances=_children(facts, replace(requested.config, cache_ram=many.cache_ram), machine),
         strategy=suits,
         because=because,
         changes=changes(facts, many, machine, plan is not None),
@@ -150,8 +154,8 @@ def _lengths(question: Question, path: Path) -> Lengths:
     return Lengths(question.prompts.name, len(found), at(0.5), at(0.95), found[-1], question.max_tokens)
 
 
-def _row(facts: ModelFacts, asked: ResolvedConfig, machine: Machine, n_ctx: int) -> Row:
-    config = replace(asked, n_ctx=n_ctx, kv="split", kv_cells=0, instances=1)
+def _row(facts: ModelFacts, requested: ResolvedConfig, machine: Machine, n_ctx: int) -> Row:
+    config = replace(requested, n_ctx=n_ctx, kv="split", kv_cells=0, instances=1)
     slots = slots_that_fit(facts, config, machine, MEMORY_SHARE)
     one, two = (planned(facts, replace(config, n_slots=n), machine).memory for n in (4, 5))
     shown = planned(facts, replace(config, n_slots=max(1, slots)), machine).memory
@@ -159,9 +163,9 @@ def _row(facts: ModelFacts, asked: ResolvedConfig, machine: Machine, n_ctx: int)
     return Row(n_ctx, slots, slots_that_fit(facts, config, machine, 1.0), shown, per_slot)
 
 
-def _children(facts: ModelFacts, asked: Plan, machine: Machine) -> int:
+def _children(facts: ModelFacts, requested: ResolvedConfig, machine: Machine) -> int:
     """Engines of the plan that fit as child processes into half of the free memory, at most one for each core."""
-    config = replace(asked.config, strategy="multi-instance")
+    config = replace(requested, strategy="multi-instance")
     most = 0
     for count in range(1, min(machine.cores, MAX_SLOTS) + 1):
         if not fits(facts, replace(config, instances=count), machine, MEMORY_SHARE):

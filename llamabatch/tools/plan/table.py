@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from rich import box
+from functools import partial
+
 from rich.console import Console
 from rich.table import Table
 
+from llamabatch.chat.conversation import without_template
+from llamabatch.chat.named_templates import ON_A_LINE
 from llamabatch.chat.tool_formats import GENERIC
 from llamabatch.config import ResolvedConfig
 from llamabatch.planning.memory import MIB, PROCESS_BYTES, mib
 from llamabatch.tools.plan.advice import has_one_slot
 from llamabatch.tools.plan.report import Report
 from llamabatch.utils.checks import counted
-from llamabatch.utils.console import print_table, sentence
+from llamabatch.utils.console import new_table, print_table, sentence
 
 
 def show(report: Report, console: Console) -> None:
     """Prints the sum, what fits, the strategy, and what to change."""
-
-    def line(text: str, style: str = "") -> None:
-        sentence(console, text, style)
-
-    machine, config = report.machine, report.asked.config
+    line = partial(sentence, console)
+    machine, config = report.machine, report.requested.config
     free = f"{mib(machine.available_bytes)} free here"
     if report.given_bytes is not None:
         free = f"{mib(report.given_bytes)} given with --memory, {mib(machine.available_bytes)} of it beside the process"
@@ -45,14 +45,16 @@ def show(report: Report, console: Console) -> None:
         )
     print_table(console, _lengths(report))
     line(f"Strategy: {report.strategy}: {report.because}.")
-    if report.asked.reasoning is not None:
-        line(f"Thinking: told apart from the text of chats, as the family {report.asked.reasoning} marks it.")
-    if config.pooling != "mean" or "pooling" in report.asked.reasons:
-        line(f"Pooling of texts: {config.pooling}: {report.asked.reasons.get('pooling', 'as asked')}.")
-    if "batch_invariant" in report.asked.reasons:
-        line(f"{report.asked.reasons['batch_invariant'].capitalize()}.")
-    if report.asked.tools != GENERIC.name:
-        line(f"Tools: calls are read and forced in the notation of the family {report.asked.tools}.")
+    if report.requested.reasoning is not None:
+        line(f"Thinking: told apart from the text of chats, as the family {report.requested.reasoning} marks it.")
+    if config.pooling != "mean" or "pooling" in report.requested.reasons:
+        line(f"Pooling of texts: {config.pooling}: {report.requested.reasons.get('pooling', 'as asked')}.")
+    if "batch_invariant" in report.requested.reasons:
+        line(f"{report.requested.reasons['batch_invariant'].capitalize()}.")
+    if report.requested.tools != GENERIC.name:
+        line(f"Tools: calls are read and forced in the notation of the family {report.requested.tools}.")
+    if report.requested.lacks_template:
+        line(f"Chats: {without_template(ON_A_LINE)}.")
     line(f"Instances: {config.instances} in the plan; {_children(report)}.")
     if report.changes:
         line("What would make it fit:" if not report.fits else "For more slots:")
@@ -76,12 +78,9 @@ def _children(report: Report) -> str:
 
 def _sum(report: Report) -> Table:
     """The memory of one engine, part by part, then of all engines with the process."""
-    need, config = report.memory, report.asked.config
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("of one engine" if config.instances != 1 else "memory", no_wrap=True)
-    table.add_column("MiB", justify="right", no_wrap=True)
-    for gpu in need.gpus:
-        table.add_column(f"GPU {gpu.number}\nMiB", justify="right", no_wrap=True)
+    need, config = report.memory, report.requested.config
+    gpus = (f"GPU {gpu.number}\nMiB" for gpu in need.gpus)
+    table = new_table("of one engine" if config.instances != 1 else "memory", "MiB", *gpus)
     parts = {
         "weights": (need.weights, [gpu.weights for gpu in need.gpus]),
         f"KV cache ({need.layout})": (need.kv_cache, [gpu.kv_cache for gpu in need.gpus]),
@@ -89,6 +88,7 @@ def _sum(report: Report) -> Table:
         "repacked copies of weights": (need.copies, []),
         "vocabulary, adapters, threads": (need.vocabulary, []),
         "draft model": (need.draft, []),
+        "prefixes beyond the slots": (need.cache_ram, []),
     }
     for name, (here, there) in parts.items():
         if here or any(there):
@@ -97,26 +97,23 @@ def _sum(report: Report) -> Table:
     table.add_row("sum", _mib(need.total), *(_mib(gpu.total) for gpu in need.gpus), style="bold")
     if config.instances != 1:
         table.add_row(f"{config.instances} engines", _mib(report.total_bytes), *[""] * len(need.gpus), style="bold")
-    if not report.asked.in_children:
-        peak = report.asked.peak_bytes + PROCESS_BYTES
+    if not report.requested.in_children:
+        peak = report.requested.peak_bytes + PROCESS_BYTES
         table.add_row("with the process: the peak", _mib(peak), *[""] * len(need.gpus))
     return table
 
 
 def _lengths(report: Report) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    heads = ("n_ctx", "slots\nin half of it", "slots\nin all of it", "memory\nMiB", "a slot\nMiB")
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
+    table = new_table("n_ctx", "slots\nin half of it", "slots\nin all of it", "memory\nMiB", "a slot\nMiB", left=0)
     for row in report.rows:
-        asked = row.n_ctx == report.asked.config.n_ctx
+        requested = row.n_ctx == report.requested.config.n_ctx
         table.add_row(
-            f"{row.n_ctx:,}{' ◀' if asked else ''}",
+            f"{row.n_ctx:,}{' ◀' if requested else ''}",
             str(row.slots),
             str(row.most_slots),
             _mib(row.memory.total),
             f"{row.slot_bytes / MIB:,.1f}",
-            style="bold green" if asked and row.slots else "red" if row.most_slots == 0 else None,
+            style="bold green" if requested and row.slots else "red" if row.most_slots == 0 else None,
         )
     return table
 

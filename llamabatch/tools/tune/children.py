@@ -6,10 +6,9 @@ import contextlib
 import dataclasses
 import json
 import os
-import select
-import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import IO, Any
@@ -19,6 +18,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.errors import EngineError
 from llamabatch.planning.binding_choice import for_children
 from llamabatch.tools.tune.stages import Job, Setting, config_of
+from llamabatch.utils import system
 from llamabatch.utils.subprogram import command
 
 PROGRAM = "llamabatch.tools.tune.child"
@@ -96,6 +96,7 @@ class _Child:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,  # Ctrl-C reaches the parent alone
+            creationflags=system.NEW_GROUP,
             env={**inherited, **for_children(), **environment},
         )
         try:
@@ -112,26 +113,35 @@ class _Child:
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         stdin, stdout = _open(self._process.stdin), _open(self._process.stdout)
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self._process.kill()
+
+        clock = threading.Timer(_ANSWER_TIMEOUT_S, end)  # Windows waits for no pipe in a select
+        clock.daemon = True
+        clock.start()
         try:
-            stdin.write(json.dumps(message) + "\n")
-            stdin.flush()
-        except OSError:
-            pass  # the process died, which readline shows
-        ready, _, _ = select.select([stdout], [], [], _ANSWER_TIMEOUT_S)
-        line = stdout.readline() if ready else ""
+            with contextlib.suppress(OSError):  # the process died, which readline shows
+                stdin.write(json.dumps(message) + "\n")
+                stdin.flush()
+            line = stdout.readline()
+        finally:
+            clock.cancel()
         if not line:
-            raise _ChildDiedError(f"the measuring process ended: {self._how_it_ended(bool(ready))}")
+            raise _ChildDiedError(f"the measuring process ended: {self._how_it_ended(late.is_set())}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise getattr(errors, answer["kind"], EngineError)(answer["error"])
         return answer
 
-    def _how_it_ended(self, ended: bool) -> str:
-        if not ended:
+    def _how_it_ended(self, late: bool) -> str:
+        if late:
             return f"no answer within {_ANSWER_TIMEOUT_S:.0f} s"
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(5)
-            return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            return system.fatal_signal(code) or f"exit code {code}"
         return "it closed its output"
 
     def end(self) -> None:
@@ -160,6 +170,7 @@ def busy_neighbour() -> Iterator[None]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
+        creationflags=system.NEW_GROUP,
     )
     try:
         yield

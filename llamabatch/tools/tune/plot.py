@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import NullFormatter
 
 from llamabatch.tools.tune.report import CHOSEN, Report
 from llamabatch.tools.tune.table import workload
 from llamabatch.utils.format import significant
-from llamabatch.utils.plotting import INK, OURS, STYLE, THEIRS, tidy, tint
+from llamabatch.utils.plotting import INK, OURS, THEIRS, doublings, tidy, tint, titled
 
 _ROOM_FOR_TEXT = 0.2  # share of the width; a shorter bar has its figure beside it
 
 
-def draw(report: Report, path: Path) -> None:
-    """Writes the picture; its kind follows from the ending of the name."""
-    with rc_context(STYLE):
-        figure(report).savefig(path, dpi=140, facecolor="white")
-
-
 def figure(report: Report) -> Figure:
     """Tokens/s over step time on the left, the gain on the right."""
-    fig = Figure(figsize=(14, 7), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.07, wspace=0.04))
-    fig.suptitle(
-        f"{report.profile.model}: tuned on {report.machine.summary}", x=0.012, ha="left", size=15, weight="bold"
-    )
+    fig = titled(f"{report.profile.model}: tuned on {report.machine.summary}", 14, 7, wspace=0.04)
     halves: Any = fig.subfigures(1, 2, width_ratios=[1.25, 1])
     upper, lower = halves[0].subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [1.3, 1]})
     _throughput(upper, report)
@@ -67,9 +54,7 @@ def _steps(ax: Any, report: Report) -> None:
         ax.text(rows[0], limit, f"{limit:g} ms", va="bottom", color=INK)
         tallest = max(*gaps, *steps, limit if limit < 3 * max(gaps) else 0.0)
     ax.set_ylim(0, 1.15 * tallest)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(rows, [str(n) for n in rows])
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    doublings(ax, rows)
     ax.set_ylabel("ms a step")
     ax.set_xlabel("rows: sequences that one pass over the weights serves")
     _by_rows(ax, report.best_rows)

@@ -11,6 +11,7 @@ from typing import Any
 from llamabatch.planning.profile import Profile, Stair, best_rows
 from llamabatch.tools.machine_facts import MachineFacts
 from llamabatch.tools.tune.choose import Choice, Latency
+from llamabatch.utils.format import attributes
 
 SCHEMA_VERSION = 1
 CHOSEN, LLAMA_CPP = "chosen", "llama.cpp"  # labels of the two candidates of `gain`
@@ -41,10 +42,10 @@ class Report:
         stairs: decode steps with the chosen setting, by rising number of rows.
         gain: the chosen setting against llama.cpp's defaults.
         many: rows of the steps called "many".
-        file: file of the profile.
+        file: file of the profile; None: it was not kept, since other processes computed meanwhile.
         seconds: duration of the tuning.
         cut_short: something was measured less often than planned, since the time was over.
-        load: load of the machine at the start: processes that wanted a core.
+        others_cpu_percent: CPU that other processes used meanwhile, 0 to 100 of all cores.
         latency: the slots for the latency limit, if one was given.
     """
 
@@ -54,10 +55,10 @@ class Report:
     gain: Result
     many: int
     profile: Profile
-    file: Path
+    file: Path | None
     seconds: float
     cut_short: bool
-    load: float
+    others_cpu_percent: float
     latency: Latency | None = None
 
     @property
@@ -75,17 +76,13 @@ def document(report: Report) -> dict[str, Any]:
     """The document of `--json`, described in docs/tune.md."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "machine": {name: value for name, value in dataclasses.asdict(report.machine).items() if name != "versions"},
-        "versions": report.machine.versions,
-        "seconds": report.seconds,
-        "cut_short": report.cut_short,
-        "load": report.load,
+        **report.machine.document(),
+        **attributes(report, "seconds", "cut_short"),
+        "others_cpu_percent": round(report.others_cpu_percent, 1),
+        "kept": report.file is not None,
         "many_rows": report.many,
         "questions": [_result(result) for result in report.results],
-        "stairs": [
-            {"rows": stair.rows, "step_ms": stair.step_ms, "p95_ms": stair.p95_ms, "tokens_per_s": stair.tokens_per_s}
-            for stair in report.stairs
-        ],
+        "stairs": [attributes(stair, "rows", "step_ms", "p95_ms", "tokens_per_s") for stair in report.stairs],
         "latency": _latency(report.latency),
         "best_rows": report.best_rows,
         "against_llama_cpp": {

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any, Protocol
 
-import psutil
-
 from llamabatch.config import EngineConfig, ResolvedConfig, with_paths
 from llamabatch.engine.resolve_config import plan, read_facts
 from llamabatch.errors import ConfigError, EngineError
@@ -24,7 +22,7 @@ from llamabatch.planning.memory import memory
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.profile import Profile, Stair
 from llamabatch.tools.machine_facts import MachineFacts
-from llamabatch.tools.processes import no_child_left
+from llamabatch.tools.processes import OtherProcesses, disturbed, no_child_left
 from llamabatch.tools.tune.children import Children, busy_neighbour
 from llamabatch.tools.tune.choose import Choice, Figures, Latency, choose, choose_rows, medians
 from llamabatch.tools.tune.report import CHOSEN, LLAMA_CPP, Report, Result
@@ -66,6 +64,7 @@ class Settings:
         seconds: approximate duration; a slow model takes longer for the least that must be measured.
         allow_numerics: True to choose also the types of the KV cache, which changes the output of a model.
         p95_inter_token_ms: limit of the p95 of the time between two tokens, for the number of slots; None: none.
+        beside_load: write the profile even if other processes computed meanwhile.
         engine: options of EngineConfig for the devices of layers, and the cache types to start from.
     """
 
@@ -73,6 +72,7 @@ class Settings:
     seconds: float = NORMAL_S
     allow_numerics: bool = False
     p95_inter_token_ms: float | None = None
+    beside_load: bool = False
     engine: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Settings:
 
 
 def run(settings: Settings, progress: Progress) -> Report:
-    """Measures the candidates, chooses, and writes the profile.
+    """Measures the candidates, chooses, and writes the profile, unless other processes computed meanwhile.
 
     Raises:
         InputError: the model or an option is refused.
@@ -97,7 +97,7 @@ def run(settings: Settings, progress: Progress) -> Report:
     """
     path = resolve(settings.model)
     profile_store.check_writable()
-    load = psutil.getloadavg()[0]
+    others = OtherProcesses()
     config = settings.config()
     facts = read_facts(config, path)
     config = replace(config, n_ctx=max(32, min(_CELLS, facts.n_ctx_train)), n_slots=1)
@@ -112,17 +112,19 @@ def run(settings: Settings, progress: Progress) -> Report:
     profile = _profile(settings, ruled, facts.name or path.name, chosen, rule, stairs)
     if latency is not None:
         profile = replace(profile, p95_inter_token_ms=latency.limit_ms, latency_rows=latency.rows)
+    used, machine = others.cpu_percent(), MachineFacts.here()
+    keeps = settings.beside_load or not disturbed(used, machine.cores)
     return Report(
-        machine=MachineFacts.here(),
+        machine=machine,
         results=tuple(results),
         stairs=stairs,
         gain=gain,
         many=tuner.many,
         profile=profile,
-        file=profile_store.keep(profile),
+        file=profile_store.keep(profile) if keeps else None,
         seconds=tuner.elapsed,
         cut_short=tuner.cut_short,
-        load=load,
+        others_cpu_percent=used,
         latency=latency,
     )
 

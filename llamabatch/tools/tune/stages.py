@@ -4,7 +4,6 @@ of the earlier ones.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from llamabatch.config import MAX_BATCH, EngineConfig, ResolvedConfig
 from llamabatch.llama.environment import OnLoad, environment_defaults
 from llamabatch.planning.profile import FLOAT_TYPES
+from llamabatch.utils.system import affinity
 
 # libgomp's own default of GOMP_SPINCOUNT: "3 msec blocking when OMP_WAIT_POLICY is not specified", at
 # 100,000 spins a ms (gcc/libgomp/env.c).
@@ -97,6 +97,7 @@ def config_of(base: EngineConfig, setting: Setting, job: Job) -> ResolvedConfig:
         kv="split",
         pooling="mean",
         kv_cells=0,
+        cache_ram=0,
         override_tensor=base.override_tensor,
         n_cpu_moe=base.n_cpu_moe,
         cpu_moe=base.cpu_moe,
@@ -199,10 +200,7 @@ def _kv_label(setting: Setting) -> str:
 
 def _threads(setting: Setting, name: str, cores: int) -> dict[str, Setting]:
     """One thread, half the cores, all cores, and both threads of each core where the process may use them."""
-    try:
-        logical = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        logical = cores
+    logical = affinity()
     counts = [getattr(setting, name), 1, max(1, cores // 2), cores, *([2 * cores] if 2 * cores <= logical else [])]
     return {str(count): replace(setting, **{name: count}) for count in dict.fromkeys(counts)}
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from llamabatch.tools.processes import disturbed
 from llamabatch.tools.tune.report import CHOSEN, Report, Result
-from llamabatch.utils.console import print_table, sentence
+from llamabatch.utils.console import new_table, print_table, sentence
 from llamabatch.utils.format import significant
 
 _NONE = "–"
@@ -20,10 +21,7 @@ _BESIDE_BAR = 52
 
 def show(report: Report, console: Console) -> None:
     """Prints the candidates, the staircase, the gain, and the file of the profile."""
-
-    def line(text: str, style: str = "") -> None:
-        sentence(console, text, style)
-
+    line = partial(sentence, console)
     line(f"{report.profile.model} on {report.machine.summary}")
     print_table(console, _tried(report), lead=2)
     print_table(console, _stairs(report, max(_SHORT_BAR, min(_BAR, console.width - _BESIDE_BAR))))
@@ -31,8 +29,6 @@ def show(report: Report, console: Console) -> None:
     for result in report.results:
         for label, reason in result.failures.items():
             line(f"{result.title} = {label} failed: {reason}", "red")
-    if report.load > max(1.0, 0.5 * report.machine.cores):
-        line(f"When it began, {report.load:.1f} other processes used the CPU: close them and tune again.", "yellow")
     if report.cut_short:
         line("The time was over before everything was measured as often as planned; the rules decide the rest.")
     if report.latency is not None:
@@ -41,6 +37,12 @@ def show(report: Report, console: Console) -> None:
             f"{kept} {report.latency.limit_ms:g} ms between two tokens at p95 "
             f'({significant(report.latency.p95_ms)} ms are expected); the profile says so, and n_slots="auto" keeps it.'
         )
+    used = f"Meanwhile other processes used {report.others_cpu_percent:.0f} % of the CPU"
+    if report.file is None:
+        line(f"{used}, so no profile is kept: close them and tune again, or give --beside-load.", "yellow")
+        return
+    if disturbed(report.others_cpu_percent, report.machine.cores):
+        line(f"{used}: the profile holds for a machine with such a load.", "yellow")
     key = report.profile.key
     types = "" if (key.type_k, key.type_v) == ("f16", "f16") else f" with type_k={key.type_k!r}, type_v={key.type_v!r}"
     line(f"Engines{types} on this machine use it from now on: {report.file}", "bold")
@@ -48,18 +50,9 @@ def show(report: Report, console: Console) -> None:
 
 def _tried(report: Report) -> Table:
     """One row for each candidate. Steps in milliseconds, prompts in tokens/s."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("tried", no_wrap=True)
-    heads = (
-        "prompt\ntokens/s",
-        "1 row\nms",
-        f"{report.many} rows\nms",
-        "1 row\nbusy, ms",
-        f"{report.many} rows\nbusy, ms",
-    )
-    for head in (*heads, "gain"):
-        table.add_column(head, justify="right", no_wrap=True)
+    many = f"{report.many} rows\n"
+    steps = ("1 row\nms", f"{many}ms", "1 row\nbusy, ms", f"{many}busy, ms")
+    table = new_table("", "tried", "prompt\ntokens/s", *steps, "gain", left=2)
     for result in report.results:
         choice = result.choice
         for number, label in enumerate(choice.rounds):
@@ -89,10 +82,8 @@ def _cells(figures: Mapping[str, float]) -> list[str]:
 
 def _stairs(report: Report, longest: int) -> Table:
     """`longest`: characters of the longest bar."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     gaps = {} if report.latency is None else {gap.rows: gap.p95_ms for gap in report.latency.gaps}
-    for head in ("rows", "step\nms", *(["between\ntokens, p95"] if gaps else []), "tokens/s"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = new_table("rows", "step\nms", *(["between\ntokens, p95"] if gaps else []), "tokens/s", left=0)
     mark = " ◀ more do not pay"
     if report.latency is not None:
         mark = f" ◀ the most within {report.latency.limit_ms:g} ms"
@@ -112,10 +103,7 @@ def _stairs(report: Report, longest: int) -> Table:
 
 
 def _gain(report: Report) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("tokens/s", no_wrap=True)
-    for head in ("llama.cpp's\ndefaults", "chosen", "gain"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = new_table("tokens/s", "llama.cpp's\ndefaults", "chosen", "gain")
     gain: Result = report.gain
     rows = {"prompt": 1, "one": 1, "many": report.many, "busy one": 1, "busy many": report.many}
     for name, count in rows.items():

@@ -130,5 +130,5 @@ def test_what_is_no_template_says_so(tmp_path):
     )
     with pytest.raises(PromptError, match="it takes more than the"):
         render(None, ASKED, "", "", chat_options(chat_template=endless))
-    with pytest.raises(ConfigError, match="give chat_template, or use generate"):
+    with pytest.raises(ConfigError, match='give chat_template="chatml", or the template of its family, or use gen'):
         made(ASKED, None)

@@ -9,8 +9,8 @@ import pytest
 
 from llamabatch.chat.conversation import render
 from llamabatch.chat.formats import ChatFormat
-from llamabatch.native_patches import source
-from llamabatch.native_patches.tools import cache_dir
+from llamabatch.native_build import source
+from llamabatch.native_build.tools import cache_dir
 
 VERDICTS = {
     "Apertus-8B-Instruct": ("apertus", "possible"),

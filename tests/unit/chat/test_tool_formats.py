@@ -13,6 +13,8 @@ from llamabatch.chat.output_parser import OutputParser
 from llamabatch.chat.tool_formats import (
     FORMATS,
     GENERIC,
+    LARK,
+    TaggedNotation,
     ToolFormat,
     call_id,
     example,
@@ -210,6 +212,30 @@ def test_a_lazy_grammar_holds_calls_and_leaves_text_free(tool_format, special):
         assert not walk.allows(text.replace("clock", "volcano"))
         if special:
             assert walk.allows(f"{text}\n{text}") == parallel
+
+
+PATCH = """start: begin change+ end
+begin: "*** Begin" LF
+change: ("+" | "-") /(.*)/ LF -> line
+end: "*** End" LF?
+%import common.LF
+"""
+
+
+@pytest.mark.parametrize("made_by", [grammar, lazy_grammar])
+@pytest.mark.parametrize("tool_format", FAMILIES, ids=lambda each: each.name)
+def test_a_text_follows_its_grammar_where_a_notation_holds_texts_as_they_are(tool_format, made_by):
+    text = {"type": "string", LARK: PATCH}
+    tools = {"patch": {"type": "object", "properties": {"input": text}, "required": ["input"]}}
+    if made_by is lazy_grammar and lazy_grammar(tool_format, tools, quoted_mark, parallel=False) is None:
+        return
+    walk = Walk(tool_format, tools, special=False, parallel=False, made_by=made_by)
+    for good in ('*** Begin\n+a <b> "c"\n*** End', "*** Begin\n-\n+}\n*** End\n"):
+        call = written(tool_format, [("patch", {"input": good})])
+        assert walk.allows(call)
+        assert json.loads(calls_of(tool_format, tools, call)[1][0][1]) == {"input": good}
+    is_held = isinstance(tool_format.notation, TaggedNotation)
+    assert walk.allows(written(tool_format, [("patch", {"input": "*** Begin\n*** End"})])) != is_held
 
 
 @pytest.mark.parametrize("tool_format", FAMILIES, ids=lambda each: each.name)

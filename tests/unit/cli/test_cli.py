@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamabatch.cli import COMMANDS, cli, main
-from llamabatch.cli.help_groups import GROUPS
+from llamabatch.cli.help_groups import GROUPS, SHORT
 from llamabatch.cli.param_types import ScaledFile
 from llamabatch.config import EngineConfig
 from llamabatch.utils.console import wrapped
@@ -52,7 +52,7 @@ def test_no_summary_of_a_command_is_cut_off():
 
 
 def test_options_stand_in_groups():
-    shown = CliRunner().invoke(cli, ["generate", "--help"]).output
+    shown = CliRunner().invoke(cli, ["generate", "--help-all"]).output
     titles = [line[:-1] for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert titles == ["Options", *GROUPS]
     assert shown.index("Sampling:") < shown.index("--temperature") < shown.index("Strategy and slots:")
@@ -62,6 +62,25 @@ def test_options_stand_in_groups():
     assert engine <= set(grouped), "say in help_groups.GROUPS where a new option stands"
     assert len(grouped) == len(set(grouped))
     assert CliRunner().invoke(cli, ["doctor", "--help"]).output.count("Options:") == 1
+
+
+@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("width", [40, 80])
+def test_help_is_short_and_the_rest_comes_with_help_all(name, width):
+    params = {str(each.name) for each in cli.command_of(name).params}
+    assert set(SHORT[name]) - params == {"help"}
+    shown, whole = (
+        CliRunner().invoke(cli, [name, flag], terminal_width=width).output for flag in ("--help", "--help-all")
+    )
+    options = [line.split()[0] for line in shown.splitlines() if line.startswith("  -")]
+    assert 15 <= len(options) <= 20
+    assert "--help-all shows all" in " ".join(shown.split())
+    assert "--rope-freq-base" not in shown
+    assert "--rope-freq-base" in whole
+    assert "--help-all shows" not in whole
+    assert max(map(len, shown.splitlines())) <= width
+    if width == 80:
+        assert len(shown.splitlines()) <= 70
 
 
 def test_help_imports_no_command_and_nothing_slow():

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from llamabatch.cli import cli
 from llamabatch.errors import MemoryPlanError
 from llamabatch.planning.model_facts import ModelFacts
+from llamabatch.request.samplers import CHAIN
 from llamabatch.utils.paths import bundled_model
 
 serve = pytest.importorskip("llamabatch.cli.serve")
@@ -28,7 +29,7 @@ def invoke(monkeypatch, tmp_path):
     monkeypatch.setenv("LLAMABATCH_CONFIG", str(tmp_path / "config.toml"))
     for name in ("LLAMABATCH_API_KEY", "LLAMA_API_KEY", "VLLM_API_KEY", "LLAMABATCH_MODEL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("llamabatch.server.logs.configure", lambda options: None)
+    monkeypatch.setattr("llamabatch.server.http.logs.configure", lambda options: None)
 
     def call(*arguments):
         asked = Asked()
@@ -109,19 +110,24 @@ def test_the_context_of_llama_server_is_shared_by_its_slots(invoke, line, n_ctx,
     assert (config.n_ctx, config.kv, config.kv_cells) == (min(n_ctx or trained, trained), kv, cells)
 
 
+@pytest.mark.parametrize("line", ["-c 0", "-c 32768"])
+def test_the_context_of_llama_server_goes_by_what_overrides_say(invoke, line):
+    changed = ("--override-kv", "llama.context_length=int:32768")
+    assert ok(invoke(*line.split(), *changed)).config.n_ctx == 32768
+
+
 def test_too_small_a_context_is_refused(invoke):
     result, _ = invoke("-c", "64", "-np", "4")
     assert result.exit_code == 2
     assert "leaves 16 tokens to each slot; at least 32" in result.output
 
 
-def test_samplers_that_are_left_out_are_off(invoke):
-    sampling = ok(invoke("--samplers", "top_k;temperature", "--top-k", "5", "--top-p", "0.5")).options.sampling
-    assert (sampling["top_k"], sampling["top_p"], sampling["min_p"], sampling["typical_p"]) == (5, 1.0, 0.0, 1.0)
-    assert ok(invoke("--sampler-seq", "edskypmxt")).options.sampling == {}
-    for given, told in (("temperature;top_k", "in one order"), ("top_q", "no sampler 'top_q'")):
-        result, _ = invoke("--samplers", given)
-        assert (result.exit_code, told in result.output) == (2, True)
+def test_samplers_are_those_of_the_flag_in_their_order(invoke):
+    sampling = ok(invoke("--samplers", "temp;top_k", "--top-k", "5")).options.sampling
+    assert (sampling["top_k"], sampling["samplers"]) == (5, ("temperature", "top_k"))
+    assert ok(invoke("--sampler-seq", "edskypmxt")).options.sampling == {"samplers": CHAIN}
+    result, _ = invoke("--samplers", "top_q")
+    assert (result.exit_code, "'top_q' of --samplers has no effect" in result.output) == (0, True)
 
 
 def test_adapters_of_all_requests_and_of_some(invoke, tmp_path):
@@ -215,7 +221,7 @@ def test_every_option_has_a_variable_and_a_group(invoke):
     for each in command.params:
         if each.param_type_name == "option" and not each.hidden and each.name != "help":
             assert each.envvar, each.name
-    shown = CliRunner().invoke(cli, ["serve", "--help"], terminal_width=80).output
+    shown = CliRunner().invoke(cli, ["serve", "--help-all"], terminal_width=80).output
     assert all(len(line) <= 80 for line in shown.splitlines())
     titles = [line[:-1] for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert titles[:7] == ["Options", "Address", "Callers", "Bounds", "Batches", "Log", "Sampling"]

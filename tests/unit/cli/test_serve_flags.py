@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamabatch.cli import cli
-from llamabatch.cli.flag_rows import LLAMA, MANY
+from llamabatch.cli import cli, flag_table
+from llamabatch.cli.config_file import parse_toml
+from llamabatch.cli.flag_table import LLAMA, MANY, VLLM
 from llamabatch.cli.serve_flags import BY_NAME, ROWS, from_environment, meaning, translate
-from llamabatch.native_patches.source import FILE_NAME
+from llamabatch.native_build.source import FILE_NAME
 from llamabatch.utils.paths import cache_dir
 
 # Names, number of values and variables of llama-server's options, as its --help has them at the commit that the
@@ -31,6 +32,20 @@ def test_every_flag_of_llama_server_has_a_row():
         for name in option["names"]:
             row, _ = BY_NAME[name]
             assert (row.program, row.takes) == (LLAMA, option["values"]), name
+
+
+def test_the_table_has_no_misspelt_key_and_no_unused_text():
+    path = Path(flag_table.__file__).with_name("flags.toml")
+    text = path.read_text(encoding="utf-8")
+    table = parse_toml(text)
+    entries = [entry for program in (LLAMA, VLLM) for entry in table[program].values() if isinstance(entry, dict)]
+    known = {"to", "skip", "values", "call", "on", "off", "auto", "env", "note", "cure", "fine", "field"}
+    assert {key for entry in entries for key in entry} <= known
+    assert set(table) == {"texts", LLAMA, VLLM}
+    used = {str(entry.get(key, "")) for entry in entries for key in ("note", "cure")}
+    assert {f"@{name}" for name in table["texts"]} <= used
+    assert set(re.findall(r"\{(\w+)\}", text.partition("[texts]")[2])) == {*flag_table.VALUES} - {""}
+    assert {entry["call"] for entry in entries if "call" in entry} == {*flag_table.CALLS}
 
 
 def test_every_variable_of_llama_server_has_a_row():
@@ -99,6 +114,7 @@ def test_a_row_says_one_thing_and_names_options_that_exist(row):
         ("--alias mine --no-jinja", "--served-model-name mine --any-model"),
         ("-rea on --reasoning off --reasoning auto", "--enable-thinking --no-enable-thinking --enable-thinking"),
         ("--reasoning-budget -1 --reasoning-budget 9", "-P thinking_token_budget=9"),
+        ("-cram -1 --cache-ram 100 --cache-ram=-1", "--cache-ram auto --cache-ram 100 --cache-ram auto"),
         ("-md d.gguf --draft-max 4", "--speculate draft --draft-model d.gguf --n-draft 4"),
         ("--max-model-len 8k --max-num-seqs=3", "--n-ctx 8000 --n-slots 3"),
         ("--max_model_len=8K", "--n-ctx 8192"),
@@ -145,9 +161,9 @@ def test_a_value_that_asks_for_what_happens_anyway_is_fine(line):
 
 
 def test_flags_without_effect_say_so_in_one_line():
-    found = translate(["--prio", "2", "--poll", "50", "-cram", "0"], OWN)
+    found = translate(["--prio", "2", "--poll", "50", "-ctxcp", "8"], OWN)
     assert found.args == []
-    assert [note.split(" has no effect: ")[0] for note in found.notes] == ["--prio", "--poll", "-cram"]
+    assert [note.split(" has no effect: ")[0] for note in found.notes] == ["--prio", "--poll", "-ctxcp"]
 
 
 def test_tokens_and_offline_are_variables():

@@ -81,7 +81,7 @@ class FakeChild:
         """The next messages; a submit is its request's id."""
         found = []
         for kind in kinds:
-            message = self.sent.get(timeout=5)
+            message = self.sent.get(timeout=60)
             assert message[0] == kind, message
             found.append(message[1].request_id if kind == "submit" else message[1:])
         return found
@@ -98,7 +98,7 @@ class FakeChild:
 class World:
     """A supervisor, its children as they come, and what was told."""
 
-    def __init__(self, policy=QUICK, adapters=()):
+    def __init__(self, policy=QUICK, adapters=(), clock=time.monotonic):
         self.children = queue.SimpleQueue()
         numbers = itertools.count(1)
 
@@ -108,7 +108,7 @@ class World:
             return child
 
         config = EngineConfig("tiny", adapters=adapters)
-        self.supervisor = Supervisor(config, policy=policy, start_child=start_child)
+        self.supervisor = Supervisor(config, policy=policy, start_child=start_child, clock=clock)
         self.told = queue.SimpleQueue()
         self.supervisor.start()
 
@@ -116,7 +116,7 @@ class World:
         return self._newest
 
     def child(self, started=True):
-        child = self._newest = self.children.get(timeout=5)
+        child = self._newest = self.children.get(timeout=60)
         if started:
             child.start()
             until(lambda: self.supervisor.up)
@@ -126,7 +126,7 @@ class World:
         self.supervisor.submit([Request(name, (1,)) for name in names], self.told.put, stream=stream)
 
     def end_of(self, name):
-        [output] = self.told.get(timeout=5)
+        [output] = self.told.get(timeout=60)
         assert output.request_id == name
         return output.finished
 
@@ -189,14 +189,14 @@ def test_a_stream_is_taken_up_with_its_tokens(world):
     first.got("submit")
     first.admit("a")
     first.emit("a", 3, 4, done=False)
-    assert world.told.get(timeout=5)[0].token_ids == (3, 4)
+    assert world.told.get(timeout=60)[0].token_ids == (3, 4)
     first.die()
     second = world.child()
-    _, request, stream = second.sent.get(timeout=5)
+    _, request, stream = second.sent.get(timeout=60)
     assert stream
     assert request.resumed.token_ids == (3, 4)
     second.emit("a", 5)
-    assert world.told.get(timeout=5)[0].token_ids == (5,)
+    assert world.told.get(timeout=60)[0].token_ids == (5,)
 
 
 def test_the_limit_of_restarts_ends_everything(world):
@@ -241,9 +241,9 @@ def test_what_was_loaded_goes_before_what_is_asked():
 
     threading.Thread(target=ask).start()
     for _ in range(3):
-        *_, answer = child.sent.get(timeout=5)
+        *_, answer = child.sent.get(timeout=60)
         answer.set_result(7)
-        assert answers.get(timeout=5) == 7
+        assert answers.get(timeout=60) == 7
     world.submit("r")
     child.got("submit")
     child.die()
@@ -264,9 +264,9 @@ def test_a_refusal_is_its_askers_and_nothing_is_loaded_again(world):
         raised.put(True)
 
     threading.Thread(target=ask).start()
-    *_, answer = child.sent.get(timeout=5)
+    *_, answer = child.sent.get(timeout=60)
     answer.set_exception(AdapterError("no"))
-    assert raised.get(timeout=5)
+    assert raised.get(timeout=60)
     child.die()
     assert world.child().sent.empty()
 
@@ -352,10 +352,10 @@ def test_figures_of_dead_children_stay(world):
     child = world.child()
     got = queue.SimpleQueue()
     threading.Thread(target=lambda: got.put(world.supervisor.stats())).start()
-    *_, answer = child.sent.get(timeout=5)
+    *_, answer = child.sent.get(timeout=60)
     child.listener.on_stats(child, EngineStats(running=1, decode_calls=5).to_wire())
     answer.set_result(None)
-    stats = got.get(timeout=5)
+    stats = got.get(timeout=60)
     assert (stats.running, stats.decode_calls, stats.restarts) == (1, 15, 1)
 
 
@@ -363,9 +363,6 @@ def test_the_router_keeps_the_figures_of_a_member_that_is_gone_and_sends_nothing
     class Member:
         alive = up = True
         given = 0
-
-        def revive(self):
-            pass
 
         def submit(self, requests, sink, *, stream=False):
             self.given += len(requests)
@@ -411,7 +408,7 @@ def test_what_no_child_had_begun_goes_to_another_instance():
     first.die()
     for _ in range(3):
         worlds[0].child(started=False).die()
-    [output] = told.get(timeout=5)
+    [output] = told.get(timeout=60)
     assert (output.request_id, "4 times in a row" in output.finished.error) == ("0", True)
     assert second.got("submit", "submit") == ["2", "4"]
     assert router._owners["2"][0] == router._owners["4"][0] == 1
@@ -419,7 +416,7 @@ def test_what_no_child_had_begun_goes_to_another_instance():
     assert second.got("abort") == [("4",)]
     for name in "24135":
         second.emit(name, 5)
-        [output] = told.get(timeout=5)
+        [output] = told.get(timeout=60)
         assert (output.request_id, output.finished.error) == (name, None)
     assert router._loads == [0, 0]
     for world in worlds:
@@ -455,11 +452,21 @@ def test_an_abort_reaches_a_request_that_is_moving():
 # Giving up is not for ever.
 
 
-AGAIN = replace(QUICK, retry_s=0.2, longest_s=2.0)
+AGAIN = replace(QUICK, retry_s=10.0, longest_s=30.0, first_s=0.0)
 
 
-def given_up(policy=AGAIN):
-    world = World(policy)
+class Clock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def given_up():
+    world = World(AGAIN, clock=Clock())
     world.child()
     world.submit("a")
     for _ in range(3):
@@ -467,19 +474,26 @@ def given_up(policy=AGAIN):
         world.child(started=False)
     world.newest().die("SIGILL")
     assert "4 times in a row" in world.end_of("a").error
-    until(lambda: world.supervisor._end_reason is not None)
+    until(lambda: world.supervisor.outage is not None)
     return world
 
 
-def test_a_call_brings_another_child_when_it_is_time_for_one():
+def pass_time(world, seconds):
+    world.supervisor._clock.now += seconds
+
+
+def test_another_child_is_started_after_a_pause_without_a_call():
     world = given_up()
-    with pytest.raises(EngineClosedError, match="at last with while it started: SIGILL; a call in 1 s tries another"):
+    with pytest.raises(EngineClosedError, match="SIGILL; another one is started in 10 s"):
         world.submit("early")
-    until(lambda: world.supervisor.alive)
-    assert not world.supervisor.up
-    assert world.children.empty()  # no call has asked for one
-    world.submit("b", "c")
+    assert world.supervisor.outage.retry_in_s == 10.0
+    pass_time(world, 9.0)
+    assert world.supervisor.outage.retry_in_s == 1.0
+    assert world.children.empty()
+    pass_time(world, 1.0)
     child = world.child()
+    assert world.supervisor.outage is None
+    world.submit("b", "c")
     assert child.got("submit", "submit") == ["b", "c"]
     child.emit("b", 5)
     assert world.end_of("b").token_ids == (5,)
@@ -491,33 +505,35 @@ def test_a_call_brings_another_child_when_it_is_time_for_one():
     world.supervisor.end()
 
 
-def test_a_question_brings_another_child_too():
+def test_a_question_waits_for_the_child_that_loads():
     world = given_up()
-    until(lambda: world.supervisor.alive)
+    pass_time(world, 10.0)
+    child = world.child(started=False)
     answers = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(world.supervisor.call("load_prefix", "p"))).start()
-    child = world.child()
+    child.start()
     [(_, answer)] = child.got("load_prefix")
     answer.set_result(7)
-    assert answers.get(timeout=5) == 7
+    assert answers.get(timeout=60) == 7
     world.supervisor.end()
 
 
-def test_what_kills_each_child_fails_fast_and_later_and_later():
+def test_what_kills_each_child_fails_fast_and_the_pauses_grow():
     world = given_up()
     before = world.supervisor.heartbeat.restarts
-    for number, wait_s in enumerate((0.4, 0.8)):
-        until(lambda: world.supervisor.alive)
-        world.submit(str(number))
-        world.child(started=False).die()  # one child, not four
+    wait_s = 10.0
+    for number, next_s in enumerate((20.0, 30.0, 30.0)):
+        pass_time(world, wait_s)
+        child = world.child(started=False)
+        world.submit(str(number))  # it waits for the child
+        child.die()  # one child, not four
         assert f"{5 + number} times in a row" in world.end_of(str(number)).error
-        died = time.monotonic()
-        with pytest.raises(EngineClosedError, match="tries another"):
+        until(lambda: world.supervisor.outage is not None)
+        with pytest.raises(EngineClosedError, match=f"another one is started in {next_s:.0f} s"):
             world.submit("early")
-        until(lambda: world.supervisor.alive)
-        assert time.monotonic() - died > wait_s - 0.1
+        wait_s = next_s
     assert world.children.empty()
-    assert world.supervisor.heartbeat.restarts == before + 2
+    assert world.supervisor.heartbeat.restarts == before + 3
     world.supervisor.end()
     with pytest.raises(EngineClosedError):
         world.submit("late")
@@ -531,14 +547,14 @@ def test_closing_ends_one_that_has_given_up():
     assert not world.supervisor.alive
 
 
-def test_a_router_has_the_one_that_gave_up_try_again():
+def test_a_router_uses_the_one_that_gave_up_once_another_child_is_there():
     worlds = [given_up(), World()]
     second = worlds[1].child()
     router = Router([world.supervisor for world in worlds])
     told = queue.SimpleQueue()
-    until(lambda: worlds[0].supervisor.alive)
     router.submit([Request("x", (1,))], told.put)
     assert second.got("submit") == ["x"]  # it goes to the one that is up
+    pass_time(worlds[0], 10.0)
     child = worlds[0].child()
     router.submit([Request("y", (1,))], told.put)
     assert child.got("submit") == ["y"]
@@ -548,7 +564,7 @@ def test_a_router_has_the_one_that_gave_up_try_again():
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RuntimeError("can't start new thread")])
 def test_a_child_that_cannot_be_started_counts_as_one_that_died(error):
-    world = World(AGAIN)
+    world = World(AGAIN, clock=Clock())
     child = world.child()
     start = world.supervisor._start_child
 
@@ -561,9 +577,9 @@ def test_a_child_that_cannot_be_started_counts_as_one_that_died(error):
     assert "could not be started" in (told := world.end_of("a").error)
     assert str(error) in told
     world.supervisor._start_child = start
-    until(lambda: world.supervisor.alive)
-    world.submit("b")
+    pass_time(world, 10.0)
     child = world.child()
+    world.submit("b")
     assert child.got("submit") == ["b"]
     child.emit("b", 1)
     assert world.end_of("b").error is None
@@ -576,7 +592,7 @@ def test_a_child_that_cannot_be_started_counts_as_one_that_died(error):
 def ends_of(world, n):
     ends = {}
     while len(ends) < n:
-        for output in world.told.get(timeout=5):
+        for output in world.told.get(timeout=60):
             if output.finished is not None:
                 ends[output.request_id] = output.finished
     return ends
@@ -617,13 +633,13 @@ def test_a_sink_that_raises_ends_its_request_and_no_other(world, error):
     child.got("submit", "submit")
     both = unpack(pack([SequenceOutput(name, (5,), "x") for name in "ab"]))
     child.listener.on_outputs(child, both)
-    assert told.get(timeout=5).request_id == "b"
-    last = told.get(timeout=5)
+    assert told.get(timeout=60).request_id == "b"
+    last = told.get(timeout=60)
     assert last.request_id == "a"
     assert f"the result could not be delivered: {type(error).__name__}" in last.finished.error
     assert child.got("abort") == [("a",)]
     child.emit("b", 6)
-    assert told.get(timeout=5).finished.error is None
+    assert told.get(timeout=60).finished.error is None
 
 
 def test_what_an_exception_has_lost_is_answered_when_its_child_has_gone(world, monkeypatch):

@@ -22,7 +22,7 @@ from llamabatch.client.wire import (
 from llamabatch.config import EngineConfig
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.errors import EngineError
-from llamabatch.request.logprobs import Logprob
+from llamabatch.request.logprobs import FlatLogprobs, Logprob
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
@@ -113,13 +113,26 @@ def test_logprobs_cross_unchanged():
     assert request.params.logprob_ids == (3, 9)
     assert unpack_request(across(pack_request(request))[0]).params == request.params
     told = ({3: Logprob(-0.1, 1, "é"), 5: Logprob(-math.inf, 7, "\ufffd")}, {4: Logprob(-2.5, 2, "")})
-    completion = CompletionOutput(0, "t", (3, 4), FinishReason.LENGTH, None, told, -2.6)
-    whole = RequestOutput("r", None, (1, 2), (completion,), prompt_logprobs=(None, {2: Logprob(-1.0, 1, "b")}))
+    completion = CompletionOutput(0, "t", (3, 4), FinishReason.LENGTH, None, FlatLogprobs(told), -2.6)
+    of_prompt = FlatLogprobs([None, {2: Logprob(-1.0, 1, "b")}])
+    whole = RequestOutput("r", None, (1, 2), (completion,), prompt_logprobs=of_prompt)
     for output in (
-        SequenceOutput("r", (3,), "t", logprobs=told[:1]),
-        SequenceOutput("r", (4,), "", whole, 1, logprobs=told[1:]),
+        SequenceOutput("r", (3,), "t", logprobs=FlatLogprobs(told[:1])),
+        SequenceOutput("r", (4,), "", whole, 1, logprobs=FlatLogprobs(told[1:])),
     ):
         assert unpack_output(across(pack_output(output))[0], request) == output
+
+
+def test_many_logprobs_cross_as_few_values():
+    """What reads a message makes an object of each value in one call, during which no other thread runs."""
+    place = {i: Logprob(-0.5 * i, i, f"t{i}") for i in range(1, 1025)}
+    completion = CompletionOutput(0, "", (1,) * 50, FinishReason.LENGTH, logprobs=FlatLogprobs([place] * 50))
+    output = SequenceOutput("r", (), "", RequestOutput("r", None, (1,), (completion,)))
+
+    def count(value):
+        return 1 + sum(map(count, value)) if isinstance(value, tuple) else 1
+
+    assert count(across(pack_output(output))) < 200
 
 
 def test_configs_cross_unchanged():

@@ -1,6 +1,7 @@
 """Batches of every kind: read as rows, and returned as they came, with more columns."""
 
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ KINDS = {
     "numpy": lambda data: {name: np.array(values, object) for name, values in data.items()},
     "pandas": lambda data: pd.DataFrame(data, index=range(7, 7 + len(data["review"]))),
     "polars": pl.DataFrame,
+    "lazy": pl.LazyFrame,
     "table": pa.table,
     "batch": pa.RecordBatch.from_pydict,
 }
@@ -75,6 +77,8 @@ def test_types_do_not_depend_on_the_rows(generate, kind):
         assert list(batches[0].dtypes) == list(batches[1].dtypes)
         assert str(batches[0]["score"].dtype) == "Int64"
         assert str(batches[0]["sure"].dtype) == "boolean"
+    elif kind == "lazy":
+        assert batches[0].collect_schema() == batches[1].collect_schema()
     elif kind not in ("lists", "numpy"):
         assert batches[0].schema == batches[1].schema
     if kind == "numpy":
@@ -131,6 +135,44 @@ def test_cells_of_numpy_are_values_of_python():
     assert type(rows[0]["b"]) is bool
 
 
+def test_a_query_that_fails_is_an_input_error(generate):
+    with pytest.raises(InputError, match=r"(?s)^the LazyFrame of polars cannot be collected: .*gone") as refused:
+        generate(pl.LazyFrame(DATA).select("gone"))
+    assert isinstance(refused.value.__cause__, pl.exceptions.PolarsError)
+    duckdb = pytest.importorskip("duckdb", reason="needs duckdb")
+    with duckdb.connect() as connection:
+        relation = connection.sql("select case when i = 2 then error('broken') end as review from range(3) as t(i)")
+        with pytest.raises(InputError, match=r"^the rows of the relation of DuckDB cannot be had: .*broken"):
+            generate(relation)
+
+
+def test_a_relation_of_duckdb_comes_back_as_a_table_that_duckdb_reads(generate):
+    duckdb = pytest.importorskip("duckdb", reason="needs duckdb")
+    with duckdb.connect() as connection:
+        given = connection.sql("select 'fine' as review, 5 as stars union all select 'bad', 1 order by stars")
+        made = generate(given)
+        assert type(made) is pa.Table
+        assert connection.sql("select review, label from made").fetchall() == [("bad", "good"), ("fine", "good")]
+        with pytest.raises(InputError, match="the batch has two columns 'a'"):
+            generate(connection.sql("select 1 as a, 2 as a"))
+
+
+def test_a_relation_without_pyarrow_says_what_to_install(generate, monkeypatch):
+    duckdb = types.SimpleNamespace(DuckDBPyRelation=type("DuckDBPyRelation", (), {}))
+    monkeypatch.setitem(sys.modules, "duckdb", duckdb)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SetupError, match=r"pip install 'llamabatch\[parquet\]'"):
+        generate(duckdb.DuckDBPyRelation())
+
+
+def test_a_frame_that_is_computed_elsewhere_is_refused(generate):
+    class Frame:
+        def compute(self): ...
+
+    with pytest.raises(InputError, match="the batch is a Frame; collect it first"):
+        generate(Frame())
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -144,7 +186,6 @@ def test_cells_of_numpy_are_values_of_python():
         ({1: ["x"]}, "the batch has a column 1; give columns whose names are texts"),
         (pd.DataFrame([["a", "b"]], columns=["review", "review"]), "the batch has two columns 'review'"),
         (pa.Table.from_arrays([pa.array(["a"])] * 2, names=["review", "review"]), "two columns 'review'"),
-        (pl.LazyFrame({"review": ["a"]}), "the batch is a LazyFrame; collect it first"),
         (pd.Series(["a"]), "the batch is a Series; give a data frame"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from llamabatch import EngineConfig, compat
 from llamabatch.compat import Llama, LlamaGrammar, options
-from llamabatch.compat.callbacks import Biases, Penalties
+from llamabatch.compat.callbacks import Biases
 from llamabatch.compat.llama import ABSENT
 from llamabatch.errors import ConfigError, EngineError, PromptError, SamplingError
 from llamabatch.testing import FakeLLM
@@ -190,16 +190,19 @@ def test_seeds_follow_from_one_another_as_in_llama_cpp():
 
 
 def test_penalties_see_the_last_tokens_of_the_output_alone():
-    assert not params_of(lambda m: m("Count", presence_penalty=0.5)).processors
-    assert params_of(lambda m: m("Count", presence_penalty=0.5)).presence_penalty == 0.5
-    [processor] = params_of(lambda m: m("Count", presence_penalty=0.5, max_tokens=65)).processors
-    assert isinstance(processor, Penalties)
-    [processor] = params_of(lambda m: m("Count", repeat_penalty=1.5), last_n_tokens_size=2).processors
-    logits = processor([3, 1, 2], np.array([1.0, 3.0, -3.0, 3.0], np.float32))
-    assert logits.tolist() == [1.0, 2.0, -4.5, 3.0]
-    assert not params_of(lambda m: m("Count", repeat_penalty=1.5), last_n_tokens_size=0).processors
-    both = Penalties(64, 2.0, 0.5, 0.25)([0, 0], np.array([4.0], np.float32))
-    assert both.tolist() == [4.0 / 2 - 2 * 0.5 - 0.25]
+    params = params_of(lambda m: m("Count", presence_penalty=0.5, repeat_penalty=1.5))
+    assert (params.presence_penalty, params.repetition_penalty, params.repeat_last_n) == (0.5, 1.5, 64)
+    assert params.prompt_ignore_length >= 1
+    assert not params.processors
+    for last_n in (0, -1):
+        assert not params_of(lambda m: m("Count", repeat_penalty=1.5), last_n_tokens_size=last_n).penalised
+    params = params_of(lambda m: m("Count", presence_penalty=3, repeat_penalty=2.0, logit_bias={1: 2}))
+    assert (params.presence_penalty, params.repetition_penalty, params.biases) == (0, 1, ())
+    biases, penalties = params.processors  # in llama.cpp a bias comes first, too
+    assert isinstance(biases, Biases)
+    assert penalties([0, 0], np.array([8.0, 1.0], np.float32)).tolist() == [8.0 / 2 - 3, 1.0]
+    with pytest.raises(SamplingError, match="presence_penalty is nan"):
+        llama()[0]("Count", presence_penalty=float("nan"))
 
 
 def test_biases_of_any_size_reach_the_logits():
@@ -208,8 +211,7 @@ def test_biases_of_any_size_reach_the_logits():
     [processor] = params_of(lambda m: m("Count", logit_bias={1: 1000.0})).processors
     assert isinstance(processor, Biases)
     assert processor([], np.zeros(2, np.float32)).tolist() == [0.0, 1000.0]
-    kinds = [type(p) for p in params_of(lambda m: m("Count", logit_bias={1: 2}, repeat_penalty=1.1)).processors]
-    assert kinds == [Biases, Penalties]  # in llama.cpp a bias comes first, too
+    assert params_of(lambda m: m("Count", logit_bias={1: 2}, repeat_penalty=1.1)).biases == ((1, 2.0),)
     for bad in ({"x": 1}, {1: "y"}, {1: float("nan")}, {-1: 1}, 3):
         with pytest.raises(SamplingError, match="logit_bias"):
             llama()[0]("Count", logit_bias=bad)
@@ -218,8 +220,10 @@ def test_biases_of_any_size_reach_the_logits():
 def test_what_takes_python_is_refused_beside_a_child_process():
     made = Llama._over(FakeLLM(answers="one", n_ctx=512, isolate=True))
     assert made("Count", logit_bias={1: -float("inf")})["choices"][0]["text"] == "one"
-    with pytest.raises(SamplingError, match=r"repeat_penalty is 1.1.*leave isolate"):
-        made("Count", repeat_penalty=1.1)
+    assert made("Count", repeat_penalty=1.1)["choices"][0]["text"] == "one"
+    for beyond in ({"logit_bias": {1: 1000.0}}, {"frequency_penalty": 3.0}):
+        with pytest.raises(SamplingError, match=r"logit_bias.*leave isolate"):
+            made("Count", **beyond)
 
 
 def test_processors_and_criteria_see_the_prompt_too():
@@ -247,7 +251,7 @@ class Foreign:
 
 @pytest.mark.parametrize("grammar", [LlamaGrammar.from_string('root ::= "yes"'), Foreign()])
 def test_grammars_of_both_packages_bind_the_answer(grammar):
-    assert params_of(lambda m: m("Count", grammar=grammar)).structure == ("grammar", 'root ::= "yes"', False)
+    assert params_of(lambda m: m("Count", grammar=grammar)).structure[:2] == ("grammar", 'root ::= "yes"')
 
 
 def test_a_grammar_is_read_from_a_file_and_a_schema(tmp_path):
@@ -366,6 +370,7 @@ def test_embeddings_are_lists_of_numbers():
     assert answer["data"][0]["embedding"] == vector
     assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
     assert np.isclose(np.linalg.norm(made.embed("a text", normalize=True)), 1)
+    assert not np.isclose(np.linalg.norm(vector), 1), "llama_cpp's default"
     made.n_batch = 2
     assert made.embed(["a text"], return_count=True)[1] == 2
     with pytest.raises(ValueError, match=r"Requested tokens \(3\) exceed batch size of 2"):
@@ -524,6 +529,22 @@ def test_n_ctx_ends_where_the_training_did(monkeypatch):
         assert options.context(4096, small) == 96
     with pytest.raises(ConfigError, match="n_ctx is 0"):
         options.context(0, {})
+
+
+def test_n_ctx_beyond_the_training_warns_and_goes_on(monkeypatch):
+    monkeypatch.setattr(options, "_warned", set())
+    header = {**HEADER, "llama.rope.dimension_count": "32"}
+    given = {**DEFAULTS, "n_ctx": 4000}
+    with pytest.warns(UserWarning, match="n_ctx is 4000, and the model was trained for 2048 tokens: it runs") as caught:
+        made = options.engine_options(given, DEFAULTS, header)
+    assert len(caught) == 1
+    assert (made["n_ctx"], made["kv_overrides"]) == (4096, {"llama.context_length": 4096})
+    EngineConfig.from_options("tiny", made)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        options.engine_options(given, DEFAULTS, header)
+        made = options.engine_options({**DEFAULTS, "n_ctx": 2048}, DEFAULTS, header)
+    assert "kv_overrides" not in made
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name():

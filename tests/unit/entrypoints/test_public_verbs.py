@@ -1,10 +1,13 @@
 """LLM and AsyncLLM have the same verbs, with the same parameters and defaults."""
 
 import inspect
+from typing import get_type_hints
 
 import pytest
 
 from llamabatch import LLM, AsyncLLM, EngineError
+from llamabatch.chat.conversation import ChatKeywords, chat_options
+from llamabatch.testing import FakeLLM
 
 # Only for a caller that waits on a terminal.
 ONLY_SYNC = {"progress"}
@@ -33,6 +36,24 @@ def test_the_parameters_are_the_same(name):
         assert isinstance(theirs, property) or parameters(theirs) == parameters(ours.fget)
         return
     assert parameters(ours) == parameters(getattr(AsyncLLM, name))
+
+
+def test_the_keywords_of_chats_are_those_of_their_options():
+    assert get_type_hints(ChatKeywords) == {n: t for n, t in get_type_hints(chat_options).items() if n != "return"}
+
+
+@pytest.mark.parametrize("name", ["chat", "stream", "as_completed"])
+def test_signatures_name_the_keywords_of_chats_in_front_of_the_verbs_own(name):
+    shown = inspect.signature(getattr(LLM, name)).parameters
+    wanted = [*inspect.signature(chat_options).parameters.values(), shown["adapters"], shown["errors"]]
+    assert [p for p in shown.values() if p.kind is p.KEYWORD_ONLY and p.name not in ONLY_SYNC] == wanted
+    with FakeLLM() as llm, pytest.raises(TypeError, match=rf"LLM\.{name}\(\) got an unexpected keyword .*'tool'"):
+        getattr(llm, name)("a", tool=[])
+
+
+def test_a_prompt_of_a_chat_has_no_keyword_for_its_answer():
+    with FakeLLM() as llm, pytest.raises(TypeError, match=r"apply_chat_template\(\) got .*'tool_choice'"):
+        llm.apply_chat_template([{"role": "user", "content": "a"}], tool_choice="auto")
 
 
 @pytest.mark.parametrize("name", sorted(verbs(LLM)))

@@ -209,7 +209,7 @@ def test_tools_work_for_asyncio():
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls is 'no'"),
         ({"tools": [CLOCK, CLOCK]}, "two functions of the name 'clock'"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "a function of the name ''"),
-        ({"tools": [{**CLOCK, "type": "web_search"}]}, "a tool is of type 'web_search'"),
+        ({"tools": [{**CLOCK, "type": "web_search"}]}, r"tools\[0\] is of type 'web_search'"),
         ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, r"the parameters of 'f' are \[1\]"),
         ({"tools": [{"function": {"name": "f", "parameters": {"a": {1}}}}]}, "'f' cannot be written as JSON"),
         ({"chat_template_kwargs": {"tool_choice": "auto"}}, "'tool_choice', an argument of its own"),

@@ -78,6 +78,7 @@ def write(path, changes=None, tensors=None, move=0, cut=0, kind=0):
         {"tokenizer.ggml.padding_token_id": 99, "tokenizer.ggml.bos_token_id": 2**32 - 1},
         {"tokenizer.ggml.tokens": None, "tokenizer.ggml.model": "none", "llama.vocab_size": 5},
         {"llama.rope.scaling.type": "yarn"},
+        {"llama.pooling_type": 2**32 - 1},  # llama_model_save_to_file writes it
         {"llama.expert_count": 8, "llama.expert_used_count": [2, 4], "llama.expert_group_count": 2,
          "llama.expert_group_used_count": 1},
         {"llama.block_count": 3, "llama.nextn_predict_layers": 1},

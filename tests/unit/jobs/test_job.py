@@ -1,5 +1,6 @@
 """A whole job against an engine without a model: what it leaves behind however it ends, and what the command says."""
 
+import contextlib
 import csv
 import errno
 import gzip
@@ -8,6 +9,7 @@ import json
 import os
 import random
 import signal
+import sys
 import threading
 from dataclasses import replace
 
@@ -518,19 +520,6 @@ def test_kept_columns_and_ids_come_back_also_where_a_job_is_resumed(order, tmp_p
         run(replace(settings, reading=ReadOptions(prompt="Say {{ text }}", keep=("tags",))))
 
 
-def test_an_output_of_an_earlier_version_goes_on_with_ids_as_texts(tmp_path, engines):
-    waiting, _ = engines
-    given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    given.write_text("".join(json.dumps({"id": i, "prompt": "a"}) + "\n" for i in range(40)))
-    waiting.append(FakeClient(held=7, dies_after=20))
-    settings = Settings(str(given), str(out), writing=OutputOptions(records=RecordOptions(text_ids=True)))
-    with pytest.raises(EngineClosedError):
-        run(settings)
-    assert "ids" not in json.loads((tmp_path / "out.jsonl.job.json").read_text())["settings"]["output"]
-    run(Settings(str(given), str(out)))
-    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == [str(i) for i in range(40)]
-
-
 def test_the_command_reads_jinja2_and_columns(tmp_path, engines):
     (tmp_path / "in.csv").write_text('id,text,"a,b"\n1,bon,x\n')
     options = ["--prompt", "Say {{ text }}", "--keep", 'text,"a,b"', "--answer", "said", "--id-column", "id"]
@@ -678,3 +667,109 @@ def test_a_job_that_has_a_good_row_already_does_not_stop(tmp_path, engines):
 def test_max_start_errors_is_a_number():
     with pytest.raises(ConfigError, match="max_start_errors is -1"):
         Settings("in.jsonl", "out.jsonl", max_start_errors=-1)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_fields_beside_a_template_are_data_and_the_id_is_the_tables_own(kind, tmp_path, engines):
+    """Of a data set: its `n`, `seed` and `stop` are columns like others, unless --params-from names them."""
+    _, made = engines
+    given, out = tmp_path / f"in.{kind}", tmp_path / "out.jsonl"
+    records = [
+        {"id": f"q{i}", "question": f"q {i}", "n": i, "seed": -1, "stop": i / 2, "limit": i + 1} for i in range(30)
+    ]
+    if kind == "jsonl":
+        given.write_text("".join(json.dumps(record) + "\n" for record in records))
+    else:
+        with given.open("w", newline="") as file:
+            table = csv.DictWriter(file, list(records[0]))
+            table.writeheader()
+            table.writerows(records)
+    command = ["run", str(given), str(out), "--prompt", "Say {{ question }}", "-m", "tiny"]
+    told = CliRunner().invoke(cli, [*command, "--keep", "all"])
+    assert told.exit_code == 0, told.output
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["id"] for row in found] == [record["id"] for record in records]
+    for name in ("question", "n", "seed", "stop", "limit"):
+        assert [str(row[name]) for row in found] == [str(record[name]) for record in records]
+    assert {request.params.n for request in made[-1].requests} == {1}
+    told = CliRunner().invoke(cli, [*command, "--keep", "all", "--params-from", "n"])
+    assert told.exit_code == 2
+    assert "params_from: " in told.output  # another job
+    out = tmp_path / "other.jsonl"
+    command[2] = str(out)
+    told = CliRunner().invoke(cli, [*command, "--params-from", "n"])
+    assert told.exit_code == 1
+    errors = [json.loads(line)["error"] for line in out.read_text().splitlines()]
+    assert [error is None for error in errors] == [i >= 1 for i in range(30)]
+    assert "n is 0; give a whole number from 1" in errors[0]
+    told = CliRunner().invoke(
+        cli, [*command[:2], str(tmp_path / "third.jsonl"), *command[3:], "--params-from", "limit"]
+    )
+    assert told.exit_code == 2
+    assert "params_from names 'limit', which is no parameter" in told.output
+
+
+def test_a_table_whose_ids_come_twice_is_refused_before_anything_runs(tmp_path, engines):
+    _, made = engines
+    given, out = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    given.write_text("id,prompt\n1,a\n2,b\n1,c\n")
+    told = CliRunner().invoke(cli, ["run", str(given), str(out), "-m", "tiny"])
+    assert told.exit_code == 2
+    assert "row 3: column 'id' holds '1', the id of" in " ".join(told.output.split())
+    assert not out.exists()
+    assert not made
+    told = CliRunner().invoke(cli, ["run", str(given), str(out), "-m", "tiny", "--id-column", ""])
+    assert told.exit_code == 0
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["0", "1", "2"]
+
+
+class _FileEvents:
+    """Opens and changes of files, by an audit hook, which stays for the life of the process."""
+
+    CHANGES = ("os.link", "os.rename", "os.remove", "os.truncate")
+
+    def __init__(self):
+        self.folder, self.seen = None, []
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event, arguments):
+        if self.folder is None or (event != "open" and event not in self.CHANGES):
+            return
+        path = str(arguments[0])
+        if path.startswith(self.folder) or event == "os.truncate":
+            self.seen.append((event, os.path.basename(path)))
+
+    def of(self, event, suffix=""):
+        return [name for what, name in self.seen if what == event and name.endswith(suffix)]
+
+
+@pytest.fixture(scope="module")
+def file_events():
+    return _FileEvents()
+
+
+def test_before_the_first_row_each_file_is_read_and_made_once(tmp_path, engines, file_events):
+    waiting, _ = engines
+    out, before = tmp_path / "out.jsonl", []
+
+    class First(FakeClient):
+        def submit(self, *args, **kwargs):
+            if file_events.folder is not None:
+                before.append((len(file_events.of("open", ".job.json")), list(file_events.seen)))
+                file_events.folder = None
+            super().submit(*args, **kwargs)
+
+    for client in (First(held=7, dies_after=100), First(held=7)):
+        waiting.append(client)
+        file_events.seen.clear()
+        file_events.folder = str(tmp_path)
+        dies = pytest.raises(EngineClosedError) if not before else contextlib.nullcontext()
+        with dies:
+            run(Settings(source(tmp_path), str(out)))
+    (new_reads, new), (resumed_reads, resumed) = before
+    assert (new_reads, resumed_reads) == (0, 1)
+    # manifest, sums and ahead are made under a temporary name, linked and unlinked
+    assert [event for event, _ in new].count("os.link") == [event for event, _ in new].count("os.remove") == 3
+    assert not [event for event, _ in new + resumed if event == "os.rename"]
+    assert [name for event, name in new if event == "open" and name.endswith(".ahead")] == ["out.jsonl.ahead"]
+    assert numbers(out) == list(range(300))

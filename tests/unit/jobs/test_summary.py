@@ -12,6 +12,7 @@ from llamabatch.jobs.progress import JobSnapshot, StderrProgress, _fitting
 from llamabatch.jobs.stats import Counts, Timeline
 from llamabatch.jobs.summary import Summary
 from llamabatch.request.request import Request
+from llamabatch.utils.console import write_plot
 from llamabatch.utils.format import duration
 from llamabatch.utils.histogram import Quantiles
 from tests.unit.jobs_fakes import finished
@@ -220,10 +221,10 @@ def test_durations(value, text):
 @pytest.mark.parametrize("counts", [counted(), counted(ok=0, failed=3), Counts()])
 def test_a_report_is_drawn_of_any_summary(counts, tmp_path):
     pytest.importorskip("matplotlib")
-    from llamabatch.jobs.plot import draw, figure
+    from llamabatch.jobs.plot import figure
 
     report = summary(counts)
-    draw(report, tmp_path / "report.png")
+    write_plot("llamabatch.jobs.plot", report, tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
     titles = {ax.get_title() for ax in figure(report).axes}
     assert {"How rows ended", "Length in tokens", "8 slots, 62% of them in use"} <= titles

@@ -112,7 +112,7 @@ def test_memory_is_ggmls_where_nvml_does_not_know(machine, monkeypatch):
 def test_a_parent_makes_no_context(machine, monkeypatch):
     machine.found = (SAME, CARD, CPU)
     told = {"CUDA0": (7, 70)}
-    monkeypatch.setattr(devices, "_memory_told_by_child", lambda: told)
+    monkeypatch.setattr(devices, "_memory_from_child", lambda: told)
     assert devices.memory(None, (SAME,), computes_here=False) == (Gpu("the card", 7, 70),)
     assert machine.asked == []
     told.clear()  # the child failed
@@ -122,4 +122,4 @@ def test_a_parent_makes_no_context(machine, monkeypatch):
 
 
 def test_the_child_tells_what_ggml_tells():
-    assert devices._memory_told_by_child() == {}  # of a build for CPUs
+    assert devices._memory_from_child() == {}  # of a build for CPUs

@@ -234,7 +234,7 @@ def amx_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(build_info, "cpu_library", lambda module: cpu_library)
     monkeypatch.setattr(build_info, "build_marker", lambda module: machine.marker)
     monkeypatch.setattr(extra_buffers.paths, "bundled_model", lambda: cpu_library)
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(extra_buffers, "run_program", run)
     machine.module = SimpleNamespace(llama_print_system_info=lambda: b"AVX2 = 1 | AMX_INT8 = 1 | ")
     return machine
 
@@ -307,3 +307,19 @@ def test_without_amx_there_is_no_risk(amx_machine, monkeypatch):
     monkeypatch.setattr(extra_buffers, "_cpu_has_amx", lambda: False)
     assert extra_buffers.safe(amx_machine.module)
     assert amx_machine.runs == []
+
+
+@pytest.mark.parametrize(
+    ("cpu", "wide"),
+    [
+        ({"AVX2", "FMA", "F16C"}, {"wide8"}),
+        ({"AVX2", "FMA", "F16C", "AVX_VNNI"}, {"wide8"}),
+        ({"AVX2", "F16C"}, set()),
+        ({"AVX2", "FMA", "F16C", "AVX512"}, {"wide"}),
+        ({"AVX2", "FMA", "F16C", "AVX512", "AVX512_VNNI"}, {"wide"}),
+    ],
+)
+def test_the_width_of_strips_follows_from_what_the_build_has(cpu, wide, monkeypatch):
+    monkeypatch.setattr(library, "_system_features", lambda: dict.fromkeys(cpu | {"REPACK"}, "1"))
+    monkeypatch.setattr(library, "_has_patch", lambda name: name == library.WIDE_PATCH)
+    assert library.repack_features() & {"wide", "wide8"} == wide

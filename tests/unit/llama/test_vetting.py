@@ -49,6 +49,14 @@ def model(tmp_path):
     return path
 
 
+def test_what_is_behind_the_tensors_is_neither_loaded_nor_waited_for(child, model):
+    with model.open("r+b") as hole:
+        hole.truncate(2**40)
+    with pytest.raises(ModelFileError, match="bytes behind the data of its last tensor"):
+        ensure_loadable(model)
+    assert child.runs == 0
+
+
 def new_process():
     vetting._loadable.clear()
     vetting._seen.clear()

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from llamabatch.errors import SetupError
-from llamabatch.native_patches import source
+from llamabatch.native_build import source
 from llamabatch.planning import binding_choice
 from llamabatch.planning.binding_choice import MARKER, Origin, choose, for_children, reject
 

@@ -51,6 +51,25 @@ def test_elements_that_layers_keep():
     assert ModelFacts.from_metadata(common | attention | latent, 1, 1).v_values == 0
 
 
+def test_layers_of_hybrids_that_keep_no_cells_or_no_state():
+    """tests/model/test_graph_buffers.py compares small models of these with what llama.cpp allocates."""
+
+    def kept(arch, **values):
+        common = {"block_count": 5, "embedding_length": 64, "attention.head_count": 4, "attention.head_count_kv": 2}
+        state = {"ssm.conv_kernel": 1, "ssm.inner_size": 8, "ssm.state_size": 4}
+        named = {key.replace("__", "."): value for key, value in values.items()}
+        own = {f"{arch}.{key}": str(value) for key, value in {**common, **state, **named}.items()}
+        facts = ModelFacts.from_metadata({"general.architecture": arch, **own}, 1, 1)
+        return facts.k_values // 32, facts.state_values // 32  # layers with cells, and with a state
+
+    assert kept("qwen35") == (1, 4)  # each fourth one attends
+    assert kept("qwen35", full_attention_interval=2) == (2, 3)
+    assert kept("qwen35moe", attention__recurrent_layers="true,false,true,false,false") == (3, 2)
+    assert kept("qwen3next", nextn_predict_layers=1) == (1, 3)  # the last one guesses tokens
+    assert kept("nemotron_h", attention__head_count_kv="0,0,2,0,0", feed_forward_length="0,9,0,9,0") == (1, 2)
+    assert kept("falcon-h1") == (5, 5)
+
+
 def test_kv_cache_is_what_llama_cpp_allocates():
     # llama.cpp's log for this shape: 4096 cells, 24 layers, K (f16) 24.00 MiB, V (f16) 24.00 MiB
     need = memory(FACTS, resolved())
@@ -78,6 +97,33 @@ def test_the_family_that_thinks_is_named():
     assert resolve(EngineConfig("m", reasoning_format="none"), facts, MACHINE).reasoning is None
     assert resolve(EngineConfig("m", reasoning_tags=("a", "b")), facts, MACHINE).reasoning == "custom"
     assert "reasoning" not in resolve(EngineConfig("m"), FACTS, MACHINE).describe()
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "options", "found"),
+    [
+        (64, {}, (32_768, 32)),
+        (8, {}, (32_768, 6)),
+        (6, {}, (16_384, 10)),  # 4 of 32,768 would not fit
+        (2, {}, (4096, 7)),
+        (64, {"n_slots": 64}, (32_768, 64)),
+        (64, {"n_slots": 128}, (16_384, 128)),
+        (3, {"strategy": "sequential"}, (16_384, 32)),  # which has one slot
+    ],
+)
+def test_a_fitted_context_is_as_long_as_a_few_slots_allow(free_gib, options, found):
+    machine = replace(MACHINE, available_bytes=int(free_gib * 2**30))
+    plan = resolve(EngineConfig("m", n_ctx="fit", **options), FACTS, machine)
+    assert (plan.config.n_ctx, plan.config.n_slots) == found, plan.describe()
+    assert resolve(EngineConfig("m", **options), FACTS, machine).config.n_ctx == 4096
+
+
+def test_a_fitted_context_is_not_above_what_the_model_was_trained_for():
+    for trained, found in ((2048, 2048), (6000, 6000), (2**17, 32_768)):
+        facts = replace(FACTS, n_ctx_train=trained)
+        assert resolve(EngineConfig("m", n_ctx="fit"), facts, MACHINE).config.n_ctx == found
+    assert resolve(EngineConfig("m", n_ctx="fit"), replace(FACTS, is_encoder=True), MACHINE).config.n_ctx == 4096
+    assert resolve(EngineConfig("m", n_ctx="fit", kv="unified", kv_cells=9000), FACTS, MACHINE).config.n_ctx == 9000
 
 
 def scaled(n_ctx, facts=FACTS, **options):
@@ -172,6 +218,13 @@ def test_n_ctx_beyond_training_is_refused():
         resolve(EngineConfig("m", n_ctx=40_000), FACTS, MACHINE)
 
 
+def test_a_context_length_that_is_given_is_used_whole():
+    facts = replace(FACTS, arch="llama")  # whose header has the value of the override
+    for key, n_ctx in (("llama.context_length", 32_768), ("other.context_length", 4096)):
+        found = resolve(EngineConfig("m", n_slots=1, kv_overrides={key: 32_768}), facts, MACHINE)
+        assert found.config.n_ctx == n_ctx
+
+
 def test_multi_instance_divides_cores_and_memory():
     plan = resolve(EngineConfig("m", strategy="multi-instance"), FACTS, MACHINE)
     assert (plan.config.instances, plan.config.n_threads) == (2, 4)
@@ -232,7 +285,7 @@ def test_unified_takes_what_split_refuses():
     little = Machine(8, 3 * GIB)
     with pytest.raises(MemoryPlanError, match="32 x 8,192 cells"):
         resolve(EngineConfig("m", n_slots=32, n_ctx=8192, kv="split", flash_attn="on"), FACTS, little)
-    plan = resolve(EngineConfig("m", n_slots=32, n_ctx=8192, flash_attn="on"), FACTS, little)
+    plan = resolve(EngineConfig("m", n_slots=32, n_ctx=8192, flash_attn="on", cache_ram=0), FACTS, little)
     assert (plan.config.kv, plan.config.n_slots) == ("unified", 32)
     assert 8192 + 31 * 256 <= plan.config.kv_cells < 32 * 8192
     assert (
@@ -335,3 +388,33 @@ class TestDeviceSampling:
             ConfigError, match="device_sampling is 'on', but the vocabulary has 65 tokens; it is for more"
         ):
             self.chosen(facts=replace(FACTS, n_vocab=65), device_sampling="on")
+
+
+def test_memory_for_saved_prefixes_is_a_quarter_of_what_is_left_and_counts():
+    windows = {"widths": Widths(896, 1000, 14, 896, 128, 4864, masks=2)}
+    for kind in ({"state_values": 1000}, windows):
+        plan = resolve(EngineConfig("m"), replace(FACTS, **kind), MACHINE)
+        without = resolve(EngineConfig("m", cache_ram=0), replace(FACTS, **kind), MACHINE)
+        left = MACHINE.available_bytes - without.peak_bytes
+        assert plan.config.cache_ram == left // (4 * 2**20) > 0
+        assert plan.total_bytes == without.total_bytes + plan.config.cache_ram * 2**20
+        assert f"{plan.config.cache_ram:,} MiB saved prefixes" in plan.describe()
+        assert "cache_ram" in plan.reasons
+        assert (without.config.cache_ram, "saved prefixes" in without.describe()) == (0, False)
+        much = resolve(EngineConfig("m"), replace(FACTS, **kind), replace(MACHINE, available_bytes=200 * GIB))
+        assert much.config.cache_ram == 8192
+        assert resolve(EngineConfig("m", cache_prefix=False), replace(FACTS, **kind), MACHINE).config.cache_ram == 0
+    for n_bytes, cache_ram in ((16 * GIB, 64 * 48), (4 * GIB, None)):  # ordinary cells: of 64 slots at most
+        machine = Machine(8, n_bytes)
+        plan, without = (resolve(EngineConfig("m", cache_ram=n), FACTS, machine) for n in ("auto", 0))
+        left = (machine.available_bytes - without.peak_bytes) // (4 * 2**20)
+        assert plan.config.cache_ram == min(cache_ram or left, left)
+        assert plan.memory.cache_ram == plan.config.cache_ram * 2**20
+    for kind, options in ((windows, {"kv": "unified"}), ({"arch": "deepseek4"}, {})):  # which share nothing
+        assert resolve(EngineConfig("m", **options), replace(FACTS, **kind), MACHINE).config.cache_ram == 0
+    assert resolve(EngineConfig("m", cache_ram=100), FACTS, MACHINE).memory.cache_ram == 100 * 2**20
+    with pytest.raises(MemoryPlanError, match="MiB saved prefixes"):
+        resolve(EngineConfig("m", cache_ram=20_000), FACTS, MACHINE)
+    room = MACHINE.available_bytes // 3 // 2**20
+    given, usual = (resolve(EngineConfig("m", cache_ram=n), FACTS, MACHINE).config for n in (room, 0))
+    assert (given.n_slots, given.n_ctx) == (usual.n_slots, usual.n_ctx)

@@ -12,14 +12,14 @@ from llamabatch.planning.capacity import resolve
 from llamabatch.planning.compute_buffers import Widths
 from llamabatch.planning.equal_bits import dependence
 from llamabatch.planning.machine import Machine
-from llamabatch.planning.memory import multiplied
 from llamabatch.planning.model_facts import Layer, ModelFacts
+from llamabatch.planning.weights import multiplied
 from tests.unit.configs import resolved
 
 GIB = 2**30
 NUMBERS = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q2_K": 10, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "BF16": 30,
-    "TQ1_0": 34, "MXFP4": 39,
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20,
+    "IQ4_XS": 23, "BF16": 30, "TQ1_0": 34, "MXFP4": 39,
 }  # fmt: skip  # ggml.h
 
 AVX512 = frozenset({"avx2", "avx512", "rows", "vnni512"})
@@ -81,6 +81,8 @@ def test_machines_that_forbid_it(changes, words):
         (replace(model(), arch="gemma3"), "attends over a window"),
         (replace(model(), widths=replace(model().widths, masks=2)), "attends over a window"),
         (replace(model(), widths=replace(model().widths, latent=True)), "latent attention"),
+        (replace(model(), arch="minimax-01"), "linear attention, which sums the tokens of a pass together"),
+        (replace(model(), arch="minimax-m3"), "attention to chosen blocks"),
         (replace(model(), head_sizes=(40, 40)), "heads of 40 elements.*multiple of 16"),
         (replace(model(), tensors=()), "tensors of m are not known"),
         (model("TQ1_0"), "2 matrices of TQ1_0 have not been tried"),
@@ -106,6 +108,12 @@ def test_columns_by_sixteen_have_equal_bits():
     wide = AVX512 | {"wide"}
     assert dependence(replace(model("Q5_K", expert="Q6_K"), features=wide), CONFIG, MACHINE) is None
     assert dependence(replace(model("Q4_K"), features=frozenset({"avx2", "wide"})), CONFIG, MACHINE) is None
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"])
+def test_columns_by_eight_have_equal_bits(kind):
+    features = frozenset({"avx2", "rows", "wide8"})
+    assert dependence(replace(model(kind), features=features), CONFIG, MACHINE) is None
 
 
 def test_the_option_chooses_the_split_cache_and_our_attention():

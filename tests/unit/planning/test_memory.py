@@ -14,15 +14,28 @@ from llamabatch.planning import machine as limits
 from llamabatch.planning.capacity import resolve
 from llamabatch.planning.compute_buffers import Widths, graph_bytes, input_bytes
 from llamabatch.planning.machine import Machine
-from llamabatch.planning.memory import MIB, PROCESS_BYTES, in_files, memory, weights
+from llamabatch.planning.memory import MIB, PROCESS_BYTES, memory
 from llamabatch.planning.model_facts import Layer, ModelFacts
 from llamabatch.planning.nvml import Gpu, gpus
+from llamabatch.planning.weights import in_files, weights
 from tests.unit.configs import resolved
 
 GIB = 2**30
-NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
+NUMBERS = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "BF16": 30,
+}
 BYTES = {
-    "F32": 4.0, "F16": 2.0, "Q4_0": 18 / 32, "Q8_0": 34 / 32, "Q4_K": 144 / 256, "Q5_K": 176 / 256, "Q6_K": 210 / 256,
+    "F32": 4.0, "F16": 2.0, "Q4_0": 18 / 32, "Q4_1": 20 / 32, "Q5_1": 24 / 32, "Q8_0": 34 / 32, "Q4_K": 144 / 256,
+    "Q5_K": 176 / 256, "Q6_K": 210 / 256, "BF16": 2.0,
 }  # fmt: skip
 
 
@@ -59,6 +72,14 @@ def tensor(name, kind, *dims):
         ("Q5_K", (512, 56), {"avx2", "rows", "wide"}, 0),  # columns by sixteen
         ("Q4_K", (512, 56), {"avx2", "rows", "wide"}, 1),  # by eight
         ("Q6_K", (512, 64, 4), {"avx2", "rows", "wide"}, 1),
+        *((kind, (512, 56), {"avx2", "rows", "wide8"}, 1) for kind in ("Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q6_K")),
+        ("Q5_K", (512, 60), {"avx2", "rows", "wide8"}, 0),  # columns by eight
+        ("Q8_0", (512, 56, 4), {"avx2", "rows", "wide8"}, 1),
+        ("Q4_0", (512, 48), {"avx2", "rows", "wide", "vnni512"}, 1),
+        *(("BF16", (columns, 48), {"avx2", "rows", "wide"}, copies) for columns, copies in ((528, 1), (520, 0))),
+        *(("F16", (520, rows), {"avx2", "rows", "wide8"}, copies) for rows, copies in ((56, 1), (52, 0))),
+        ("BF16", (512, 64, 4), {"avx2", "rows", "wide"}, 1),  # experts
+        ("BF16", (512, 64), {"avx2", "rows"}, 0),
         ("F16", (512, 64), {"amx"}, 1),
         ("F32", (512, 64), {"amx", "avx2", "neon"}, 0),
         ("Q4_K", (512, 64), set(), 0),
@@ -164,7 +185,7 @@ def test_the_peak_may_be_while_the_model_is_loaded():
     output = tensor("output.weight", "Q4_K", 1024, 102400)
     tensors = laid_out(output, EMBEDDING, NORM, *TENSORS)
     facts = replace(FACTS, tensors=tensors, file_bytes=tensors[-1].offset + TENSORS[0].n_bytes)
-    plan = resolve(EngineConfig("m", n_slots=1, n_ctx=256), facts, MACHINE)
+    plan = resolve(EngineConfig("m", n_slots=1, n_ctx=256, cache_ram=0), facts, MACHINE)
     assert plan.memory.weights == EMBEDDING.n_bytes + NORM.n_bytes
     assert plan.memory.loading == output.n_bytes + 4 * TENSORS[0].n_bytes > plan.memory.own
     assert plan.peak_bytes == plan.memory.peak == plan.memory.shared + plan.memory.loading > plan.total_bytes
@@ -173,12 +194,32 @@ def test_the_peak_may_be_while_the_model_is_loaded():
     assert (read.memory.loading, read.peak_bytes) == (0, read.total_bytes)
 
 
+def test_an_embedding_on_a_gpu_between_tensors_in_use_keeps_its_pages():
+    """0014 gives back no page of it, and llama.cpp unmaps both ends of a file alone."""
+    first, last = (tensor(f"rope_factors_{name}.weight", "F32", 1024) for name in ("long", "short"))
+    for tensors, n_bytes in (((first, EMBEDDING, last), EMBEDDING.n_bytes), ((EMBEDDING, first, last), 0)):
+        laid = laid_out(*tensors)
+        facts = replace(FACTS, tensors=laid, file_bytes=sum(each.n_bytes for each in laid), draft=None)
+        placed = replace(facts, placed=(("token_embd.weight", 0),), drops_copied_pages=True)
+        config = resolved(n_gpu_layers=1, n_slots=1, n_ctx=256)
+        found = memory(placed, config, (1.0,))
+        assert found.weights == first.n_bytes + last.n_bytes + n_bytes
+        assert found.reclaimable == n_bytes
+
+
+def test_the_copies_of_a_draft_model_are_counted():
+    asked = EngineConfig("m", n_slots=2, speculate="draft", draft_model="d.gguf")
+    with_copies = resolve(asked, replace(FACTS, draft=FACTS), MACHINE).memory
+    without = resolve(asked, replace(FACTS, draft=FACTS), replace(MACHINE, features=frozenset())).memory
+    assert with_copies.draft - without.draft == with_copies.copies == 4 * TENSORS[0].n_bytes
+
+
 def test_pages_of_copied_weights_are_given_back_where_the_build_does():
     output = tensor("output.weight", "Q4_K", 1024, 102400)
     tensors = laid_out(EMBEDDING, output, *TENSORS, NORM)
     size = sum(each.n_bytes for each in tensors)
     facts, drops = replace(FACTS, tensors=tensors, file_bytes=size), replace(MACHINE, drops_copied_pages=True)
-    config = EngineConfig("m", n_slots=1, n_ctx=256)
+    config = EngineConfig("m", n_slots=1, n_ctx=256, cache_ram=0)
     kept, copied = resolve(config, facts, MACHINE), resolve(config, facts, drops)
     assert kept.memory.weights == kept.memory.file == copied.memory.file == size
     assert copied.memory.weights == EMBEDDING.n_bytes + NORM.n_bytes
@@ -256,7 +297,7 @@ def test_buffers_of_the_layers_of_one_gpu_are_those_that_llama_cpp_reports(kind,
 
 
 def test_address_space_and_data_are_limits_of_their_own():
-    config = EngineConfig("m", n_slots=2, n_ctx=1024, kv="split")
+    config = EngineConfig("m", n_slots=2, n_ctx=1024, kv="split", cache_ram=0)
     plan = resolve(config, FACTS, MACHINE)
     with pytest.raises(MemoryPlanError, match=r"RLIMIT_AS leaves .*: .* weights .* = .* MiB, and "):
         resolve(config, FACTS, replace(MACHINE, address_space=plan.address_space - 1))

@@ -41,8 +41,11 @@ def pair(key, kind, body):
     return text(key) + struct.pack("<I", kind) + body
 
 
-def gguf(*pairs, tensors=290, tail=b"\0" * 100):
-    return struct.pack("<4sIQQ", b"GGUF", 3, tensors, len(pairs)) + b"".join(pairs) + tail
+def gguf(*pairs):
+    """A file of two tensors, of 8 numbers each."""
+    tensors = b"".join(text(name) + struct.pack("<IQIQ", 1, 8, 0, at) for name, at in (("a", 0), ("b", 32)))
+    header = struct.pack("<4sIQQ", b"GGUF", 3, 2, len(pairs)) + b"".join(pairs) + tensors
+    return header + bytes(-len(header) % 32 + 64)
 
 
 TEMPLATE = pair("tokenizer.chat_template", 8, text("x" * 100_000))
@@ -57,14 +60,16 @@ LAYERS = [
     TEMPLATE,
     pair("general.file_type", 4, struct.pack("<I", 7)),
 ]
-TOKENS = pair("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 151_936))  # their texts are never read
+TOKENS = pair("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 300) + text("a") * 300)
 WHOLE = gguf(*LAYERS, TOKENS)
 
 
-def test_the_shape_is_read_up_to_the_vocabulary(tmp_path):
+@pytest.mark.parametrize("pairs", [(*LAYERS, TOKENS), (TOKENS, *LAYERS)], ids=["behind", "in front"])
+def test_the_shape_is_read_wherever_the_vocabulary_stands(pairs, tmp_path):
+    """llama.cpp's converter of llama2.c puts it in front."""
     path = tmp_path / "m.gguf"
-    path.write_bytes(WHOLE)
-    assert read_shape(path) == ModelShape("qwen2", "3", "64", "", "8", "2,2,4", 151_936, "7", 290, len(WHOLE))
+    path.write_bytes(gguf(*pairs))
+    assert read_shape(path) == ModelShape("qwen2", "3", "64", "", "8", "2,2,4", 300, "7", 2, len(WHOLE))
 
 
 @given(st.integers(0, len(WHOLE)), st.binary(max_size=12), st.integers(0, 2**32))
@@ -76,7 +81,7 @@ def test_a_damaged_header_is_refused_and_never_raises_anything_else(tmp_path_fac
     path.write_bytes(bytes(body[:cut]))
     with contextlib.suppress(ModelFileError):
         read_shape(path)
-    path.write_bytes(WHOLE[: min(cut, len(WHOLE) - 101)])  # the vocabulary's length is not whole any more
+    path.write_bytes(WHOLE[: min(cut, len(WHOLE) - 150)])  # the last tensor is not whole any more
     with pytest.raises(ModelFileError):
         read_shape(path)
 

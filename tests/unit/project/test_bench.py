@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from benchmarks import ab, facts, grid, idle, limit, pairs, places, report, rounds
+from benchmarks import ab, facts, grid, idle, limit, llama_programs, pairs, places, report, rounds, stock
 from benchmarks.bench import make_peers
 from benchmarks.peers import servers
 from benchmarks.peers.base import Model, Result, Setup, check_tokens, first_token_s, gaps
@@ -19,9 +19,9 @@ from benchmarks.peers.child import LlamaLoop
 from benchmarks.process import PeerFailure, environment
 from benchmarks.workloads import WORKLOADS, Job, Shape, Workload
 from llamabatch.llama import library
-from llamabatch.native_patches import build, programs, source, stock
-from llamabatch.native_patches.plan import MARKER, Plan
-from llamabatch.native_patches.tools import SetupFailure
+from llamabatch.native_build import recipe, source
+from llamabatch.native_build.plan import MARKER, Plan
+from llamabatch.native_build.tools import SetupFailure
 from llamabatch.planning import binding_choice
 from llamabatch.planning.binding_choice import Build, Choice, Origin
 
@@ -112,6 +112,15 @@ def test_warm_caches_hold_the_shared_part_and_nothing_else():
             assert before.prompt[:512] == job.prompt[:512]
             assert before.prompt[512:] != job.prompt[512:]
             assert len(before.prompt) == len(job.prompt)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "window"])
+def test_a_second_turn_comes_after_its_first(kind):
+    workload = WORKLOADS[f"second turn, {kind}"]
+    [job] = workload.jobs(random.Random(1), N_VOCAB)
+    [earlier] = workload.earlier([job], random.Random(2), N_VOCAB)
+    assert earlier.prompt == job.prompt[:2000]
+    assert len(job.prompt) == 2100
 
 
 def test_first_tokens_are_those_of_the_long_prompts_or_of_all():
@@ -285,7 +294,8 @@ def test_the_staircase_adds_prefill_and_steps():
 
 def test_the_limit_leaves_out_what_it_cannot_say():
     applies = [name for name, workload in WORKLOADS.items() if limit.Limit().applies(workload)]
-    assert applies == ["burst", "burst, 1B Q4_K_M", "ragged", "shared prefix", "tiny"]
+    shared = ["shared prefix, hybrid", "shared prefix, window"]
+    assert applies == ["burst", "burst, 1B Q4_K_M", "ragged", "shared prefix", "tiny", *shared]
 
 
 # --- the report ---------------------------------------------------------------------------------------------------
@@ -438,53 +448,53 @@ def test_a_model_knows_its_vocabulary(tmp_path):
 def test_the_programs_are_built_as_the_wheel_but_for_what_is_built():
     plan = Plan(
         "cpu",
-        ("-DGGML_NATIVE=ON", "-DLLAVA_BUILD=OFF", *build._FLAGS, "-DGGML_LTO=ON"),
+        ("-DGGML_NATIVE=ON", *recipe.FLAGS, "-DGGML_LTO=ON"),
         {},
         {},
         "a compiler",
         "a cpu",
         {},
     )
-    flags = programs.flags(plan)
+    flags = llama_programs.flags(plan)
     assert {"-DGGML_NATIVE=ON", "-DGGML_LTO=ON", "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_OPENSSL=OFF"} <= set(flags)
     assert {"-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_COMMON=OFF"}.isdisjoint(flags)
-    assert programs.folder(plan.key).parts[-3:] == ("programs", plan.key, "bin")
+    assert llama_programs.folder(plan.key).parts[-3:] == ("programs", plan.key, "bin")
 
 
 def test_programs_of_another_recipe_are_built_again(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path))
-    plan = Plan("cpu", build._FLAGS, {}, {}, "a compiler", "a cpu", {})
-    folder = programs.folder(plan.key)
+    plan = Plan("cpu", recipe.FLAGS, {}, {}, "a compiler", "a cpu", {})
+    folder = llama_programs.folder(plan.key)
     folder.mkdir(parents=True)
-    for name in programs.PROGRAMS:
+    for name in llama_programs.PROGRAMS:
         (folder / name).touch()
-    assert not programs.is_current(plan)
-    (folder / MARKER).write_text(programs.marker(plan), encoding="utf-8")
-    assert programs.programs(plan) == folder
+    assert not llama_programs.is_current(plan)
+    (folder / MARKER).write_text(llama_programs.marker(plan), encoding="utf-8")
+    assert llama_programs.programs(plan) == folder
     (folder / MARKER).write_text("older flags\n", encoding="utf-8")
-    assert not programs.is_current(plan)
+    assert not llama_programs.is_current(plan)
 
 
 def all_patches() -> Plan:
     patches = {patch.name: "a hash" for patch in source.patches()}
-    return Plan("cpu", build._FLAGS, patches, {"fattn-block.h": "a hash"}, "a compiler", "a cpu", {})
+    return Plan("cpu", recipe.FLAGS, patches, {"fattn-block.h": "a hash"}, "a compiler", "a cpu", {})
 
 
 def test_the_stock_programs_are_built_from_the_source_with_the_needed_patches_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
     applied, commands = [], []
 
-    def run_logged(command, log, title, environment=None):
+    def run_logged(command, log, title, environment=None, display=None):
         commands.append([str(part) for part in command])
         if "--build" in command:
             made = Path(command[command.index("--build") + 1]) / "bin"
             made.mkdir(parents=True)
-            for name in programs.PROGRAMS:
+            for name in llama_programs.PROGRAMS:
                 (made / name).write_text(" ".join(applied))
         return 0
 
-    monkeypatch.setattr(programs, "run_logged", run_logged)
-    monkeypatch.setattr(programs, "with_cmake", lambda place, log: dict(os.environ))
+    monkeypatch.setattr(recipe, "run_logged", run_logged)
+    monkeypatch.setattr(recipe, "with_cmake", lambda place, log: dict(os.environ))
     monkeypatch.setattr(source, "fetch", lambda log: tmp_path)
     monkeypatch.setattr(source, "unpack", lambda package, folder: folder)
     monkeypatch.setattr(source, "apply", lambda patch, tree: applied.append(patch.name))
@@ -493,21 +503,21 @@ def test_the_stock_programs_are_built_from_the_source_with_the_needed_patches_al
     assert applied == list(stock.NEEDED)
     assert (folder / "llama-server").read_text() == " ".join(stock.NEEDED)
     assert {"-DLLAMA_BUILD_SERVER=ON", "-DBUILD_SHARED_LIBS=OFF"} <= set(commands[0])
-    assert commands[1][-3:] == ["--target", *programs.PROGRAMS]
+    assert commands[1][-3:] == ["--target", *llama_programs.PROGRAMS]
     assert json.loads((folder / MARKER).read_text().split("\n-D")[0])["patches"].keys() == set(stock.NEEDED)
     assert stock.stock_programs(all_patches()) == folder  # from the cache
     assert len(commands) == 2
-    assert folder != programs.folder(all_patches().key)  # both are kept
+    assert folder != llama_programs.folder(all_patches().key)  # both are kept
 
 
 def test_a_failed_build_of_the_stock_programs_names_its_log_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(programs, "with_cmake", lambda place, log: dict(os.environ))
-    monkeypatch.setattr(programs, "run_logged", lambda command, log, title, environment=None: 1)
+    monkeypatch.setattr(recipe, "with_cmake", lambda place, log: dict(os.environ))
+    monkeypatch.setattr(recipe, "run_logged", lambda command, log, title, environment=None, display=None: 1)
     monkeypatch.setattr(stock, "tree", lambda log, folder: folder)
     with pytest.raises(SetupFailure, match=r"llama-server and llama-batched-bench failed: .* \(log: .*programs-"):
         stock.stock_programs(all_patches())
-    assert not programs.folder(stock.plan_of(all_patches()).key).exists()
+    assert not llama_programs.folder(stock.plan_of(all_patches()).key).exists()
 
 
 def test_the_stock_server_is_that_of_its_folder_and_says_its_patches(tmp_path, monkeypatch):

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from llamabatch.native_patches import binding
-from llamabatch.native_patches.tools import SetupFailure
+from llamabatch.native_build import binding
+from llamabatch.native_build.tools import SetupFailure
 
 CTYPES = 'def load_shared_library(lib_base_name: str, base_path):\n    """Load."""\n    return None\n'
 CORE = """import os

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-MODELS = Path(__file__).parents[3] / "models"
+MODELS = Path(__file__).parents[3] / "models" / "tiny"
 sys.path.insert(0, str(MODELS))
 
 import corpus  # noqa: E402

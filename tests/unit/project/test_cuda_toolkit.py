@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llamabatch.native_patches.tools import SetupFailure
+from llamabatch.native_build.tools import SetupFailure
 from tests.cuda import toolkit
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from benchmarks.gpu import build, check, pack, parts, report, start
 from benchmarks.gpu.check import CUT, DONE, FAILED, PARTIAL, Part
-from llamabatch.native_patches import binding, helper, source
-from llamabatch.native_patches.plan import Plan
-from llamabatch.native_patches.programs import PROGRAMS
-from llamabatch.native_patches.tools import SetupFailure
+from benchmarks.llama_programs import PROGRAMS
+from llamabatch.native_build import binding, sampler_library, source
+from llamabatch.native_build.plan import Plan
+from llamabatch.native_build.tools import SetupFailure
 
 THREE = (Part("build", 100, "builds"), Part("memory", 50, "compares"), Part("burst", 80, "runs"))
 
@@ -151,7 +151,7 @@ def fake_build(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "compile_targets", compile_targets)
     monkeypatch.setattr(binding, "make_package", make_package)
     monkeypatch.setattr(binding, "prove", lambda package: done.append("prove"))
-    monkeypatch.setattr(helper, "compile_library", lambda path: "")
+    monkeypatch.setattr(sampler_library, "compile_library", lambda path: "")
     return plan, done
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_metadata import page, urls
 from llamabatch.utils.version import __version__
+from native_patches.packaging.hatch_metadata import page, urls
 
 REPOSITORY = Path(__file__).parents[3]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -87,5 +87,6 @@ def test_the_metadata_is_whole_and_an_index_knows_its_classifiers():
 
 
 def test_the_version_has_its_changes_and_its_date():
-    heading = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1].split("\n")[0]
-    assert re.fullmatch(rf"{re.escape(__version__)} \(20\d\d-\d\d-\d\d\)", heading)
+    releases = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    assert re.fullmatch(rf"{re.escape(__version__)} \(20\d\d-\d\d-\d\d\)", releases[0].split("\n")[0])
+    assert releases[-1].count("\n- ") <= 20, "the first release has one short list of what there is"

@@ -5,9 +5,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from llamabatch import SamplingParams
-from llamabatch.config import _AS_HERE as OPTIONS_AS_HERE
-from llamabatch.config import ALIASES as OPTIONS
 from llamabatch.config import EngineConfig
+from llamabatch.config.names import ALIASES as OPTIONS
+from llamabatch.config.names import AS_HERE as OPTIONS_AS_HERE
 from llamabatch.request.sampling_params import ALIASES, AS_HERE
 from llamabatch.utils.aliases import MODEL_NAMES
 

@@ -6,14 +6,17 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from llamabatch.llama import extra_buffers, library
-from llamabatch.native_patches import bootstrap, build, source, tools
-from llamabatch.native_patches.plan import MARKER
+from llamabatch.native_build import machine, recipe, source, tools
+from llamabatch.native_build.plan import MARKER
 from llamabatch.utils import paths
+from native_patches import bootstrap, local_wheel
 
 ROOT = Path(__file__).parents[3]
 FORMATTER = shutil.which("clang-format", path=str(Path(sys.executable).parent))
@@ -65,8 +68,8 @@ def test_every_build_defines_once_what_clang_finds_twice(tmp_path, monkeypatch):
     header = (tree / source.KERNELS["repack-any-rows.h"] / "repack-any-rows.h").read_text()
     assert len(re.findall(r"^template <> inline constexpr bool any_rows<", header, flags=re.MULTILINE)) == 4
     assert not re.search(r"^template <> constexpr", header, flags=re.MULTILINE)
-    excluded = re.findall(r'"llamabatch/native_patches/(\w+)"', (ROOT / "pyproject.toml").read_text())
-    assert source.UNCOUNTED_FOLDER.name not in excluded  # a pip install builds, too
+    held = [path.relative_to(source.PATCH_FOLDER).parts[0] for path in source.build_files()]
+    assert source.UNCOUNTED_FOLDER.name in held  # a pip install builds, too
     assert not {path.name for path in real(source.UNCOUNTED_FOLDER)} & {path.name for path in counted}
 
 
@@ -188,92 +191,107 @@ def test_unpack_returns_the_top_folder(tmp_path):
 
 @pytest.fixture
 def plan(cache, monkeypatch):
-    for name in ("CMAKE_ARGS", *build._ENVIRONMENT):
+    for name in ("CMAKE_ARGS", *machine._ENVIRONMENT):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(build, "_compiler", lambda: ("g++ 12", "#define __AVX2__ 1"))
-    return build.make_plan("cpu")
+    monkeypatch.setattr(machine, "_compiler", lambda: ("g++ 12", "#define __AVX2__ 1"))
+    return machine.make_plan("cpu")
 
 
 def test_the_same_machine_gives_the_same_key(plan):
-    assert build.make_plan("cpu") == plan
-    assert build.make_plan("cpu").key == plan.key
+    assert machine.make_plan("cpu") == plan
+    assert machine.make_plan("cpu").key == plan.key
     assert plan.version == f"{source.VERSION}+llamabatch.{plan.key[:8]}"
 
 
 def test_the_key_follows_the_patches(plan, tmp_path):
     (tmp_path / "0001-other.patch").write_text("Without it: nothing.\n")
-    assert build.make_plan("cpu", tmp_path).key != plan.key
+    assert machine.make_plan("cpu", tmp_path).key != plan.key
     (tmp_path / "0001-other.patch").write_text("Without it: something.\n")
-    changed = build.make_plan("cpu", tmp_path)
-    assert changed.key not in {plan.key, build.make_plan("cpu", source.PATCH_FOLDER / "nowhere").key}
+    changed = machine.make_plan("cpu", tmp_path)
+    assert changed.key not in {plan.key, machine.make_plan("cpu", source.PATCH_FOLDER / "nowhere").key}
 
 
 def test_the_key_follows_the_kernels(plan, tmp_path):
     shutil.copytree(source.KERNEL_FOLDER, tmp_path / "kernels")
-    assert build.make_plan("cpu", kernel_folder=tmp_path / "kernels").key == plan.key
+    assert machine.make_plan("cpu", kernel_folder=tmp_path / "kernels").key == plan.key
     with open(tmp_path / "kernels" / "fattn-few.h", "a") as file:
         file.write("// more\n")
-    assert build.make_plan("cpu", kernel_folder=tmp_path / "kernels").key != plan.key
+    assert machine.make_plan("cpu", kernel_folder=tmp_path / "kernels").key != plan.key
 
 
 def test_the_key_follows_flags_compiler_cpu_and_environment(plan, monkeypatch):
     keys = {plan.key}
     monkeypatch.setenv("CMAKE_ARGS", "-DGGML_BLAS=ON '-DX=a b'")
-    with_flags = build.make_plan("cpu")
+    with_flags = machine.make_plan("cpu")
     assert with_flags.flags[-2:] == ("-DGGML_BLAS=ON", "-DX=a b")
     keys.add(with_flags.key)
     monkeypatch.delenv("CMAKE_ARGS")
-    monkeypatch.setattr(build, "_compiler", lambda: ("g++ 13", "#define __AVX2__ 1"))
-    keys.add(build.make_plan("cpu").key)
-    monkeypatch.setattr(build, "_compiler", lambda: ("g++ 12", "#define __AVX512F__ 1"))
-    keys.add(build.make_plan("cpu").key)
+    monkeypatch.setattr(machine, "_compiler", lambda: ("g++ 13", "#define __AVX2__ 1"))
+    keys.add(machine.make_plan("cpu").key)
+    monkeypatch.setattr(machine, "_compiler", lambda: ("g++ 12", "#define __AVX512F__ 1"))
+    keys.add(machine.make_plan("cpu").key)
     monkeypatch.setenv("CXXFLAGS", "-O2")
-    keys.add(build.make_plan("cpu").key)
+    keys.add(machine.make_plan("cpu").key)
     assert len(keys) == 5
 
 
 def test_a_wheel_in_the_cache_is_not_built_again(plan, monkeypatch):
-    plan.folder.mkdir(parents=True)
-    (plan.folder / "llama.whl").touch()
-    monkeypatch.setattr(build, "_build", lambda plan, python: pytest.fail("built"))
-    assert build.wheel(plan) == plan.folder / "llama.whl"
+    local_wheel.folder(plan).mkdir(parents=True)
+    (local_wheel.folder(plan) / "llama.whl").touch()
+    monkeypatch.setattr(local_wheel, "_build", lambda plan, python: pytest.fail("built"))
+    assert local_wheel.wheel(plan) == local_wheel.folder(plan) / "llama.whl"
 
 
 def test_force_builds_again(plan, monkeypatch):
-    plan.folder.mkdir(parents=True)
-    (plan.folder / "llama.whl").touch()
+    local_wheel.folder(plan).mkdir(parents=True)
+    (local_wheel.folder(plan) / "llama.whl").touch()
     built = []
-    monkeypatch.setattr(build, "_build", lambda plan, python: built.append(plan))
-    build.wheel(plan, force=True)
+    monkeypatch.setattr(local_wheel, "_build", lambda plan, python: built.append(plan))
+    local_wheel.wheel(plan, force=True)
     assert built == [plan]
 
 
-def test_the_package_is_marked(plan, tmp_path):
-    (tmp_path / "llama_cpp").mkdir()
-    init = tmp_path / "llama_cpp" / "__init__.py"
-    init.write_text(f'from .llama_cpp import *\n\n__version__ = "{source.VERSION}"\n')
-    build._mark(tmp_path, plan)
-    assert f'__version__ = "{plan.version}"' in init.read_text()
-    marker = (tmp_path / "llama_cpp" / MARKER).read_text()
-    assert extra_buffers.PATCH in marker
-    assert plan.key in marker
+def test_the_wheel_has_the_version_the_marker_and_the_libraries(plan, tmp_path):
+    tree, out = tmp_path / "tree", tmp_path / "out"
+    (tree / "llama_cpp" / "server").mkdir(parents=True)
+    out.mkdir()
+    (tree / "llama_cpp" / "__init__.py").write_text(f'from .llama_cpp import *\n\n__version__ = "{source.VERSION}"\n')
+    (tree / "llama_cpp" / "server" / "app.py").touch()
+    (tree / "llama_cpp" / "notes.txt").touch()
+    (tree / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {source.VERSION}\n\nText")
+    (tree / "LICENSE.md").write_text("MIT")
+    library = tmp_path / "libllama.so"
+    library.write_bytes(b"a library")
+    wheel = local_wheel.pack(tree, [library], plan, out)
+    with zipfile.ZipFile(wheel) as archive:
+        contents = {name: archive.read(name).decode() for name in archive.namelist()}
+    facts = f"llama_cpp_python-{plan.version}.dist-info"
+    assert wheel.name.startswith(f"llama_cpp_python-{plan.version}-py3-none-")
+    assert f'__version__ = "{plan.version}"' in contents["llama_cpp/__init__.py"]
+    assert f"\nVersion: {plan.version}\n" in contents[f"{facts}/METADATA"]
+    assert extra_buffers.PATCH in contents[f"llama_cpp/{MARKER}"]
+    assert plan.key in contents[f"llama_cpp/{MARKER}"]
+    assert contents["llama_cpp/lib/libllama.so"] == "a library"
+    recorded = [line.split(",")[0] for line in contents[f"{facts}/RECORD"].splitlines()]
+    assert sorted(recorded) == sorted(contents)
+    assert "llama_cpp/notes.txt" not in contents
 
 
 def test_a_failed_build_is_one_sentence_and_leaves_only_the_log(plan, cache, monkeypatch, capsys):
-    monkeypatch.setattr(build, "require_space", lambda folder, gigabytes: None)
+    monkeypatch.setattr(local_wheel, "require_space", lambda folder, gigabytes: None)
     monkeypatch.setattr(source, "fetch", lambda log, python: Path("package"))
     monkeypatch.setattr(source, "unpack", lambda package, folder: folder)
     monkeypatch.setattr(source, "copy_kernels", lambda tree: None)
     monkeypatch.setattr(source, "apply", lambda patch, tree: None)
-    monkeypatch.setattr(build, "_mark", lambda tree, plan: None)
+    monkeypatch.setattr(recipe, "with_cmake", lambda place, log, python: dict(os.environ))
 
-    def compile_(command, log, title, environment=None):
-        assert environment["CMAKE_ARGS"].startswith("-DGGML_NATIVE=ON ")
-        log.write_text("$ pip wheel\nc++: fatal error: Killed signal terminated program cc1plus\n")
+    def compile_(command, log, title, environment=None, display=None):
+        assert "-DGGML_NATIVE=ON" in command
+        log.write_text("$ cmake\nc++: fatal error: Killed signal terminated program cc1plus\n")
         return 1
 
-    monkeypatch.setattr(build, "run_logged", compile_)
-    assert tools.main_guard(lambda: print(build.wheel(plan))) == 1
+    monkeypatch.setattr(recipe, "run_logged", compile_)
+    assert tools.main_guard(lambda: print(local_wheel.wheel(plan))) == 1
     err = capsys.readouterr().err
     assert re.search(r"Set-up failed: The build of llama.cpp failed: the compiler ran out of memory.*log: .*\.log", err)
     assert [path.name for path in (cache / "wheels").iterdir()] == ["lock"]
@@ -282,13 +300,13 @@ def test_a_failed_build_is_one_sentence_and_leaves_only_the_log(plan, cache, mon
 @pytest.mark.skipif(sys.platform == "darwin", reason="there it exists")
 def test_metal_elsewhere_is_refused(plan):
     with pytest.raises(tools.SetupFailure, match="macOS only"):
-        build.make_plan("metal")
+        machine.make_plan("metal")
 
 
 def test_cuda_without_its_compiler_is_refused(plan, monkeypatch):
-    monkeypatch.setattr(build, "_output", lambda command: None)
+    monkeypatch.setattr(machine, "_output", lambda command: None)
     with pytest.raises(tools.SetupFailure, match="nvcc"):
-        build.make_plan("cuda")
+        machine.make_plan("cuda")
 
 
 @pytest.mark.parametrize(
@@ -308,13 +326,13 @@ def test_a_cuda_build_names_its_architectures_with_and_without_a_gpu(
 ):
     """Without a GPU ggml would ask CMake for "native", and every build of a container would fail."""
     told = {"nvidia-smi": cards, "nvcc": f"Cuda compiler driver\nBuild cuda_{nvcc}.r{nvcc}/compiler.1\n"}
-    real = build._output
-    monkeypatch.setattr(build, "_output", lambda line: told[line[0]] if line[0] in told else real(line))
+    real = machine._output
+    monkeypatch.setattr(machine, "_output", lambda line: told[line[0]] if line[0] in told else real(line))
     for name in ("CUDAARCHS", "CMAKE_ARGS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    flags = [flag for flag in build.make_plan("cuda").flags if "CUDA_ARCHITECTURES" in flag]
+    flags = [flag for flag in machine.make_plan("cuda").flags if "CUDA_ARCHITECTURES" in flag]
     assert flags == [f"-DCMAKE_CUDA_ARCHITECTURES={wanted}"]
     explained = "No GPU is to be seen here" in capsys.readouterr().err
     assert explained == (not cards and not variables)
@@ -323,17 +341,17 @@ def test_a_cuda_build_names_its_architectures_with_and_without_a_gpu(
 def test_cuda_is_the_default_only_where_a_gpu_answers(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(build, "_output", lambda command: "GPU 0: a card" if command[0] == "nvidia-smi" else None)
-    assert build.default_backend() == "cuda"
-    monkeypatch.setattr(build, "_output", lambda command: None)
-    assert build.default_backend() == "cpu"
+    monkeypatch.setattr(machine, "_output", lambda command: "GPU 0: a card" if command[0] == "nvidia-smi" else None)
+    assert machine.default_backend() == "cuda"
+    monkeypatch.setattr(machine, "_output", lambda command: None)
+    assert machine.default_backend() == "cpu"
 
 
 def test_no_compiler_is_said_so(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(tools.SetupFailure, match="No C\\+\\+ compiler"):
-        build._compiler()
+        machine._compiler()
 
 
 def test_both_sides_agree_on_the_cache_folder(monkeypatch, tmp_path):
@@ -425,3 +443,35 @@ def test_make_refuses_an_old_python(tmp_path):
     )
     assert done.returncode != 0
     assert "Python 3.10 or newer" in done.stderr
+
+
+@pytest.mark.parametrize("prefix", ["", recipe.PREFIX])
+def test_the_libraries_of_a_build_are_found_with_and_without_a_prefix(tmp_path, prefix):
+    for folder, name in (("bin", "llama"), ("bin", "ggml-base"), ("vendor/llama.cpp/tools/mtmd", "mtmd")):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / f"lib{prefix}{name}.so").touch()
+    (tmp_path / "CMakeFiles").mkdir()
+    (tmp_path / "CMakeFiles" / f"lib{prefix}trial.so").touch()
+    found = [path.name for path in recipe.libraries(tmp_path, prefix)]
+    assert sorted(found) == [f"lib{prefix}{name}.so" for name in ("ggml-base", "llama", "mtmd")]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no process groups")
+def test_a_set_up_that_is_terminated_takes_its_compilers_with_it(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from llamabatch.native_build import tools\n"
+        "child = 'import os, time; print(os.getpid(), flush=True); time.sleep(600)'\n"
+        "line = [sys.executable, '-c', child]\n"
+        "sys.exit(tools.main_guard(lambda: tools.run_logged(line, Path(sys.argv[1]), 'a title')))"
+    )
+    log = tmp_path / "log"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(log)], env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
+    )
+    while not (found := re.search(r"^(\d+)$", log.read_text() if log.exists() else "", flags=re.MULTILINE)):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.terminate()
+    assert process.wait(60) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(found[1]), 0)

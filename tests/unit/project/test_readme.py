@@ -32,7 +32,7 @@ def write(folder, name, series, machine=("A CPU", 2), **options):
     rows = [
         {
             "workload": workload, "peer": peer, "median": {"tokens_per_s": speed, "p95_gap_s": gap},
-            "facts": {"options": {"prefill_share": 0.5}},
+            "facts": {"options": {"prefill_share": 0.5}}, "rounds": [{}] * said["rounds"],
         }
         for workload, peer, speed, gap in series
     ]  # fmt: skip
@@ -101,8 +101,37 @@ def test_files_that_are_no_whole_run_of_one_machine_are_refused(names, complaint
 
 
 def test_a_page_without_the_lines_is_refused():
-    with pytest.raises(click.ClickException, match="no single pair of lines"):
+    with pytest.raises(click.ClickException, match="no pair of lines"):
         tables.fill("# A page", tables.PAGES["README.md"], "results", ["bench-stock"])
+
+
+def test_each_table_has_its_own_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "read", partial(tables.read, folder=tmp_path))
+    write(tmp_path, "bench", MEASURED)
+    write(tmp_path, "peers", [("burst", report.OURS, 400.0, None)])
+    page = "".join(f"<!-- measured:begin {name} -->\n<!-- measured:end -->\n" for name in ("bench", "peers"))
+    peers = tables.PAGES["README.md"]
+    filled = tables.fill(page, peers, "results", ["peers"])
+    assert "| burst: 32 x (64 + 64) | 300 |" in filled
+    assert "| burst: 32 x (64 + 64) | 400 |" in filled
+    with pytest.raises(click.ClickException, match="not exactly one table"):
+        tables.fill(page, peers, "results", ["third"])
+
+
+@pytest.mark.parametrize(("defaults", "best"), [(200.0, 160.0), (160.0, 200.0)])
+def test_best_settings_are_never_below_the_defaults(defaults, best, tmp_path):
+    rows = (report.OURS, 400.0), (report.OPENVINO, defaults), (report.OPENVINO_BEST, best)
+    write(tmp_path, "peers", [("burst", peer, speed, None) for peer, speed in rows])
+    text = tables.block(tables.read(["peers"], tmp_path), tables.PAGES["README.md"], "results")
+    assert "| burst: 32 x (64 + 64) | 400 | 200 (2.00 x) |" in text
+
+
+def test_a_workload_whose_run_was_stopped_is_left_out(tmp_path):
+    write(tmp_path, "bench", MEASURED)
+    document = json.loads((tmp_path / "bench.json").read_text())
+    del document["series"][-1]["rounds"][0]
+    (tmp_path / "bench.json").write_text(json.dumps(document))
+    assert {workload for workload, _ in tables.read(["bench"], tmp_path).medians} == {"burst"}
 
 
 def test_the_picture_is_that_of_the_json():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamabatch.native_patches import source
+from llamabatch.native_build import source
 from tests.server_peer import expectations
 from tests.server_peer.llama_server import translated
 from tests.server_peer.suite import ASIDE

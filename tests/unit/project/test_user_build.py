@@ -16,8 +16,8 @@ from rich.console import Console
 
 from llamabatch.cli import build as command
 from llamabatch.cli import cli
-from llamabatch.native_patches import binding, build, helper, programs, source, tools, user_build
-from llamabatch.native_patches.tools import SetupFailure
+from llamabatch.native_build import binding, builds, machine, recipe, sampler_library, source, tools
+from llamabatch.native_build.tools import SetupFailure
 from llamabatch.utils.version import __version__
 from tests.unit.project import test_binding
 
@@ -32,6 +32,7 @@ class Compiler:
         self.commands, self.shown = [], []
         self.status, self.output, self.error = 0, NINJA, None
         self.cmake_cache = ""
+        self.prefix = recipe.PREFIX
 
     def __call__(self, line, log, title, environment=None, display=None):
         line = [str(part) for part in line]
@@ -48,7 +49,7 @@ class Compiler:
             libraries = Path(line[line.index("--build") + 1]) / "bin"
             libraries.mkdir()
             for name in ("llama", "ggml", "mtmd"):
-                (libraries / f"libllamabatch-{name}.so").write_text(name)
+                (libraries / f"lib{self.prefix}{name}.so").write_text(name)
             (libraries / "libother.so").touch()
             return self.status
         return 0
@@ -57,21 +58,22 @@ class Compiler:
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
-    for name in ("CMAKE_ARGS", *build._ENVIRONMENT):
+    for name in ("CMAKE_ARGS", *machine._ENVIRONMENT):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(build, "_compiler", lambda: ("g++ 12", "#define __AVX2__ 1\n#define __FMA__ 1"))
+    monkeypatch.setattr(machine, "_compiler", lambda: ("g++ 12", "#define __AVX2__ 1\n#define __FMA__ 1"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def compiler(cache, make_source, monkeypatch):
     compiler = Compiler()
-    monkeypatch.setattr(user_build, "run_logged", compiler)
-    monkeypatch.setattr(user_build, "require_space", lambda folder, gigabytes: None)
-    monkeypatch.setattr(user_build, "with_cmake", lambda place, log, python: dict(os.environ))
+    monkeypatch.setattr(recipe, "run_logged", compiler)
+    monkeypatch.setattr(builds, "run_logged", compiler)
+    monkeypatch.setattr(builds, "require_space", lambda folder, gigabytes: None)
+    monkeypatch.setattr(recipe, "with_cmake", lambda place, log, python: dict(os.environ))
     monkeypatch.setattr(binding, "NEEDED_PACKAGES", ("json",))
     monkeypatch.setattr(source, "patched_tree", lambda log, place, python: make_source)
-    monkeypatch.setattr(helper, "compile_library", lambda library: library.write_text("sampler") and "")
+    monkeypatch.setattr(sampler_library, "compile_library", lambda library: library.write_text("sampler") and "")
     with open(make_source / "llama_cpp" / "mtmd_cpp.py", "w") as file:
         file.write("import llama_cpp.llama_cpp as llama_cpp\n")
     return compiler
@@ -79,14 +81,14 @@ def compiler(cache, make_source, monkeypatch):
 
 @pytest.fixture
 def plan(cache):
-    return build.make_plan("cpu", multimodal=True)
+    return machine.make_plan("cpu")
 
 
 @pytest.fixture
 def cuda_plan(cache, monkeypatch):
-    monkeypatch.setattr(build, "_nvcc_version", lambda: "cuda_13.0")
+    monkeypatch.setattr(machine, "_nvcc_version", lambda: "cuda_13.0")
     monkeypatch.setenv("CUDAARCHS", "90")
-    return build.make_plan("cuda", multimodal=True)
+    return machine.make_plan("cuda")
 
 
 def left(cache):
@@ -103,7 +105,7 @@ def test_a_build_has_the_layout_of_the_package(compiler, cache):
     package = Path(done.stdout.strip())
     assert package == cache / "builds" / package.parent.name / "llamabatch_llama"
     assert {"__init__.py", "_binding", "lib", "licenses", "llamabatch_build.json"} <= set(os.listdir(package))
-    libraries = {"libllamabatch-llama.so", "libllamabatch-ggml.so", "libllamabatch-mtmd.so", helper.LIBRARY}
+    libraries = {"libllamabatch-llama.so", "libllamabatch-ggml.so", "libllamabatch-mtmd.so", sampler_library.LIBRARY}
     assert set(os.listdir(package / "lib")) == libraries
     marker = json.loads((package / "llamabatch_build.json").read_text())
     assert marker["key"] == package.parent.name
@@ -111,19 +113,19 @@ def test_a_build_has_the_layout_of_the_package(compiler, cache):
     assert (marker["release"], marker["cpu_flags"], marker["portable"]) == (__version__, ["avx2", "fma"], False)
     assert left(cache) == sorted([package.parent.name, "lock"])
     configure, compile_ = compiler.commands
-    assert {"-DGGML_NATIVE=ON", "-DLLAVA_BUILD=ON", binding.own_names_flag()} <= set(configure)
+    assert {"-DGGML_NATIVE=ON", "-DLLAVA_BUILD=ON", *recipe.names_flags()} <= set(configure)
     assert compile_[-2:] == ["llama", "mtmd"]
 
 
 def test_a_build_is_made_once_and_asking_again_makes_it_the_newest(compiler, cache):
     first = Path(run().stdout.strip())
     second = Path(run("--portable").stdout.strip())
-    assert [each.portable for each in user_build.kept()] == [True, False]
-    assert json.loads((second / "llamabatch_build.json").read_text())["cpu_flags"] in (list(build._PORTABLE_X86), [])
+    assert [each.portable for each in builds.kept()] == [True, False]
+    assert json.loads((second / "llamabatch_build.json").read_text())["cpu_flags"] in (list(machine._PORTABLE_X86), [])
     again = run()
     assert "It was there already" in again.stderr
     assert Path(again.stdout.strip()) == first
-    assert [each.key for each in user_build.kept()] == [first.parent.name, second.parent.name]
+    assert [each.key for each in builds.kept()] == [first.parent.name, second.parent.name]
     assert sum("--build" in line for line in compiler.commands) == 2
 
 
@@ -151,20 +153,20 @@ def test_a_failed_build_is_one_sentence_and_leaves_the_log(compiler, cache, outp
 def test_an_interrupted_build_leaves_nothing(compiler, cache, plan, capsys):
     compiler.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        user_build.make(plan, __version__)
+        builds.make(plan, __version__)
     assert "stopping: what is not whole is removed" in capsys.readouterr().err
     assert left(cache) == ["lock"]
     compiler.error = None
-    assert user_build.make(plan, __version__)[1]
+    assert builds.make(plan, __version__)[1]
 
 
 def test_what_a_killed_build_left_goes_with_the_next_one(compiler, cache, plan):
     (cache / "builds" / "build-killed" / "ready").mkdir(parents=True)
     (cache / "builds" / plan.key / "llamabatch_llama").mkdir(parents=True)  # without its marker
-    assert user_build.kept()[0].made == 0
-    user_build.make(plan, __version__)
+    assert builds.kept()[0].made == 0
+    builds.make(plan, __version__)
     assert left(cache) == sorted([plan.key, "lock"])
-    assert user_build.is_complete(plan.key)
+    assert builds.is_complete(plan.key)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), None])
@@ -174,14 +176,14 @@ def test_a_stopped_build_for_gpus_goes_on_where_it_was(error, compiler, cache, p
     monkeypatch.setattr(source, "patched_tree", lambda *given: sources.append(given) or real(*given))
     compiler.error, compiler.status = error, 1
     with pytest.raises((KeyboardInterrupt, SetupFailure)):
-        user_build.make(cuda_plan, __version__)
+        builds.make(cuda_plan, __version__)
     place = cache / "builds" / f"build-{cuda_plan.key}"
     assert f"what is compiled stays in {place}" in capsys.readouterr().err
     assert left(cache) == [place.name, "lock"]
-    assert user_build.kept() == []
+    assert builds.kept() == []
     compiler.error, compiler.status = None, 0
     shutil.rmtree(place / "build", ignore_errors=True)  # this compiler makes it anew
-    package, built = user_build.make(cuda_plan, __version__)
+    package, built = builds.make(cuda_plan, __version__)
     assert built
     assert package.is_dir()
     assert "going on with what an earlier run compiled" in capsys.readouterr().err
@@ -198,13 +200,13 @@ def test_a_cuda_build_finds_its_toolkit_wherever_it_lies(compiler, cache, cuda_p
         f"// of CUDA\nCUDA_cublas_LIBRARY:FILEPATH={library}\nCUDA_cudart_LIBRARY:FILEPATH={library}\n"
         "CMAKE_SHARED_LINKER_FLAGS:STRING=-Wl,-O1\nCUDA_nppc_LIBRARY:FILEPATH=CUDA_nppc_LIBRARY-NOTFOUND\n"
     )
-    user_build.make(cuda_plan, __version__)
+    builds.make(cuda_plan, __version__)
     [flag] = [part for line in compiler.commands for part in line if "SHARED_LINKER_FLAGS" in part]
     assert flag == f"-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-O1 '-Wl,-rpath,{library.parent}'"
     known = compiler.cmake_cache.replace("-Wl,-O1", flag.partition("=")[2])
-    assert user_build.toolkit_flag(known) == flag  # a build that goes on links nothing anew
+    assert recipe.toolkit_flag(known) == flag  # a build that goes on links nothing anew
     compiler.commands.clear()
-    user_build.make(plan, __version__)
+    builds.make(plan, __version__)
     assert not [part for line in compiler.commands for part in line if "SHARED_LINKER_FLAGS" in part]
 
 
@@ -215,20 +217,20 @@ def test_a_source_that_was_not_whole_is_made_anew(compiler, cache, cuda_plan, mo
     with monkeypatch.context() as first:
         first.setattr(source, "patched_tree", stopped)
         with pytest.raises(KeyboardInterrupt):
-            user_build.make(cuda_plan, __version__)
+            builds.make(cuda_plan, __version__)
     half = cache / "builds" / f"build-{cuda_plan.key}" / source.FOLDER / "half"
     half.mkdir(parents=True)
     real = source.patched_tree
     monkeypatch.setattr(source, "patched_tree", lambda *given: half.exists() or real(*given))
-    assert user_build.make(cuda_plan, __version__)[1]
+    assert builds.make(cuda_plan, __version__)[1]
 
 
 def test_another_build_removes_a_stopped_one(compiler, cache, plan, cuda_plan):
     compiler.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        user_build.make(cuda_plan, __version__)
+        builds.make(cuda_plan, __version__)
     compiler.error = None
-    user_build.make(plan, __version__)
+    builds.make(plan, __version__)
     assert left(cache) == sorted([plan.key, "lock"])
 
 
@@ -244,11 +246,11 @@ def test_a_build_without_the_driver_of_the_gpu_is_kept(
 
     monkeypatch.setattr(binding, "prove", prove)
     if accepted:
-        assert user_build.make(cuda_plan, __version__)[1]
+        assert builds.make(cuda_plan, __version__)[1]
         assert "not loaded here: libcuda.so.1 of NVIDIA's driver is missing" in capsys.readouterr().err
     else:
         with pytest.raises(SetupFailure, match="does not load"):
-            user_build.make(cuda_plan, __version__)
+            builds.make(cuda_plan, __version__)
 
 
 def test_without_git_nothing_is_downloaded(compiler, cache, monkeypatch):
@@ -281,38 +283,38 @@ def test_a_second_build_waits_and_takes_the_first(compiler, cache, plan, capsys)
     (cache / "builds").mkdir(parents=True)
     found = []
     with tools.lock(cache / "builds" / "lock"):
-        waiting = threading.Thread(target=lambda: found.append(user_build.make(plan, __version__)))
+        waiting = threading.Thread(target=lambda: found.append(builds.make(plan, __version__)))
         waiting.start()
         waiting.join(0.3)
         assert waiting.is_alive()
-        (user_build.package_of(plan.key)).mkdir(parents=True)
-        (user_build.package_of(plan.key) / "llamabatch_build.json").write_text("{}")
+        (builds.package_of(plan.key)).mkdir(parents=True)
+        (builds.package_of(plan.key) / "llamabatch_build.json").write_text("{}")
     waiting.join(10)
-    assert found == [(user_build.package_of(plan.key), False)]
+    assert found == [(builds.package_of(plan.key), False)]
     assert compiler.commands == []
     assert "another build is under way, waiting for it" in capsys.readouterr().err
 
 
-def test_a_build_without_libllama_is_refused(compiler, cache, plan, monkeypatch):
-    monkeypatch.setattr(binding, "PREFIX", "renamed-")
-    with pytest.raises(SetupFailure, match="made no library renamed-llama"):
-        user_build.make(plan, __version__)
+def test_a_build_without_libllama_is_refused(compiler, cache, plan):
+    compiler.prefix = "renamed-"
+    with pytest.raises(SetupFailure, match="made no library llamabatch-llama"):
+        builds.make(plan, __version__)
     assert left(cache) == ["lock"]
 
 
 def test_a_sampler_that_does_not_compile_stops_nothing(compiler, cache, plan, monkeypatch, capsys):
-    monkeypatch.setattr(helper, "compile_library", lambda library: "an old compiler")
-    package, built = user_build.make(plan, __version__)
+    monkeypatch.setattr(sampler_library, "compile_library", lambda library: "an old compiler")
+    package, built = builds.make(plan, __version__)
     assert built
-    assert not (package / "lib" / helper.LIBRARY).exists()
+    assert not (package / "lib" / sampler_library.LIBRARY).exists()
     assert "the sampler was not compiled, numpy takes its place: an old compiler" in capsys.readouterr().err
 
 
 def test_without_pip_an_environment_lends_its_own(compiler, cache, plan, monkeypatch):
-    monkeypatch.setattr(user_build.importlib.util, "find_spec", lambda name: None if name == "pip" else name)
+    monkeypatch.setattr(builds.importlib.util, "find_spec", lambda name: None if name == "pip" else name)
     given = []
-    monkeypatch.setattr(user_build, "with_cmake", lambda place, log, python: given.append(python) or dict(os.environ))
-    user_build.make(plan, __version__)
+    monkeypatch.setattr(recipe, "with_cmake", lambda place, log, python: given.append(python) or dict(os.environ))
+    builds.make(plan, __version__)
     assert compiler.commands[0][1:3] == ["-m", "venv"]
     assert Path(given[0]).parents[1].name == "python"
 
@@ -335,8 +337,8 @@ def test_a_beginning_of_two_keys_is_refused(cache):
     for key in ("abc1", "abc2", "abc"):
         (cache / "builds" / key).mkdir(parents=True)
     with pytest.raises(SetupFailure, match=r"3 builds begin with 'ab': .* abc, abc1, abc2\."):
-        user_build.remove("ab")
-    assert user_build.remove("abc").name == "abc"
+        builds.remove("ab")
+    assert builds.remove("abc").name == "abc"
     assert left(cache) == ["abc1", "abc2"]
 
 
@@ -350,7 +352,7 @@ def test_options_that_do_not_go_together_are_refused(cache, wrong):
 
 
 def test_a_backend_that_cannot_be_built_is_refused_with_what_is_missing(cache, monkeypatch):
-    monkeypatch.setattr(build, "_output", lambda line: None)
+    monkeypatch.setattr(machine, "_output", lambda line: None)
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
     monkeypatch.setattr(sys, "platform", "linux")
     for backend, words in (("cuda", "nvcc"), ("vulkan", "glslc, the Vulkan headers"), ("metal", "macOS only")):
@@ -363,10 +365,10 @@ def test_a_backend_that_cannot_be_built_is_refused_with_what_is_missing(cache, m
 @pytest.fixture
 def sdk(cache, tmp_path, monkeypatch):
     """What a Vulkan SDK must have, as far as it is looked at."""
-    if sys.platform == "win32" or not helper.find_compiler():
+    if sys.platform == "win32" or not sampler_library.find_compiler():
         pytest.skip("no compiler of POSIX")
     sdk = tmp_path / "sdk"
-    for header in build._VULKAN_HEADERS.values():
+    for header in machine._VULKAN_HEADERS.values():
         (sdk / "include" / header).parent.mkdir(parents=True)
         (sdk / "include" / header).touch()
     (sdk / "include" / "vulkan" / "vulkan.hpp").write_text(
@@ -377,7 +379,7 @@ def sdk(cache, tmp_path, monkeypatch):
     (sdk / "bin" / "glslc").chmod(0o755)
     (sdk / "lib").mkdir()
     empty = ["-shared", "-fPIC", "-x", "c++", os.devnull, "-o", str(sdk / "lib" / "libvulkan.so")]
-    subprocess.run([*helper.find_compiler(), *empty], check=True)
+    subprocess.run([*sampler_library.find_compiler(), *empty], check=True)
     monkeypatch.delenv("CMAKE_ARGS", raising=False)
     monkeypatch.delenv("CMAKE_PREFIX_PATH", raising=False)
     monkeypatch.setenv("VULKAN_SDK", str(sdk))
@@ -385,17 +387,17 @@ def sdk(cache, tmp_path, monkeypatch):
 
 
 def test_vulkan_is_looked_for_with_the_compiler(sdk, monkeypatch):
-    plan = build.make_plan("vulkan")
+    plan = machine.make_plan("vulkan")
     assert "-DGGML_VULKAN=ON" in plan.flags
     assert plan.compiler.endswith("; shaderc v2024.1")  # another one makes other shaders
     monkeypatch.setenv("CMAKE_PREFIX_PATH", str(sdk))
     monkeypatch.delenv("VULKAN_SDK")
-    assert build.make_plan("vulkan") == plan
+    assert machine.make_plan("vulkan") == plan
     (sdk / "include" / "vulkan" / "vulkan.hpp").write_text("#error no\n")
     with pytest.raises(SetupFailure, match="lacks the Vulkan headers: install"):
-        build.make_plan("vulkan")
+        machine.make_plan("vulkan")
     monkeypatch.setenv("CMAKE_ARGS", "-DVulkan_INCLUDE_DIR=/mine")  # what the user tells CMake is not looked for
-    assert "-DVulkan_INCLUDE_DIR=/mine" in build.make_plan("vulkan").flags
+    assert "-DVulkan_INCLUDE_DIR=/mine" in machine.make_plan("vulkan").flags
 
 
 def test_what_vulkan_lacks_is_named_before_the_compile(sdk):
@@ -406,7 +408,7 @@ def test_what_vulkan_lacks_is_named_before_the_compile(sdk):
     (sdk / "lib" / "libvulkan.so").unlink()
     (sdk / "bin" / "glslc").unlink()
     with pytest.raises(SetupFailure) as failure:
-        build.make_plan("vulkan")
+        machine.make_plan("vulkan")
     lacks = str(failure.value).partition(": install")[0]
     if not shutil.which("glslc"):
         assert "the shader compiler glslc" in lacks
@@ -415,22 +417,22 @@ def test_what_vulkan_lacks_is_named_before_the_compile(sdk):
 
 
 def test_rpc_is_a_backend_beside_the_cpu(cache):
-    plan = build.make_plan("rpc")
+    plan = machine.make_plan("rpc")
     assert "-DGGML_RPC=ON" in plan.flags
-    assert plan.key != build.make_plan("cpu").key
+    assert plan.key != machine.make_plan("cpu").key
 
 
 def test_a_portable_build_does_not_depend_on_the_cpu(cache, monkeypatch):
-    one = build.make_plan("cpu", portable=True)
-    monkeypatch.setattr(build, "_compiler", lambda: ("g++ 12", "#define __AVX512F__ 1"))
-    assert build.make_plan("cpu", portable=True) == one
+    one = machine.make_plan("cpu", portable=True)
+    monkeypatch.setattr(machine, "_compiler", lambda: ("g++ 12", "#define __AVX512F__ 1"))
+    assert machine.make_plan("cpu", portable=True) == one
     assert "-DGGML_NATIVE=OFF" in one.flags
-    assert one.key != build.make_plan("cpu").key
+    assert one.key != machine.make_plan("cpu").key
 
 
 def test_instruction_sets_of_the_compiler_in_linux_names():
     macros = "#define __AVX512VNNI__ 1\n#define __AMX_TILE__ 1\n#define __SSE__ 1\n#define __AVX512F__ 1"
-    assert build.cpu_flags(macros) == ("amx_tile", "avx512_vnni", "avx512f")
+    assert machine.cpu_flags(macros) == ("amx_tile", "avx512_vnni", "avx512f")
 
 
 @pytest.mark.parametrize(
@@ -460,19 +462,19 @@ def fake_cmake(folder, version):
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX shells")
 def test_an_old_cmake_is_replaced_in_the_build_alone(tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr(programs, "run_logged", lambda line, *_: lines.append([str(part) for part in line]) or 0)
+    monkeypatch.setattr(recipe, "run_logged", lambda line, *_: lines.append([str(part) for part in line]) or 0)
     monkeypatch.setenv("PATH", fake_cmake(tmp_path / "new", "3.21.0"))
-    assert programs.with_cmake(tmp_path, tmp_path / "log") == dict(os.environ)
+    assert recipe.with_cmake(tmp_path, tmp_path / "log") == dict(os.environ)
     assert lines == []
     monkeypatch.setenv("PATH", fake_cmake(tmp_path / "old", "3.16.3"))
-    environment = programs.with_cmake(tmp_path, tmp_path / "log", "a-python")
+    environment = recipe.with_cmake(tmp_path, tmp_path / "log", "a-python")
     assert lines[0][0] == "a-python"
     assert lines[0][-4:] == ["--target", str(tmp_path / "cmake"), "cmake", "ninja"]
     assert environment["PATH"] == f"{tmp_path / 'cmake' / 'bin'}{os.pathsep}{tmp_path / 'old'}"
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path / "cmake")
-    monkeypatch.setattr(programs, "run_logged", lambda line, log, title: log.write_text("$ pip\n") and 1)
+    monkeypatch.setattr(recipe, "run_logged", lambda line, log, title: log.write_text("$ pip\n") and 1)
     with pytest.raises(SetupFailure, match=r"cmake 3\.21 or newer is missing and could not be installed: pip failed"):
-        programs.with_cmake(tmp_path, tmp_path / "log")
+        recipe.with_cmake(tmp_path, tmp_path / "log")
 
 
 def test_no_compiler_names_what_to_install(cache, monkeypatch):
@@ -487,7 +489,7 @@ def test_no_compiler_names_what_to_install(cache, monkeypatch):
 
 def test_the_builder_runs_on_a_bare_python():
     """It is imported without any package of the environment."""
-    code = "import llamabatch.native_patches.user_build"
+    code = "import llamabatch.native_build.builds"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
         env={**os.environ, "PYTHONPATH": str(Path(source.__file__).parents[2])},

@@ -1,6 +1,5 @@
 """What the wheels are made of: the CPU variants, the dependencies of a release, the key of a build."""
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -9,8 +8,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from llamabatch.native_patches import helper, source, variants, wheels
-from llamabatch.native_patches.tools import SetupFailure
+from llamabatch.native_build import sampler_library, source
+from llamabatch.native_build.tools import SetupFailure
+from native_patches import variants, wheels
+from native_patches.packaging import hatch_metadata
 
 ROOT = Path(__file__).parents[3]
 LIST = """\
@@ -129,7 +130,8 @@ def test_a_build_whose_sources_change_meanwhile_is_not_kept(monkeypatch, tmp_pat
 
     def compile_(portable, tree, target, *ignored):
         target.mkdir()
-        (target / wheels.library_of(portable.variants[0])).touch()
+        for name in (wheels.library_of(portable.variants[0]), "libllamabatch-llama.so"):
+            (target / name).touch()
         if change := changes.pop(0):
             (copy / "team.c").write_text(change)
 
@@ -149,10 +151,7 @@ def test_the_distribution_has_the_version_of_llamabatch():
 
 @pytest.fixture(scope="module")
 def metadata():
-    spec = importlib.util.spec_from_file_location("hatch_metadata", ROOT / "hatch_metadata.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return hatch_metadata
 
 
 WHEELS = (
@@ -294,7 +293,7 @@ def compiled(check, folder, *team_flags):
     return folder / "check"
 
 
-@pytest.mark.skipif(not helper.find_compiler(), reason="no compiler")
+@pytest.mark.skipif(not sampler_library.find_compiler(), reason="no compiler")
 @pytest.mark.parametrize("spins", ["0", "3000"])
 @pytest.mark.parametrize("shaken", [False, True])
 def test_teams_of_threads_meet_at_barriers_from_several_threads_and_in_a_fork(tmp_path, spins, shaken):
@@ -305,7 +304,7 @@ def test_teams_of_threads_meet_at_barriers_from_several_threads_and_in_a_fork(tm
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(not helper.find_compiler(), reason="no compiler")
+@pytest.mark.skipif(not sampler_library.find_compiler(), reason="no compiler")
 def test_a_fault_in_a_worker_reaches_the_handler_of_the_program(tmp_path):
     program = compiled(FAULT_CHECK, tmp_path)
     assert subprocess.run([str(program)], capture_output=True, timeout=120, check=False).returncode == 7

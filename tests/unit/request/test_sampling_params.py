@@ -34,10 +34,11 @@ from llamabatch.config import EngineOptions
 from llamabatch.engine.validation import check_token_ids
 from llamabatch.request import sampling_params
 from llamabatch.request.adapters import adapter_set, adapter_sets
+from llamabatch.request.samplers import CHAIN
 from llamabatch.request.sampling_params import ALIASES, OPEN, SamplingParams
 from llamabatch.request.structured_outputs import Structure
 from llamabatch.sampling.defaults import DEFAULTS, FilledParams, defaults_of, fill
-from llamabatch.sampling.token_counts import TokenCounts
+from llamabatch.sampling.token_counts import token_counts
 
 BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), -0.1, 1e300, "1", True, [], 2**64]
 
@@ -97,12 +98,15 @@ def test_ids_outside_the_vocabulary_are_refused_by_name():
         check_token_ids(SamplingParams(allowed_token_ids=[100, 1]), 100)
 
 
-@given(st.lists(st.integers(0, 50)), st.lists(st.integers(0, 50)))
-def test_token_counts_are_those_of_the_text(prompt, output):
-    counts = TokenCounts(prompt)
+@given(st.lists(st.integers(0, 50)), st.lists(st.integers(0, 50)), st.integers(-1, 60).filter(bool))
+def test_token_counts_are_those_of_the_text(prompt, output, window):
+    counts = token_counts(prompt, window)
     for token_id in output:
         counts.add(token_id)
-    wanted = {token_id: output.count(token_id) for token_id in {*prompt, *output}}
+    seen = [*((token_id, 0) for token_id in prompt), *((token_id, 1) for token_id in output)]
+    wanted = dict.fromkeys([], 0)
+    for token_id, is_output in seen if window < 0 else seen[-window:]:
+        wanted[token_id] = wanted.get(token_id, 0) + is_output
     assert dict(zip(counts.ids, counts.counts, strict=True)) == wanted
     assert len(counts.ids) == len(wanted)
 
@@ -111,6 +115,22 @@ def test_token_counts_are_those_of_the_text(prompt, output):
 def test_bad_stops(stop):
     with pytest.raises(SamplingError, match="stop"):
         SamplingParams(stop=stop)
+
+
+def test_samplers_have_llama_cpps_names():
+    assert SamplingParams(samplers=["temp", "typical_p", "top-k", "infill"]).chain == (
+        *("temperature", "typ_p", "top_k", "infill"),
+    )
+    assert SamplingParams(samplers=[]).chain == ()
+    assert SamplingParams(samplers="edskypmxt").chain == CHAIN
+    assert SamplingParams(samplers="k").chain == ("top_k",)
+    with pytest.raises(SamplingError, match=r"samplers has 'o'; known are .*letters, edskypmxti"):
+        SamplingParams(samplers="top_k")
+    assert SamplingParams().chain is None
+    with pytest.raises(SamplingError, match="samplers has 'tfs_z'; known are penalties, dry"):
+        SamplingParams(samplers=["tfs_z"])
+    with pytest.raises(SamplingError, match="more than 64"):
+        SamplingParams(samplers=["top_k"] * 65)
 
 
 def test_good_values():
@@ -190,11 +210,13 @@ def test_what_is_left_open_comes_from_the_model_else_from_llama_cpp():
         "general.sampling.min_p": "0", "general.sampling.xtc_probability": "0.25", "general.sampling.mirostat": "2",
         "general.sampling.xtc_threshold": "0.2", "general.sampling.mirostat_tau": "4",
         "general.sampling.mirostat_eta": "0.2", "general.sampling.penalty_repeat": "1.1", "general.name": "7",
+        "general.sampling.penalty_last_n": "64",
     }  # fmt: skip
     defaults = defaults_of(said)
     assert defaults == {
         "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.0, "xtc_probability": 0.25, "xtc_threshold": 0.2,
         "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2, "repetition_penalty": 1.1,
+        "repeat_last_n": 64,
     }  # fmt: skip
     assert type(defaults["top_k"]) is int
     own = {"temperature": 1.5, "top_k": 7, "mirostat": 0, "repetition_penalty": 1.0}
@@ -342,12 +364,18 @@ def test_each_field_takes_each_hostile_value():
                 assert isinstance(make(value), (tuple, list))
 
 
+def test_a_cut_from_the_left_is_no_shift():
+    assert SamplingParams(truncate_prompt_tokens=-1).overflow == "truncate"
+    with pytest.raises(SamplingError, match="truncate_prompt_tokens is -1, which is overflow='truncate'"):
+        SamplingParams(truncate_prompt_tokens=-1, overflow="shift")
+
+
 def test_values_that_python_cannot_print_are_named_with_their_range():
     with pytest.raises(SamplingError, match=r"overflow is a number of 16610 bits .*refuse, truncate, shift"):
         SamplingParams(overflow=10**5000)
     with pytest.raises(SamplingError, match=r"allowed_token_ids is array\(1\); give a list of token ids"):
         SamplingParams(allowed_token_ids=np.array(1))
-    with pytest.raises(ConfigError, match=r"n_ctx is a number of 16610 bits; give .* from 32 to .* or 'auto'"):
+    with pytest.raises(ConfigError, match=r"n_ctx is a number of 16610 bits; give .* from 32 to .* or 'fit'"):
         EngineConfig("tiny", n_ctx=10**5000)
 
 
@@ -439,7 +467,7 @@ def test_the_signature_is_that_of_the_fields():
     [
         ({"tfs_z": 0.5}, "tfs_z is 0.5, which has no meaning here: llama.cpp has no tail free sampling"),
         ({"echo": True}, "output.prompt is the prompt"), ({"do_sample": False}, "give temperature=0"),
-        ({"use_beam_search": 1}, "give best_of"), ({"truncate_prompt_tokens": 8}, 'overflow="truncate"'),
+        ({"use_beam_search": 1}, "give best_of"),
     ],
 )  # fmt: skip
 def test_what_has_no_meaning_here_is_refused_with_what_to_use(given, message):

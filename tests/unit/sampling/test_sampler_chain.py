@@ -5,12 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llamabatch.request.samplers import CHAIN, is_off
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.sampling import native, numpy_sampler, sampler_chain
 from llamabatch.sampling.defaults import fill
 from llamabatch.sampling.dry import DryPenalty
+from llamabatch.sampling.infill import Infill
 from llamabatch.sampling.sampler import NO_TOKEN, SamplerState, distribution, sample_rows
 from llamabatch.sampling.sampler_chain import Chain
+from llamabatch.sampling.token_counts import token_counts
 
 RARE = [
     {"typical_p": 0.5}, {"top_n_sigma": 1.0}, {"xtc_probability": 0.5}, {"mirostat": 1}, {"mirostat": 2},
@@ -152,3 +155,104 @@ def test_typical_looks_no_further_than_it_must_and_finds_the_same(mass, spread, 
     found = sampler_chain.typical(values, mass)
     monkeypatch.setattr(sampler_chain, "_LOOKS", ())
     assert found.tolist() == sampler_chain.typical(values, mass).tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "acting"),
+    [
+        ({"samplers": CHAIN}, None),
+        ({"samplers": ["top_k", "top_p"], "temperature": 0}, None),
+        ({"samplers": ["top_p", "top_k"], "top_k": -1}, None),
+        ({"samplers": ["top_p", "top_n_sigma"], "top_n_sigma": 0}, None),
+        ({"samplers": ["temperature", "top_k"], "temperature": 1.0}, None),  # it does nothing
+        ({"samplers": ["top_p", "top_k"], "top_k": 0}, None),
+        ({"samplers": ["temperature", "top_k"]}, ("temperature", "top_k")),
+        ({"samplers": ["top_k", "top_k"]}, ("top_k", "top_k")),
+        ({"samplers": ["infill"]}, ("infill",)),
+        ({"samplers": ["temperature", "xtc"], "xtc_probability": 1, "temperature": 0}, None),
+        ({"samplers": ["top_k", "penalties"], "presence_penalty": 1}, ("top_k", "penalties")),
+        ({"samplers": ["temperature", "top_k"], "mirostat": 2}, None),
+    ],
+)
+def test_only_an_order_that_changes_what_comes_needs_a_chain(options, acting):
+    params = fill(SamplingParams(**options))
+    assert params.chain == acting
+    assert params.uncommon == (acting is not None or params.mirostat > 0)
+    off = [name for name in CHAIN if name not in options["samplers"]]
+    assert all(is_off(name, vars(params)) for name in off if name != "temperature" or not params.greedy)
+
+
+def test_the_first_of_two_samplers_decides_what_the_second_sees():
+    row = np.array([2.5, 2.0, 1.0, 0.0], np.float32)
+    counts = token_counts([], -1)
+    counts.add(0)
+    penalty = {"presence_penalty": 2.0, "top_k": 2, "temperature": 1.0}
+
+    def left(*samplers):
+        return distribution(row, SamplerState(SamplingParams(samplers=samplers, **penalty), 0, counts=counts))[0]
+
+    assert left("penalties", "top_k").tolist() == [1, 2]  # by the compiled helper
+    assert left("top_k", "penalties").tolist() == [0, 1]
+
+
+def test_temperature_0_keeps_the_likeliest_where_it_stands():
+    row = np.array([3.0, 2.0, 1.0], np.float32)
+    counts = token_counts([], -1)
+    counts.add(0)
+    for samplers, token in ((("penalties", "temperature"), 1), (("temperature", "penalties"), 0)):
+        params = SamplingParams(samplers=samplers, presence_penalty=2.0, temperature=0)
+        assert sample_rows(row[None], [SamplerState(params, 0, counts=counts)]) == [token]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"samplers": ["top_k"]},
+        {"samplers": ["top_p", "top_k"], "top_k": 3},
+        {"samplers": ["infill"]},
+        {"samplers": ["temperature", "top_k"], "dynatemp_range": 2.0},
+        {"samplers": ["temperature", "top_k"], "temperature": 1e-39},
+    ],
+)
+def test_temperature_0_is_greedy_in_any_order(options):
+    params = fill(SamplingParams(**{"temperature": 0, **options}))
+    infill = Infill([], None, lambda token: bytes([token % 256, token // 256]))
+    logits = rows(8) + 50
+    assert sample_rows(logits, [SamplerState(params, 1, infill=infill)] * 8) == logits.argmax(axis=1).tolist()
+
+
+def test_a_row_that_a_penalty_makes_infinite_gives_no_token():
+    counts = token_counts([0, 1], -1)
+    counts.add(0)
+    params = SamplingParams(samplers=["penalties"] * 40, repetition_penalty=0.01)
+    row = np.array([[20.0, 15, 1, 0]], np.float32)
+    assert sample_rows(row, [SamplerState(params, 5, counts=counts)]) == [NO_TOKEN]
+
+
+def test_mirostat_keeps_the_temperature_where_the_samplers_do_not_name_it():
+    params = fill(SamplingParams(samplers=["top_k"], mirostat=2, temperature=0.3))
+    assert (params.temperature, params.mirostat, params.chain) == (0.3, 2, None)
+
+
+@pytest.mark.parametrize(("end", "wanted"), [(3, [3]), (None, [0])])
+def test_a_gap_ends_where_no_token_is_likely(end, wanted):
+    texts = [b"a", b"b", b"c", b"", b"d", b"e", b"f", b"g"]
+    infill = Infill([3], end, texts.__getitem__)
+    values = np.array([0.1, 0, 0, -9, 0, 0, 0, 0], np.float32)
+    assert infill.left(values, np.arange(8)).tolist() == wanted
+    values[3] = -np.inf  # the end is forbidden
+    assert infill.left(values, np.delete(np.arange(8), 3)).tolist() == [0]
+    values[3] = 1.0
+    assert infill.left(values, np.arange(8)).tolist() == [3]
+
+
+def test_guesses_are_sampled_by_the_same_chain():
+    state = SamplerState(SamplingParams(samplers=["infill"]), 0, infill=Infill([], None, [b"a", b"ab"].__getitem__))
+    rows_of_two = np.array([[1.0, 0.9]] * 9, np.float32)
+    assert sample_rows(rows_of_two, [state.later(number) for number in range(9)]) == [0] * 9
+
+
+def test_tokens_that_begin_alike_are_one():
+    texts = [b"re", b"return", b"x", b""]
+    values = np.array([1.0, 1.2, 1.5, -20], np.float32)
+    assert Infill([3], 3, texts.__getitem__).left(values, np.arange(4)).tolist() == [1, 2, 3]

@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamabatch.native_patches import bootstrap, helper
+from llamabatch.native_build import sampler_library
 from llamabatch.planning.cpu import cpu_flags
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.sampling import native, numpy_sampler, sampler
 from llamabatch.sampling.sampler import SamplerState
-from llamabatch.sampling.token_counts import TokenCounts
+from llamabatch.sampling.token_counts import token_counts
+from native_patches import bootstrap
 
 needs_helper = pytest.mark.skipif(not native.available(), reason=f"the compiled helper is {native.why_not()}")
-needs_compiler = pytest.mark.skipif(not helper.find_compiler(), reason="there is no C++ compiler")
+needs_compiler = pytest.mark.skipif(not sampler_library.find_compiler(), reason="there is no C++ compiler")
 
 
 def logits(rng: np.random.Generator, kind: str, size: int) -> np.ndarray:
@@ -61,7 +62,7 @@ def random_draw(rng: np.random.Generator, size: int, params: dict[str, object], 
         params = params | {"logit_bias": {i: float(rng.uniform(-100, 100)) for i in some[:7]}}
     if "allowed" in edits:
         params = params | {"allowed_token_ids": some}
-    counts = TokenCounts(some[5:12])
+    counts = token_counts(some[5:12], int(rng.choice([-1, 3, 12])))
     for token_id in [*some[:8], *some[10:], *some[3:5]]:
         counts.add(token_id)
     mask = rng.integers(0, 2**32, (size + 31) // 32, dtype=np.uint32)
@@ -179,7 +180,7 @@ def test_importing_loads_nothing():
 
 @needs_compiler
 def test_the_library_is_compiled_for_any_cpu_of_its_kind(tmp_path):
-    assert helper.compile_library(tmp_path / "lib.so") == ""
+    assert sampler_library.compile_library(tmp_path / "lib.so") == ""
     assert [path.name for path in tmp_path.iterdir()] == ["lib.so"]
 
 
@@ -194,8 +195,8 @@ def test_a_build_for_another_cpu_chooses_the_same_tokens(monkeypatch, tmp_path, 
     names = ({"top_k": 0, "min_p": 0.0}, {"top_k": 40}, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}, {"temperature": 0})
     draws = [SamplerState(SamplingParams(**{"temperature": 1.1, **names[i % 4]}), i) for i in range(20)]
     before = native.sample_rows(rows, draws, 1)
-    monkeypatch.setattr(helper, "variants", lambda: iter([flags]))
-    assert helper.compile_library(tmp_path / "lib.so") == ""
+    monkeypatch.setattr(sampler_library, "variants", lambda: iter([flags]))
+    assert sampler_library.compile_library(tmp_path / "lib.so") == ""
     monkeypatch.setattr(native, "PATH", tmp_path / "lib.so")
     native.forget()
     try:
@@ -206,7 +207,7 @@ def test_a_build_for_another_cpu_chooses_the_same_tokens(monkeypatch, tmp_path, 
 
 def test_the_set_up_notices_a_changed_source(monkeypatch, tmp_path):
     source = tmp_path / "sampler.cpp"
-    monkeypatch.setattr(helper, "sources", lambda: [source])
+    monkeypatch.setattr(sampler_library, "sources", lambda: [source])
     source.write_text("one")
     before = bootstrap.stamp_text(tmp_path / "wheel")
     assert bootstrap.stamp_text(tmp_path / "wheel") == before
@@ -218,12 +219,12 @@ def test_without_a_compiler_the_old_library_goes_and_the_reason_is_told(monkeypa
     library = tmp_path / "lib.so"
     library.write_bytes(b"old")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no C++ compiler was found" in helper.compile_library(library)
+    assert "no C++ compiler was found" in sampler_library.compile_library(library)
     assert not library.exists()
 
 
 @pytest.mark.skipif(shutil.which("false") is None, reason="needs the program `false`")
 def test_a_compiler_that_fails_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "false")
-    assert helper.compile_library(tmp_path / "lib.so") == "false ended with 1"
+    assert sampler_library.compile_library(tmp_path / "lib.so") == "false ended with 1"
     assert list(tmp_path.iterdir()) == []

@@ -26,7 +26,7 @@ class Fixed:
     def __init__(self, words):
         self._words = words
 
-    def words(self, index, token_ids):
+    def mask(self, index, token_ids):
         return self._words
 
 
@@ -46,7 +46,7 @@ def test_a_token_may_come_if_all_sources_allow_it(forbidden):
 
 def test_min_tokens_count_output_tokens():
     source = NotBefore(3, all_but([0], N))
-    assert [0 in allowed(source.words(index, [1] * 9)) for index in range(5)] == [False, False, False, True, True]
+    assert [0 in allowed(source.mask(index, [1] * 9)) for index in range(5)] == [False, False, False, True, True]
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=5), st.data())
@@ -59,7 +59,7 @@ def test_the_last_token_of_a_bad_word_is_forbidden_after_the_others(runs, data):
             wanted.discard(last)
     source = BadWords(map(tuple, runs), N)
     for _ in range(2):  # asking changes nothing
-        assert allowed(source.words(len(output), prompt + output)) == wanted
+        assert allowed(source.mask(len(output), prompt + output)) == wanted
 
 
 class Letters:

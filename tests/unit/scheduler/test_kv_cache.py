@@ -100,6 +100,28 @@ def test_a_request_may_compute_its_whole_prompt_and_shares_it_with_its_own_conti
     assert outputs["later"].num_cached_tokens >= 99  # what it computed serves others
 
 
+def test_requests_of_different_salts_share_no_cells_in_flight_finished_or_from_files():
+    scheduler, runner = engine()
+    text = prompt_of(5, 100)
+    ask(scheduler, runner, sequence("first", text, 1, cache_salt="red"))
+    scheduler.load_prefix("file", text, bytes(text))
+    salts = {"red": 99, "blue": 0, None: 99}  # the file serves requests without a salt
+    for salt, cached in salts.items():
+        outputs, _ = ask(scheduler, runner, sequence("one", text, 1, cache_salt=salt))
+        assert outputs["one"].num_cached_tokens == cached
+    scheduler.reset_prefix_cache()
+    scheduler.unload_prefix("file")
+    pairs = [sequence(f"{salt} {index}", text, 2, cache_salt=salt) for salt in salts for index in range(2)]
+    outputs, _ = ask(scheduler, runner, *pairs)  # side by side, each pair shares its own
+    for salt in salts:
+        assert sorted(outputs[f"{salt} {index}"].num_cached_tokens for index in range(2)) == [0, 99]
+    assert len({tuple(output.token_ids) for output in outputs.values()}) == 1
+    for salt in salts:  # save_prefix writes nothing of a tenant
+        scheduler.reset_prefix_cache()
+        ask(scheduler, runner, sequence("one", text, 1, cache_salt=salt))
+        assert (scheduler.cached_slot(text) is None) == (salt is not None)
+
+
 def test_tokens_found_again_after_a_preemption_are_not_cached_ones():
     scheduler, runner = engine()
     text = prompt_of(5, 100)

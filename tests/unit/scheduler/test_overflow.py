@@ -150,3 +150,20 @@ def test_a_shifted_text_does_not_depend_on_its_company(seed, name, n_slots, n_ce
             most = min(most, N_CTX + 1 - len(prompt))
         assert list(finished[request_id].token_ids) == expected_shifted(prompt, most, N_CTX)
         assert finished[request_id].token_ids[-1] == EOG or len(finished[request_id].token_ids) == most
+
+
+def test_first_tokens_and_a_limit_of_the_prompt_hold_where_tokens_are_taken_away():
+    prompt = (BOS, *range(2, 91))
+    for n_keep, kept in ((0, 1), (5, 5), (500, 32), (-1, 32)):
+        params = SamplingParams(max_tokens=10, overflow="truncate", n_keep=n_keep)
+        cut = fitted(Request("r", prompt, params), N_CTX, BOS)
+        assert (cut.prompt_token_ids[:kept], cut.prompt_token_ids[kept:]) == (prompt[:kept], prompt[-55 + kept :])
+        assert fitted(cut, N_CTX, BOS) == cut
+        item = sequence("r", prompt[:40], 90, n_ctx=N_CTX, overflow="shift", n_keep=n_keep)
+        assert item.shift() == (kept, (N_CTX - kept + 1) // 2)
+    limited = fitted(Request("r", prompt, SamplingParams(truncate_prompt_tokens=7)), N_CTX, BOS)
+    assert (limited.prompt_token_ids, limited.num_truncated) == ((BOS, *prompt[-6:]), 83)
+    assert fitted(limited, N_CTX, BOS) == limited
+    assert (
+        len(fitted(Request("r", prompt, SamplingParams(truncate_prompt_tokens=-1)), N_CTX, BOS).prompt_token_ids) < 64
+    )

@@ -41,13 +41,14 @@ def run(name: str, sequences: list[Sequence], limits: Limits = LIMITS, **faults)
     n_slots=st.integers(1, 9),
     n_batch=st.sampled_from([9, 64, 300]),
     can_share=st.booleans(),
+    can_cut=st.booleans(),
     can_pad=st.booleans(),
     is_ragged=st.booleans(),
     no_room_every=st.sampled_from([0, 0, 7]),
     row_ladder=st.sampled_from(["off", "on"]),
 )
 def test_every_policy_gives_each_request_what_it_gets_alone(
-    seed, name, n_slots, n_batch, can_share, can_pad, is_ragged, no_room_every, row_ladder
+    seed, name, n_slots, n_batch, can_share, can_cut, can_pad, is_ragged, no_room_every, row_ladder
 ):
     rng = random.Random(seed)
     limits = Limits(
@@ -56,6 +57,7 @@ def test_every_policy_gives_each_request_what_it_gets_alone(
         min(64, n_batch),
         prefill_budget=min(32, n_batch),
         can_share=can_share,
+        can_cut=can_cut,
         can_pad=can_pad,
         is_ragged=is_ragged,
         row_ladder=row_ladder,
@@ -70,16 +72,19 @@ def test_every_policy_gives_each_request_what_it_gets_alone(
 
 
 @settings(max_examples=60)
-@example(seed=2857, name="batched", is_ragged=False, row_ladder="off")  # a prompt of one token moves before it begins
+@example(
+    seed=2857, name="batched", can_cut=True, is_ragged=False, row_ladder="off"
+)  # a prompt of one token moves before it begins
 @given(
     seed=st.integers(0, 2**32),
     name=st.sampled_from(sorted(POLICIES)),
+    can_cut=st.booleans(),
     is_ragged=st.booleans(),
     row_ladder=st.sampled_from(["off", "on"]),
 )
-def test_arrivals_and_aborts_at_any_step_disturb_no_other(seed, name, is_ragged, row_ladder):
+def test_arrivals_and_aborts_at_any_step_disturb_no_other(seed, name, can_cut, is_ragged, row_ladder):
     rng = random.Random(seed)
-    limits = replace(LIMITS, is_ragged=is_ragged, row_ladder=row_ladder)
+    limits = replace(LIMITS, can_cut=can_cut, is_ragged=is_ragged, row_ladder=row_ladder)
     scheduler, runner = Scheduler(policy(name), limits), FakeModelRunner(limits)
     prompts, finished, aborted = {}, {}, set()
     for number in range(120):
@@ -112,14 +117,15 @@ def test_arrivals_and_aborts_at_any_step_disturb_no_other(seed, name, is_ragged,
     growth_steps=st.sampled_from([0, 1, 9]),
     carries=st.sampled_from([True, True, False]),
     keeps=st.booleans(),
+    can_cut=st.booleans(),
     row_ladder=st.sampled_from(["off", "on"]),
 )
 def test_shared_heads_and_early_ends_while_the_context_grows(
-    seed, name, start_slots, memory_for, growth_steps, carries, keeps, row_ladder
+    seed, name, start_slots, memory_for, growth_steps, carries, keeps, can_cut, row_ladder
 ):
     """Sources that end at their first token, followers that wait, and arrivals that make the context grow."""
     rng = random.Random(seed)
-    limits = replace(LIMITS, start_slots=start_slots, keeps_prefixes=keeps, row_ladder=row_ladder)
+    limits = replace(LIMITS, start_slots=start_slots, keeps_prefixes=keeps, can_cut=can_cut, row_ladder=row_ladder)
     runner = FakeModelRunner(limits, memory_for=memory_for, growth_steps=growth_steps, carries=carries)
     scheduler = Scheduler(policy(name), limits)
     head = tuple(range(1, 100))

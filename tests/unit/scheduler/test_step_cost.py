@@ -15,8 +15,8 @@ VOCABULARY = Vocabulary(256, {0: True}.__contains__, lambda token: b"a", lambda 
 SAMPLED = SpanOutput(DecodeStatus.OK, (97,))
 
 
-def calls_of_update(n_rows: int) -> int:
-    """Python functions that are called when the results of a decode step are applied."""
+def calls_of_a_step(n_rows: int) -> tuple[int, int]:
+    """Python functions that are called to decide a decode step, and to apply its results."""
     limits = Limits(n_slots=n_rows, n_batch=2048, n_ubatch=512, prefill_budget=512)
     scheduler = Scheduler(policy("batched"), limits)
     params = SamplingParams(max_tokens=64)
@@ -26,24 +26,36 @@ def calls_of_update(n_rows: int) -> int:
         batch = scheduler.schedule()
         results = [SAMPLED if span.output else SpanOutput(DecodeStatus.OK) for span in batch.spans]
         outputs = scheduler.update(batch, results)
-    batch, count = scheduler.schedule(), 0
-    assert [span.length for span in batch.spans] == [1] * n_rows == [len(each.token_ids) for each in outputs]
+    count = 0
 
-    def note(frame, event, argument):
+    def count_calls(frame, event, argument):
         nonlocal count
         count += event == "call"
 
-    sys.setprofile(note)
+    sys.setprofile(count_calls)
     try:
+        batch, n_deciding = scheduler.schedule(), count
+        spans = batch.spans
+        count = 0
         scheduler.update(batch, [SAMPLED] * n_rows)
     finally:
         sys.setprofile(None)
-    return count
+    assert [span.length for span in spans] == [1] * n_rows == [len(each.token_ids) for each in outputs]
+    return n_deciding, count
 
 
 def test_a_token_of_a_decode_step_takes_few_calls():
-    a_row = (calls_of_update(64) - calls_of_update(32)) / 32
+    a_row = (calls_of_a_step(64)[1] - calls_of_a_step(32)[1]) / 32
     assert 5 <= a_row <= 8, "_apply, _accept, accept, ends_at, push, token_bytes, count_tokens, of_step"
+
+
+def test_a_plain_step_takes_few_calls():
+    """Features that are off cost a look at a field, not calls."""
+    assert 20 <= sum(calls_of_a_step(1)) <= 80
+
+
+def test_deciding_takes_few_calls_a_row():
+    assert (calls_of_a_step(64)[0] - calls_of_a_step(32)[0]) / 32 <= 7
 
 
 def test_an_output_of_a_step_is_as_one_that_is_made_in_full():

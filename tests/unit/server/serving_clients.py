@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from llamabatch.client.connect import in_front
-from llamabatch.client.middleware import CountingClient
+from llamabatch.client.connect import with_front_client
+from llamabatch.client.front_client import FrontClient
 from llamabatch.config import EngineConfig
 from llamabatch.server.application import make_app
 from llamabatch.server.options import ServerOptions
@@ -18,9 +18,9 @@ def fake_app(
 ) -> Any:
     """An application whose model answers as FakeLLM's; `connect` stands in for the start of the engine."""
 
-    def connected(config: EngineConfig) -> CountingClient:
+    def connected(config: EngineConfig) -> FrontClient:
         client = FakeClient(config, Script(answers, None, None, None, None))
-        return in_front(client, config.max_queue)
+        return with_front_client(client, config.max_queue)
 
     config = EngineConfig.from_options("fake", engine)
     return make_app(config, ServerOptions(**(server or {})), connect or connected)

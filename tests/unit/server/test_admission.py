@@ -7,7 +7,8 @@ import pytest
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, Timings
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.server.admission import MAX_RETRY_S, MIN_MEASURED, WINDOW_S, Admission
+from llamabatch.server.serving.admission import MAX_RETRY_S, MIN_MEASURED, WINDOW_S
+from llamabatch.server.serving.admission import Admission as Counting
 
 PROMPT = (1, 2, 3, 4)
 
@@ -23,6 +24,22 @@ def output(asked, *, queued_s=0.0, prefill_s=0.4, token_s=0.1, n=10, reason=Fini
     timings = Timings(queued_s, first if n else None, times[-1] if n else queued_s, times)
     done = CompletionOutput(0, "", tuple(range(n)), reason)
     return RequestOutput(asked.request_id, None, asked.prompt_token_ids, (done,), error, timings)
+
+
+class Admission(Counting):
+    """With the count of a front: the continuations that have entered and not left."""
+
+    def __init__(self, n_slots, **options):
+        self.copies = {}
+        super().__init__(n_slots, lambda: sum(self.copies.values()), **options)
+
+    def enter(self, requests, now):
+        self.copies.update((each.request_id, each.params.n_copies) for each in requests)
+        super().enter(requests, now)
+
+    def leave(self, request_id, output, now):
+        self.copies.pop(request_id, None)
+        super().leave(request_id, output, now)
 
 
 def measured(n_slots=2, **options):

@@ -11,7 +11,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from llamabatch.errors import MemoryPlanError
-from llamabatch.server.application import EndsWithItsClient
+from llamabatch.server.http.middleware import EndsWithItsClient
 from tests.unit.server.serving_clients import fake_app
 
 CHAT = {"messages": [{"role": "user", "content": "one two three"}]}

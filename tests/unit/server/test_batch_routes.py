@@ -12,11 +12,11 @@ from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 
 from llamabatch.jobs import OutputOptions, RecordOptions, Settings
-from llamabatch.server.batches import lines as lines_module
 from llamabatch.server.batches import runner, service
 from llamabatch.server.batches.store import Store
 from llamabatch.server.batches.upload import receive_file
-from llamabatch.server.errors import CLIENT_CLOSED, ApiError
+from llamabatch.server.http.errors import CLIENT_CLOSED, ApiError
+from llamabatch.server.openai import batch_lines as lines_module
 from tests.unit.server.serving_clients import fake_app
 from tests.unit.server.test_application import ready
 
@@ -119,6 +119,16 @@ def test_completions(client, url, body, text):
     batch = wait(client, create(client, asked, endpoint=url).json()["id"])
     [line] = content(client, batch["output_file_id"])
     assert line["response"]["body"]["choices"][0]["text"] == text
+
+
+@pytest.mark.parametrize("url", ["/v1/completions", URL])
+def test_logprobs_are_those_of_the_endpoint(client, url):
+    body = {"prompt": "a b", "logprobs": 2} if url != URL else {**lines(1)[0]["body"], "logprobs": True}
+    asked = [{"custom_id": "x", "method": "POST", "url": url, "body": body}]
+    batch = wait(client, create(client, asked, endpoint=url).json()["id"])
+    [line] = content(client, batch["output_file_id"])
+    direct = client.post(url, json=body).json()
+    assert line["response"]["body"]["choices"] == direct["choices"]
 
 
 def test_what_a_line_cannot_have_is_its_own_error(client):
@@ -361,3 +371,16 @@ def test_a_content_that_is_gone_is_a_404(client, folder):
     file_id = upload(client, b"{}").json()["id"]
     (folder / "files" / f"{file_id}.jsonl").unlink()
     assert client.get(f"/v1/files/{file_id}/content").status_code == 404
+
+
+def test_a_key_with_limits_creates_no_batch(folder):
+    server = {"data_dir": str(folder), "api_keys": ["a name=ada tpm=900", "b"]}
+    with TestClient(fake_app(server=server)) as client:
+        ready(client)
+        statuses = []
+        for key in "ab":
+            client.headers["x-api-key"] = key
+            statuses.append((answer := create(client, lines(1))).status_code)
+            if key == "a":
+                assert "'ada' has limits" in answer.json()["error"]["message"]
+        assert statuses == [403, 200]

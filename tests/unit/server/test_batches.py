@@ -31,7 +31,8 @@ from llamabatch.server.batches.runner import Batches
 from llamabatch.server.batches.service import BatchService
 from llamabatch.server.batches.store import Store
 from llamabatch.server.batches.window import Window, seconds_of
-from llamabatch.server.errors import ApiError
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.openai.batch_lines import reader_of
 from llamabatch.server.options import ServerOptions
 from tests.unit.jobs.test_shared import HeldClient
 
@@ -386,6 +387,9 @@ def test_a_full_folder_refuses_uploads_and_stops_batches_until_there_is_room(wor
     while engine.in_flight:
         time.sleep(0.005)
     assert world.store.batch(batch_id).status == "in_progress"
+    while world.batches.waiting_for(world.store.batch(batch_id)) is None:
+        time.sleep(0.005)
+    assert "--max-disk-bytes" in world.batches.waiting_for(world.store.batch(batch_id))
     with pytest.raises(ApiError, match="--max-disk-bytes") as refused:
         world.store.reserve(1)
     assert refused.value.status == 507
@@ -397,6 +401,7 @@ def test_a_full_folder_refuses_uploads_and_stops_batches_until_there_is_room(wor
         assert time.monotonic() < until
         time.sleep(0.01)
     assert world.store.batch(batch_id).completed == 20
+    assert world.batches.waiting_for(world.store.batch(batch_id)) is None
 
 
 def test_files_are_listed_expire_and_are_not_deleted_under_a_batch(world):
@@ -433,7 +438,7 @@ def test_two_servers_share_no_folder(world):
 def test_a_server_takes_a_folder_over_once_the_other_has_given_it_back(tmp_path):
     model = SimpleNamespace(path=resolve("tiny"))
     serving = SimpleNamespace(options=ServerOptions(data_dir=str(tmp_path)), client=None, model=model)
-    one, two = BatchService(serving), BatchService(serving)
+    one, two = BatchService(serving, reader_of), BatchService(serving, reader_of)
     assert one.take_over()
     assert one.take_over()
     assert not two.take_over()
@@ -489,12 +494,12 @@ def test_windows():
     assert not window.is_near(499.0, 5)
     assert window.is_near(501.0, 5)  # no row has come
     for second in range(0, 101, 10):
-        window.note(float(second), second)  # a row a second
+        window.observe(float(second), second)  # a row a second
     assert window.rate == pytest.approx(1.0)
     assert not window.is_near(100.0, 449)
     assert window.is_near(100.0, 451)  # twice as long as at this rate
     for second in range(100, 901, 10):
-        window.note(float(second), 100)  # others have the engine to themselves
+        window.observe(float(second), 100)  # others have the engine to themselves
     assert window.rate is None
     assert window.is_near(900.0, 1)
     assert window.is_over(1000.0)
@@ -503,7 +508,7 @@ def test_windows():
 def test_the_rate_is_that_of_the_last_minutes():
     window = Window(0.0, 10**6)
     for second in range(0, 1200, 1):
-        window.note(float(second), 10 * min(second, 600) + max(0, second - 600))
+        window.observe(float(second), 10 * min(second, 600) + max(0, second - 600))
     assert window.rate == pytest.approx(1.0, rel=0.2)
     assert len(window._points) < 80
 
@@ -548,6 +553,8 @@ def test_a_batch_whose_input_has_vanished_ends(world, is_cancelled):
     world.start(held)
     batch_id = world.create(lines(20))
     world.wait(batch_id, "in_progress")
+    while not held.seen:  # the input has been found
+        time.sleep(0.01)
     world.store.content(world.store.batch(batch_id).input_file_id).unlink()
     if is_cancelled:
         world.batches.cancel(batch_id)
@@ -561,7 +568,7 @@ def test_a_batch_whose_input_has_vanished_ends(world, is_cancelled):
 
 
 def test_a_full_disk_ends_no_batch(world, monkeypatch):
-    monkeypatch.setattr(runner_module, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(runner_module, "_PAUSE_S", 1e9)
     real, calls = runner_module.run, []
 
     def full(*args, **options):
@@ -574,7 +581,12 @@ def test_a_full_disk_ends_no_batch(world, monkeypatch):
 
     monkeypatch.setattr(runner_module, "run", full)
     world.start()
-    assert world.wait(world.create(lines(5))).completed == 5
+    batch_id = world.create(lines(5))
+    while (waits := world.batches.waiting_for(world.store.batch(batch_id))) is None:
+        time.sleep(0.005)
+    assert waits == "disk: No space left on device"
+    world.batches._paused_until.clear()
+    assert world.wait(batch_id).completed == 5
     assert len(calls) == 2
 
 
@@ -582,7 +594,7 @@ def test_a_batch_that_is_finalizing_cannot_be_cancelled_and_too_many_are_refused
     world.start(HeldClient())
     batch_id = world.create(lines(3))
     world.wait(batch_id, "in_progress")
-    world.store.note_counts(replace(world.store.batch(batch_id), status="finalizing"))
+    world.store.keep_counts(replace(world.store.batch(batch_id), status="finalizing"))
     with pytest.raises(ApiError, match="is finalizing"):
         world.batches.cancel(batch_id)
     monkeypatch.setattr(runner_module, "MOST_WAITING", 1)

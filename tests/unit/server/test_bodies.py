@@ -1,12 +1,15 @@
 """The text of a body as values, by a table of its fields."""
 
+import json
 import logging
 
 import pytest
 
-from llamabatch.server import bodies
-from llamabatch.server.bodies import (
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.request import body as bodies
+from llamabatch.server.request.body import (
     MAX_DEPTH,
+    MAX_SIZE,
     Body,
     Field,
     Rules,
@@ -16,7 +19,6 @@ from llamabatch.server.bodies import (
     read_json,
     timeout_of,
 )
-from llamabatch.server.errors import ApiError
 
 JSON = {"content-type": "application/json"}
 
@@ -98,12 +100,13 @@ FIELDS = {
     "n": Field({"type": "integer"}),
     "options": Field({"type": "object"}),
     "suffix": Field({}, only=("", 0), advice="put it into the prompt"),
+    "guess": Field({}, only=("",), advice="it is an option of the server", optional=True),
 }
 
 
 def test_unknown_fields_are_ignored_by_name_or_refused():
     body = Body({"n": 1, "topp": 1, "x": None}, FIELDS)
-    assert body.ignored == ["topp", "x"]
+    assert body.ignored == ["topp"]  # null is a missing field
     assert body.take("n") == 1
     assert body.take("n") is None
     with pytest.raises(ApiError, match="no field 'm'") as caught:
@@ -113,6 +116,9 @@ def test_unknown_fields_are_ignored_by_name_or_refused():
     body = Body({"options": {"a": 1, "b": 2}}, FIELDS)
     assert body.nested("options", ("a",)) == {"a": 1}
     assert body.ignored == ["options.b"]
+    with pytest.raises(ApiError, match=r"no field 'options\.b'") as caught:
+        Body({"options": {"b": 2}}, FIELDS, Rules(strict=True)).nested("options", ("a",))
+    assert caught.value.param == "options"
 
 
 def test_a_field_that_cannot_be_honoured_is_refused_with_a_cure():
@@ -124,23 +130,41 @@ def test_a_field_that_cannot_be_honoured_is_refused_with_a_cure():
         assert Body({"suffix": value}, FIELDS).ignored == []
 
 
+def test_a_field_that_only_allows_something_is_ignored_by_name_or_refused():
+    assert Body({"guess": "x"}, FIELDS).ignored == ["guess"]
+    assert Body({"guess": ""}, FIELDS, Rules(strict=True)).ignored == []
+    with pytest.raises(ApiError, match="guess is 'x', which is not supported; it is an option of the server"):
+        Body({"guess": "x"}, FIELDS, Rules(strict=True))
+
+
 def test_the_header_of_ignored_names_is_short_and_safe():
     assert ignored_headers([]) == {}
-    assert ignored_headers(["a", "b.c", "a"]) == {"X-Llamabatch-Ignored": "a, b.c"}
-    assert ignored_headers(["a\r\nSet-Cookie: x=1", "ä", ""]) == {"X-Llamabatch-Ignored": "a??Set-Cookie??x?1, ?"}
+    assert ignored_headers(["b.c", "a[1]:d", "b.c"]) == {"X-Llamabatch-Ignored": "a[1]:d, b.c"}
+    assert ignored_headers(["a\r\nSet-Cookie: x=1", "ä", ""]) == {"X-Llamabatch-Ignored": "?, a??Set-Cookie:?x?1"}
     value = ignored_headers(f"name{i}" * 20 for i in range(1000))["X-Llamabatch-Ignored"]
     assert len(value) <= 1024
     assert value.endswith(", ...")
     assert len(ignored_headers(["x" * 10_000])["X-Llamabatch-Ignored"]) == 64
 
 
+def test_few_and_short_names_are_kept_of_what_is_ignored():
+    """They are written on the event loop, and the log remembers them."""
+    assert len(Body({f"f{i}": 0 for i in range(5000)}, FIELDS).ignored) == 1024
+    assert Body({"x" * 1_000_000: 0}, FIELDS).ignored == ["x" * 64]
+    body = Body({}, FIELDS)
+    for i in range(5000):
+        body.ignore_kind(f"tools[{i}]", "y" * 1000, "", "")
+    assert len(body.ignored) == 1024
+    assert max(map(len, body.ignored)) == 64
+
+
 def test_an_ignored_name_is_logged_once_and_never_its_value(caplog, monkeypatch):
     monkeypatch.setattr(bodies, "_logged", set())
     with caplog.at_level(logging.DEBUG):
         log_ignored(["topp"])
-        log_ignored(["topp", "other"])
+        log_ignored(["topp", "other[3]", "other[4]"])
     assert [record.getMessage() for record in caplog.records] == [
-        f"a request has the unknown field '{name}', which is ignored (strict refuses it)" for name in ("topp", "other")
+        f"a request has '{name}', which is ignored (strict refuses it)" for name in ("topp", "other")
     ]
 
 
@@ -158,3 +182,17 @@ def test_the_field_of_a_message():
     assert param_of("max_tokens is 0; give", {"n_predict": 0}) == "n_predict"
     assert param_of("the parameters of 'f' are 1", {"tools": []}) is None
     assert param_of("json of structured_outputs is no JSON: x", {"json_schema": "x"}) == "json_schema"
+
+
+@pytest.mark.parametrize("unit", [b"0,", b"[],", b'{"a":0},', b'"x",', b'"[",', b'"\\"[",'])
+def test_a_body_has_a_bound_on_its_values(unit):
+    n = MAX_SIZE // (8 if b":" in unit else 5 if unit == b"[]," else 1)
+    assert len(read_json(b'{"a":[' + unit * (n // 64) + b"0]}")["a"]) == n // 64 + 1
+    assert refused(b'{"a":[' + unit * (2 * n) + b"0]}").status == 413
+
+
+def test_what_stands_in_a_text_is_no_value():
+    text = '[{,\\"' * (MAX_SIZE // 8)
+    assert read_json(json.dumps({"a": [text, text]}).encode()) == {"a": [text, text]}
+    assert refused(b'{"a":"' + b"," * 2 * MAX_SIZE).status == 400  # a text without an end
+    assert read_json(b'{"a":["' + b"\\\\" * MAX_SIZE + b'", ",,"]}') == {"a": ["\\" * MAX_SIZE, ",,"]}

@@ -7,11 +7,13 @@ import pytest
 
 from llamabatch.chat.conversation import render
 from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.request.samplers import CHAIN
 from llamabatch.request.sampling_params import ALIASES, SamplingParams
-from llamabatch.server.bodies import Rules
-from llamabatch.server.errors import ApiError
-from llamabatch.server.openai.chat_body import CHAT, read_chat
-from llamabatch.server.openai.completion_body import COMPLETION, MAX_PROMPTS, read_completion
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.openai.completion_body import COMPLETION, read_completion
+from llamabatch.server.request.body import Rules
+from llamabatch.server.request.chat_body import CHAT, read_chat
+from llamabatch.server.request.prompts import MAX_PROMPTS
 from llamabatch.testing import FakeLLM
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -54,24 +56,19 @@ def test_every_name_of_a_parameter_is_known():
         ({"n_predict": 3}, {"max_tokens": 3}),
         ({"n_predict": -1}, {}),
         ({"max_completion_tokens": 4, "max_tokens": 4}, {"max_tokens": 4}),
-        ({"repeat_penalty": 1.5, "repeat_last_n": -1}, {"repetition_penalty": 1.5}),
-        ({"repeat_last_n": 64}, {}),
-        ({"repeat_last_n": 64, "repeat_penalty": 1.0, "presence_penalty": 0}, {"repetition_penalty": 1.0}),
-        ({"repeat_last_n": 0, "repeat_penalty": 1.5}, {"repetition_penalty": 1}),
+        ({"repeat_penalty": 1.5, "repeat_last_n": -1}, {"repetition_penalty": 1.5, "repeat_last_n": -1}),
+        ({"penalty_last_n": 64, "repeat_penalty": 1.5}, {"repeat_last_n": 64, "repetition_penalty": 1.5}),
+        ({"stop": ""}, {}),
+        ({"stop": ["", "x"]}, {"stop": ["x"]}),
+        ({"dry_sequence_breakers": '["a", "b"]'}, {"dry_sequence_breakers": ["a", "b"]}),
+        ({"truncate_prompt_tokens": 7, "n_keep": 3}, {"truncate_prompt_tokens": 7, "n_keep": 3}),
+        ({"truncate_prompt_tokens": -1}, {"overflow": "truncate"}),
+        ({"cache_salt": "red"}, {"cache_salt": "red"}),
         ({"seed": -1}, {}),
         ({"seed": -2}, {"seed": 2**64 - 2}),
-        (
-            {"samplers": ["top_k", "min_p", "temperature"]},
-            {
-                "repetition_penalty": 1.0,
-                "dry_multiplier": 0.0,
-                "top_n_sigma": -1.0,
-                "typical_p": 1.0,
-                "top_p": 1.0,
-                "xtc_probability": 0.0,
-            },
-        ),
-        ({"samplers": "edskypmxt"}, {}),
+        ({"samplers": ["temp", "top_k"]}, {"samplers": ("temperature", "top_k")}),
+        ({"samplers": "edskypmxt"}, {"samplers": CHAIN}),
+        ({"samplers": []}, {"samplers": ()}),
         ({"logit_bias": {"5": 1, "6": False}}, {"logit_bias": {5: 1, 6: -100}}),
         ({"logit_bias": [[5, 1.5], ["6", -1]]}, {"logit_bias": {5: 1.5, 6: -1}}),
         ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}),
@@ -116,7 +113,7 @@ def test_parameters_have_the_names_of_three_servers(given, meant):
     [
         ({"temperature": -1}, "temperature"),
         ({"temperature": "warm"}, "temperature"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"n_predict": -2}, "n_predict"),
         ({"n_predict": 5, "max_tokens": 6}, "max_tokens"),
         ({"seed": 2**64}, "seed"),
@@ -130,10 +127,10 @@ def test_parameters_have_the_names_of_three_servers(given, meant):
         ({"stream": True, "stream_options": []}, "stream_options"),
         ({"stream": True, "best_of": 2}, "best_of"),
         ({"service_tier": "scale"}, "service_tier"),
-        ({"repeat_last_n": 64, "repeat_penalty": 1.5}, "repeat_last_n"),
-        ({"samplers": ["temperature", "top_k"]}, "samplers"),
-        ({"samplers": ["infill"]}, "samplers"),
+        ({"repeat_last_n": -2}, "repeat_last_n"),
         ({"samplers": 1}, "samplers"),
+        ({"samplers": "q" * 65}, "samplers"),
+        ({"dry_sequence_breakers": f'["a",{" " * 5000}"b"]'}, "dry_sequence_breakers"),
         ({"logit_bias": 5}, "logit_bias"),
         ({"logit_bias": {"a": True}}, "logit_bias"),
         ({"response_format": "json"}, "response_format"),
@@ -146,7 +143,8 @@ def test_parameters_have_the_names_of_three_servers(given, meant):
         ({"request_id": "a b"}, "request_id"),
         ({"model": 5}, "model"),
         ({"messages": "hello"}, "messages"),
-        ({"messages": []}, None),
+        ({"messages": []}, "messages"),
+        ({"tools": [{"type": "function"}]}, "tools"),
         ({"messages": ["hello"]}, "messages"),
         ({"messages": [{"role": "user"}]}, None),
         ({"tools": {}}, "tools"),
@@ -163,18 +161,35 @@ def test_parameters_have_the_names_of_three_servers(given, meant):
         ({"suffix": "x"}, "suffix"),
         ({"echo": True}, "echo"),
         ({"cache_prompt": "no"}, "cache_prompt"),
-        ({"id_slot": -2}, "id_slot"),
-        ({"id_slot": "a"}, "id_slot"),
-        ({"backend_sampling": 1}, "backend_sampling"),
+        ({"reasoning_format": "deepseek-legacy"}, "reasoning_format"),
+        ({"reasoning_budget_message": "Stop."}, "reasoning_budget_message"),
         ({"logit_bias": [[5, 1], [5, 2]]}, "logit_bias"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"logits_processors": ["f"]}, "logits_processors"),
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"cache_salt": ""}, "cache_salt"),
     ],
 )
 def test_a_value_that_cannot_be_honoured_is_refused_by_name(given, param):
     error = refused(chat, **given)
     assert (error.type, error.param) == ("invalid_request_error", param), error.message
+
+
+def test_a_limit_of_0_generates_nothing():
+    for name in ("n_predict", "max_tokens", "max_completion_tokens"):
+        body = chat(**{name: 0})
+        assert (body.no_output, body.params.max_tokens) == (True, 1)
+    assert not chat(n_predict=1).no_output
+
+
+def test_null_is_an_empty_text_of_a_message():
+    body = chat(messages=[{"role": "system", "content": None}, {"role": "user", "content": None}])
+    assert [message["content"] for message in body.conversation] == ["", ""]
+
+
+def test_thinking_stays_in_the_text_where_the_body_wants_it():
+    assert chat(reasoning_format="none").options.reasoning_format == "none"
+    assert {chat(reasoning_format=name).options.reasoning_format for name in ("auto", "deepseek", None)} == {None}
 
 
 def test_cache_prompt_false_computes_the_whole_prompt():
@@ -190,6 +205,9 @@ def test_parts_that_are_no_text_are_refused_by_name(kind):
     assert kind in error.message
     assert "only parts of type 'text'" in error.message
     assert error.param == "messages"
+    user, answer = {"role": "user", "content": content}, {"role": "assistant", "content": "It is a cat."}
+    assert refused(chat, messages=[user, answer, user, *HELLO]).message.startswith("messages[2]")
+    assert chat(messages=[user, answer, *HELLO]).ignored == (f"messages[0].content[1]:{kind}",)
 
 
 def test_answers_are_streamed_with_counts():
@@ -329,6 +347,7 @@ def test_echo_asks_for_the_logprobs_of_the_prompt():
     assert (body.echo, body.prompt_logprobs, body.params.logprobs) == (False, True, None)
     assert completion(n_predict=0).no_output
     assert not completion(max_tokens=1).no_output
+    assert not completion(max_tokens=0, max_completion_tokens=5).no_output
     assert refused(completion, max_tokens=0, n=2).param == "n"
 
 
@@ -342,10 +361,20 @@ def test_thinking_that_the_model_has_no_use_for_is_ignored_by_name():
     switched = Rules(variables=frozenset({"enable_thinking"}), thinks=True)
     body = chat(switched, reasoning_effort="none")
     assert (dict(body.options.kwargs), body.ignored) == ({"enable_thinking": False}, ())
-    # a variable by its own name is meant for this template
-    assert chat(silent, chat_template_kwargs={"reasoning_effort": "low"}).options.kwargs == {"reasoning_effort": "low"}
+    for name, value in (("reasoning_effort", "low"), ("enable_thinking", False), ("thinking", True)):
+        body = chat(replace(silent, template_kwargs={name: value}), chat_template_kwargs={name: value})
+        assert (dict(body.options.kwargs), body.ignored) == ({}, (f"chat_template_kwargs.{name}",))
+        body = chat(replace(silent, variables=frozenset({name})), chat_template_kwargs={name: value})
+        assert (dict(body.options.kwargs), body.ignored) == ({name: value}, ())
+    # any other variable is meant for this template
+    assert chat(silent, chat_template_kwargs={"persona": "owl"}).options.kwargs == {"persona": "owl"}
     own = Rules(trust_templates=True, variables=frozenset())
     body = chat(own, chat_template="{{ reasoning_effort }}", reasoning_effort="low")
     assert (dict(body.options.kwargs), body.ignored) == ({"reasoning_effort": "low"}, ())
     with pytest.raises(ApiError, match="reasoning_effort is 'high', which would change nothing: the chat template"):
         chat(replace(silent, strict=True), reasoning_effort="high")
+
+
+def test_unknown_samplers_are_ignored_once_each():
+    body = chat(samplers="qq" + "edskypmxt")
+    assert (body.ignored, body.params.chain) == (("samplers:q",), CHAIN)

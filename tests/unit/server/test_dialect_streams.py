@@ -153,11 +153,11 @@ def test_a_step_may_end_a_call_and_go_on_with_text(seed):
     outputs[-1] = replace(outputs[-1], finished=RequestOutput("r", "p", (1,), (whole,)), called_tools=True)
     body = test_messages.read(tools=[{"name": "f", "input_schema": TOOL["parameters"]}])
     events = MessageEvents(test_messages.HEAD, body, 1)
-    document = test_messages.rebuilt((events.feed(outputs) + events.end()).decode())
+    document = test_messages.rebuilt((events.feed(outputs) + b"".join(events.end())).decode())
     assert message_parts(document)[1] == ORDER
     head = test_responses.head()
     streamed = ResponseEvents(head)
-    document = test_responses.rebuilt((streamed.feed(outputs) + streamed.end()).decode())
+    document = test_responses.rebuilt((streamed.feed(outputs) + b"".join(streamed.end())).decode())
     parts = response_parts(document)[1]
     assert [part if isinstance(part, str) else (part[0], json.loads(part[1])) for part in parts] == ORDER
 

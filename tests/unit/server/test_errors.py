@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 from starlette.applications import Starlette
@@ -11,6 +12,7 @@ from starlette.testclient import TestClient
 
 from llamabatch.client.crash_triage import KILLS_ALONE
 from llamabatch.client.restart_policy import ENGINE_ENDED
+from llamabatch.engine.validation import check_length, check_text
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.errors import (
     AdapterError,
@@ -24,7 +26,10 @@ from llamabatch.errors import (
     SamplingError,
 )
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.server.errors import ApiError, exception_handlers, model_not_found
+from llamabatch.server.http.errors import ApiError, exception_handlers, model_not_found
+from llamabatch.server.llama_server import dialect as llama_server
+from llamabatch.server.serving.bounded_model import for_prompts
+from llamabatch.server.serving.checks import with_cure
 from llamabatch.testing import FakeLLM
 
 
@@ -71,7 +76,7 @@ def test_a_prompt_that_is_too_long_is_told_both_numbers():
             assert numbers.items() <= found.to_openai()["error"].items()
             assert "300" in found.message
             assert "256" in found.message
-            there = found.to_llama_server()["error"]
+            there = llama_server.error_document(found)["error"]
             assert there == {"code": 400, "type": "exceed_context_size_error", "message": found.message, **numbers}
 
 
@@ -100,10 +105,12 @@ def test_another_exception_is_named_by_an_id_that_the_log_has(caplog):
 
 def _client(raising: Exception | None = None) -> TestClient:
     async def endpoint(request):
-        request.scope["llamabatch.dialect"] = request.query_params.get("dialect", "openai")
         raise raising or ApiError(400, "half a character: \ud800", headers={"X-A": "b"})
 
-    routes = [Route("/v1/x", endpoint, methods=["POST"])]
+    routes = [
+        Route("/v1/x", endpoint, methods=["POST"]),
+        Route("/x", llama_server.in_dialect(endpoint), methods=["POST"]),
+    ]
     app = Starlette(routes=routes, exception_handlers=exception_handlers())
     return TestClient(app, raise_server_exceptions=False)
 
@@ -126,6 +133,41 @@ def test_every_response_of_an_error_is_json_of_one_shape():
 
 
 def test_an_endpoint_of_llama_server_answers_in_its_shape():
-    response = _client().post("/v1/x?dialect=llama_server").json()
+    response = _client().post("/x").json()
     assert response["error"].keys() == {"code", "message", "type"}
     assert response["error"]["code"] == 400
+
+
+def test_a_prompt_that_is_too_long_names_the_option_and_what_it_costs():
+    def cured(n_tokens, trained, counted=True):
+        model = SimpleNamespace(metadata={"general.architecture": "a", "a.context_length": str(trained)})
+        config = SimpleNamespace(n_ctx=4096, n_slots=4, kv_cells=0)
+        plan = SimpleNamespace(config=config, memory=SimpleNamespace(kv_cache=4 * 2**26, gpus=()))
+        error = ContextLengthError("too long")
+        error.n_tokens, error.n_allowed, error.is_cured_by_n_ctx = n_tokens, 4096, counted
+        found = with_cure(error, model, plan)
+        assert (found.n_tokens, found.n_allowed) == (n_tokens, 4096)
+        return str(found)
+
+    assert cured(5000, 2**17) == (
+        "too long; a server with -c 8192 -np 1 takes it, and each slot (-np) of 8192 tokens takes 128 MiB there"
+    )
+    assert "-c 32768 -np 1" in cured(20_000, 2**17)
+    assert "-c 22000 -np 1" in cured(20_000, 22_000)
+    assert cured(20_000, 16_000) == "too long"
+    assert cured(5000, 2**17, counted=False) == "too long"
+
+
+def test_a_larger_n_ctx_cures_no_text_to_embed_and_none_that_was_not_counted():
+    def is_cured(check, *arguments):
+        with pytest.raises(ContextLengthError) as caught:
+            check(*arguments)
+        assert caught.value.n_allowed == 4
+        return caught.value.is_cured_by_n_ctx
+
+    counts = SimpleNamespace(longest_token=1, tokenize=lambda text, **_: [1] * len(text))
+    bounded = for_prompts(counts, 4, 1, cuts=False)
+    assert is_cured(check_length, 5, 4)
+    assert not is_cured(check_text, (1,) * 5, 9, 4)
+    assert is_cured(bounded.tokenize, "abcde")
+    assert not is_cured(bounded.tokenize, "abcde")  # only the first is counted

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamabatch.server.anthropic.messages_body import MESSAGES, read_messages
-from llamabatch.server.bodies import Rules, read_json
-from llamabatch.server.errors import ApiError
+from llamabatch.server.http.errors import ApiError
 from llamabatch.server.llama_server import completion_body as llama
-from llamabatch.server.openai.chat_body import CHAT, read_chat
 from llamabatch.server.openai.completion_body import COMPLETION, read_completion
 from llamabatch.server.openai.embeddings import EMBEDDING, read_embedding
-from llamabatch.server.openai.rerank import CLASSIFY, RERANK, SCORE, read_classify, read_rerank, read_score
-from llamabatch.server.openai.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
+from llamabatch.server.request.body import Rules, read_json
+from llamabatch.server.request.chat_body import CHAT, read_chat
+from llamabatch.server.vllm.rerank import CLASSIFY, RERANK, SCORE, read_classify, read_rerank, read_score
+from llamabatch.server.vllm.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 
 READERS = {
     "chat": (read_chat, CHAT, {"messages": [{"role": "user", "content": "a"}]}),

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from llamabatch.server.ids import random_hex
+from llamabatch.server.http.ids import random_hex
 
 
 def test_ids_have_two_digits_a_byte_and_differ_whatever_the_program_seeds():

@@ -1,13 +1,20 @@
 """Large answers are written away from the event loop, in turns with other threads."""
 
-import json
+import re
 import threading
 
 import pytest
 from starlette.testclient import TestClient
 
-from llamabatch.server.openai import chunks
-from llamabatch.server.openai.chunks import dump, dump_in_turns
+from llamabatch.server.anthropic.messages_response import MessageEvents
+from llamabatch.server.llama_server.completion_response import LlamaCompletionChunks
+from llamabatch.server.openai.chat_response import ChatChunks
+from llamabatch.server.openai.completion_response import CompletionChunks
+from llamabatch.server.openai.responses_response import ResponseEvents
+from llamabatch.server.response import answer as answer_module
+from llamabatch.server.response import event_stream, generation, json_text
+from llamabatch.server.response.answer import in_parts
+from llamabatch.server.response.json_text import Rows, dump_in_pieces
 from tests.unit.server.serving_clients import fake_app
 from tests.unit.server.test_application import ready
 
@@ -26,16 +33,16 @@ VALUES = [
 @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
 def test_the_text_is_that_of_dump_and_no_call_writes_a_long_list(value, monkeypatch):
     written = []
-    real = chunks._dump
+    real = json_text._dump
 
     def watched(each):
         written.append(numbers(each))
         return real(each)
 
-    monkeypatch.setattr(chunks, "_dump", watched)
-    text = dump_in_turns(value)
+    monkeypatch.setattr(json_text, "_dump", watched)
+    text = "".join(dump_in_pieces(value))
     assert text == real(value)
-    assert max(written, default=0) <= 4 * chunks._SLICE
+    assert max(written, default=0) <= 4 * json_text._SLICE
 
 
 def numbers(value):
@@ -45,26 +52,92 @@ def numbers(value):
     return 1
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/tokenize", {"content": "a b c"}),
-        ("/detokenize", {"tokens": [1, 2]}),
-        ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2}),
-        ("/v1/completions", {"prompt": "a", "max_tokens": 2, "logprobs": 2}),
-        ("/completion", {"prompt": "a", "n_predict": 2}),
-    ],
-)
-def test_a_workers_thread_writes_what_may_be_large(path, body, monkeypatch):
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+BODIES = [
+    ("/tokenize", {"content": "a b c"}),
+    ("/detokenize", {"tokens": [1, 2]}),
+    ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2}),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 2, "logprobs": 2}),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 2, "logprobs": 2, "echo": True, "prompt_logprobs": 1}),
+    ("/completion", {"prompt": "a", "n_predict": 2, "n_probs": 2}),
+    ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}),
+    ("/v1/responses", {"input": "a", "top_logprobs": 2}),
+    ("/v1/messages", CHAT),
+    ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ("/v1/score", {"text_1": "a", "text_2": "b"}),
+    ("/v1/classify", {"input": "a"}),
+    ("/v1/embeddings", {"input": "a"}),
+]
+CHANGES = re.compile(r'"(id|created|created_at|completed_at|item_id|timings)":("[^"]*"|{[^}]*}|\d+)')
+
+
+@pytest.fixture(scope="module")
+def client():
+    with TestClient(fake_app()) as made:
+        yield ready(made)
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_a_workers_thread_writes_what_may_be_large(client, path, body, monkeypatch):
     threads = []
+    real = answer_module.dump_in_pieces
 
     def watched(value):
         threads.append(threading.current_thread().name)
-        return dump(value)
+        yield from real(value)
 
-    monkeypatch.setattr(chunks, "dump_in_turns", watched)
-    with TestClient(fake_app()) as client:
-        answer = ready(client).post(path, json=body)
-    assert answer.status_code == 200
-    assert json.loads(answer.text)
-    assert [name.rpartition("_")[0] for name in threads] == ["llamabatch-server"]
+    small = client.post(path, json=body)
+    monkeypatch.setattr(answer_module, "dump_in_pieces", watched)
+    monkeypatch.setattr(generation, "LIGHT", -1)
+    monkeypatch.setattr(answer_module, "PART", 16)
+    answer = client.post(path, json=body)
+    assert answer.status_code == small.status_code == 200
+    assert "content-length" not in answer.headers
+    assert CHANGES.sub("", answer.text) == CHANGES.sub("", small.text)
+    assert "llamabatch-server" in {name.rpartition("_")[0] for name in threads}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/v1/completions", {"prompt": "a b", "max_tokens": 99, "logprobs": 2, "echo": True}, CompletionChunks),
+        ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2, "max_tokens": 99}, ChatChunks),
+        ("/v1/responses", {"input": "a", "top_logprobs": 2}, ResponseEvents),
+        ("/v1/messages", CHAT | {"max_tokens": 99}, MessageEvents),
+        ("/completion", {"prompt": "a b", "n_predict": 99, "n_probs": 2}, LlamaCompletionChunks),
+    ],
+)
+def test_a_stream_whose_pieces_take_long_is_written_on_threads_too(client, path, body, kind, monkeypatch):
+    threads = []
+    real = kind.feed
+
+    def watched(self, outputs):
+        threads.append(threading.current_thread().name)
+        return real(self, outputs)
+
+    monkeypatch.setattr(kind, "feed", watched)
+    small = client.post(path, json=body | {"stream": True})
+    threads.clear()
+    monkeypatch.setattr(kind, "takes_long", lambda self, outputs: True)
+    monkeypatch.setattr(kind, "end_takes_long", lambda self: True)
+    monkeypatch.setattr(event_stream, "_AT_ONCE", 1)
+    answer = client.post(path, json=body | {"stream": True})
+    assert answer.status_code == small.status_code == 200
+    assert CHANGES.sub("", answer.text) == CHANGES.sub("", small.text)
+    assert {name.rpartition("_")[0] for name in threads} == {"llamabatch-server"}
+
+
+def test_a_large_answer_is_made_while_it_is_sent():
+    """Entries of logprobs are made when they are written, and not all of them before the first part goes out."""
+    made = []
+
+    def entry(number):
+        made.append(number)
+        return {"number": number}
+
+    rows = Rows(range(100_000), entry)
+    text = in_parts(dump_in_pieces({"before": 1, "rows": rows}))
+    next(text)
+    assert 0 < len(made) < 20_000
+    assert len(b"".join(text)) > 100_000
+    assert made == list(range(100_000))

@@ -3,17 +3,24 @@
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import uvicorn
 
-from llamabatch.server.errors import ApiError
-from llamabatch.server.limits import BodyLimits
+from llamabatch.server.http import middleware
+from llamabatch.server.http.body_limits import BodyLimits
+from llamabatch.server.http.counts import NO_ROUTE, OTHER_METHOD, HttpCounts
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.http.logs import _is_of_use
+from llamabatch.server.http.middleware import RefusesReadably
+from llamabatch.server.http.protocol import MalformedLog, bounded
+from llamabatch.server.http.request_log import RequestLog
 from llamabatch.server.options import ServerOptions
-from llamabatch.server.protocol import bounded
 
 
 async def echo(scope, receive, send):
@@ -51,7 +58,7 @@ class Running:
     """uvicorn with the bounded protocol, in a thread."""
 
     def __init__(self, app=echo, **options):
-        self.options = ServerOptions(**options)
+        self.options, self.counts = ServerOptions(**options), HttpCounts()
         self.left = threading.Event()
 
         async def with_state(scope, receive, send):
@@ -59,7 +66,12 @@ class Running:
             await app(scope, receive, send)
 
         config = uvicorn.Config(
-            with_state, http=bounded(self.options), port=0, log_config=None, lifespan="off", access_log=False
+            with_state,
+            http=bounded(self.options, self.counts),
+            port=0,
+            log_config=None,
+            lifespan="off",
+            access_log=False,
         )
         self.server = uvicorn.Server(config)
         self.server.capture_signals = contextlib.nullcontext
@@ -156,7 +168,7 @@ def test_a_byte_now_and_then_does_not_help():
             for byte in b"GET / HTTP/1.1\r\nX-Slow: " + b"a" * 500:
                 sock.sendall(bytes([byte]))
                 time.sleep(0.02)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 8  # all of it takes 10 s
 
 
 def test_a_body_that_does_not_come_is_ended():
@@ -199,11 +211,11 @@ def test_a_body_that_does_not_come_holds_up_no_end_of_the_server():
 
 
 def test_a_body_that_comes_fast_enough_may_take_longer():
-    with Running(body_timeout_s=0.1) as server, server.connect() as sock:
+    with Running(body_timeout_s=0.5) as server, server.connect() as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 65536\r\n\r\n")
         for _ in range(8):
             sock.sendall(b"x" * 8192)
-            time.sleep(0.03)
+            time.sleep(0.08)
         assert reply(sock) == (200, b"65536")
 
 
@@ -219,15 +231,30 @@ def test_a_body_behind_an_early_answer_is_bounded_too():
 
 
 def test_an_idle_connection_is_closed_and_a_used_one_waits_anew():
-    with Running(keep_alive_s=0.3) as server, server.connect() as sock, server.connect() as idle:
-        assert seconds_to_close(idle) < 1
+    with Running(keep_alive_s=1.0) as server, server.connect() as sock, server.connect() as idle:
+        assert seconds_to_close(idle) < 20
         sock.close()
-        with server.connect() as used:
-            for _ in range(3):
-                used.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-                assert reply(used)[0] == 200
-                time.sleep(0.15)
-            assert 0.05 < seconds_to_close(used) < 1
+        until = time.monotonic() + 60
+        while not was_used_for(1.2, server):
+            assert time.monotonic() < until
+
+
+def was_used_for(seconds, server):
+    """True if a connection was used for so long; False: this test was held up for as long as an idle one stays open."""
+    with server.connect() as sock:
+        start = last = time.monotonic()
+        while last < start + seconds:
+            before, status = last, None
+            with contextlib.suppress(OSError):
+                sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                status, _ = reply(sock)
+            last = time.monotonic()
+            if status != 200:
+                assert last - before > 0.9
+                return False
+            time.sleep(0.4)
+        assert seconds_to_close(sock) < 20
+        return True
 
 
 @pytest.mark.parametrize(
@@ -245,6 +272,7 @@ def test_a_large_head_is_a_431(head):
         sock.sendall(head)
         status, body = reply(sock)
         assert status == 431
+        assert server.counts.responses() == {(NO_ROUTE, OTHER_METHOD, 431): 1}
         assert json.loads(body)["error"]["code"] == "headers_too_large"
 
 
@@ -261,6 +289,63 @@ def test_what_is_no_http_is_a_400():
         status, body = reply(sock)
         assert status == 400
         assert "HTTP" in json.loads(body)["error"]["message"]
+
+
+def test_one_line_tells_of_all_requests_of_a_second_that_are_no_http(caplog, monkeypatch):
+    seen = []
+    monkeypatch.setattr(MalformedLog, "add", lambda self, loop: seen.append(loop))
+    with Running(max_headers=8) as server:
+        for sent in (b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20):
+            with server.connect() as sock:
+                sock.sendall(sent)
+                assert reply(sock)[0] in (400, 431)
+    assert len(seen) == 1  # not of a refusal of ours
+    monkeypatch.undo()
+    caplog.set_level(logging.INFO, "llamabatch")
+    log, later = MalformedLog(), []
+    loop = SimpleNamespace(call_later=lambda seconds, call: later.append((seconds, call)))
+    for _ in range(5):
+        log.add(loop)
+    [(seconds, write)] = later
+    write()
+    assert (seconds, "5 requests within a second" in caplog.text) == (1.0, True)
+    log.add(loop)
+    assert len(later) == 2
+
+
+def test_lines_of_uvicorn_that_are_of_no_use_are_left_out():
+    for message in (
+        "Invalid HTTP request received.",
+        "Unsupported upgrade request.",
+        "No supported WebSocket library …",
+    ):
+        assert not _is_of_use(logging.LogRecord("uvicorn.error", logging.WARNING, "", 0, message, (), None))
+    assert _is_of_use(logging.LogRecord("uvicorn.error", logging.WARNING, "", 0, "Else", (), None))
+
+
+async def in_parts(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for part in (b"one ", b"two ", b"three"):
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_its_connection():
+    with Running(in_parts) as server:
+        for version, method in (("1.0", "GET"), ("1.0", "HEAD"), ("1.1", "GET")):
+            with server.connect() as sock:
+                sock.sendall(f"{method} / HTTP/{version}\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+                data = b""
+                while part := sock.recv(65536):
+                    data += part
+            head, _, body = data.partition(b"\r\n\r\n")
+            assert (b"transfer-encoding" in head) == (version == "1.1")
+            assert b"connection: close" in head
+            if version == "1.0":
+                assert body == (b"one two three" if method == "GET" else b"")
+    with Running() as server, server.connect() as sock:
+        sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert reply(sock) == (200, b"0")
 
 
 def test_connections_are_bounded_and_places_come_back():
@@ -329,6 +414,51 @@ def test_a_large_body_is_a_413_with_and_without_a_length(chunked):
         assert status == 413
         assert "100,000 bytes" in json.loads(body)["error"]["message"]
     assert app.n_bytes == 0
+
+
+@pytest.mark.parametrize("declared", [b"Content-Length: 20000000", b"Transfer-Encoding: chunked"])
+def test_a_client_that_sends_all_before_it_reads_gets_the_refusal(declared):
+    app = RefusesReadably(limited(max_bytes=1000, max_total_bytes=10**9))
+    with Running(app) as server, server.connect() as sock:
+        whole = b"x" * 20_000_000
+        body = whole if b"Length" in declared else b"%x\r\n%s\r\n0\r\n\r\n" % (len(whole), whole)
+        sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n" % declared + body)
+        assert reply(sock)[0] == 413
+        assert sock.recv(1) == b""
+
+
+def test_a_client_that_waits_for_leave_sends_nothing(monkeypatch):
+    monkeypatch.setattr(middleware, "_DROPS_S", 600)
+    app = RefusesReadably(limited(max_bytes=1000, max_total_bytes=10**9))
+    with Running(app) as server, server.connect() as sock:
+        sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2000\r\n\r\n")
+        assert reply(sock)[0] == 413
+        sock.settimeout(60)
+        assert sock.recv(1) == b""  # else a TimeoutError
+
+
+def test_what_comes_after_a_refusal_is_taken_in_for_a_while_only(monkeypatch):
+    monkeypatch.setattr(middleware, "_DROPS_S", 0.1)
+    app = RefusesReadably(limited(max_bytes=1000, max_total_bytes=10**9))
+    with Running(app) as server, server.connect() as sock:
+        sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n")
+        assert reply(sock)[0] == 413
+        sock.settimeout(60)
+        assert sock.recv(1) == b""  # else a TimeoutError
+
+
+def test_what_comes_after_a_refusal_counts_as_no_time_of_the_request(monkeypatch):
+    monkeypatch.setattr(middleware, "_DROPS_S", 600)
+    counts = HttpCounts()
+    app = RefusesReadably(RequestLog(limited(max_bytes=1000, max_total_bytes=10**9), counts))
+    with Running(app) as server, server.connect() as sock:
+        sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n")
+        assert reply(sock)[0] == 413
+        end = time.monotonic() + 60
+        while not (found := [each.count for each in counts.durations().values() if each.count]):  # the socket is open
+            assert time.monotonic() < end, "it counts until the client has sent all"
+            time.sleep(0.001)
+        assert found == [1]
 
 
 def test_a_body_of_the_limit_passes_and_paths_may_have_their_own():

@@ -7,19 +7,15 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from llamabatch.errors import PromptError
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.server.errors import ApiError
-from llamabatch.server.llama_server.completion_body import (
-    InfillBody,
-    infill_ids,
-    mixed_ids,
-    read_infill,
-    read_llama_completion,
-    read_mixed,
-)
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.llama_server.completion_body import InfillBody, read_infill, read_llama_completion
 from llamabatch.server.llama_server.completion_response import TimeLimit, only_fields, timings
 from llamabatch.server.llama_server.embedding import normalized
+from llamabatch.server.request.infill import Gap, infill_ids
+from llamabatch.server.request.prompts import mixed_ids, read_mixed
 from tests.unit.server.serving_clients import fake_app
 from tests.unit.server.test_application import ready
 
@@ -196,7 +192,6 @@ def processor(client):
         ({"prompt": "x", "t_max_predict_ms": "1"}, "t_max_predict_ms"),
         ({"prompt": "x", "lora": [{"id": 7, "scale": 1}]}, "lora"),
         ({"prompt": "x", "post_sampling_probs": 2}, "post_sampling_probs"),
-        ({"prompt": "x", "id_slot": -2}, "id_slot"),
         ({"prompt": {"content": "x"}}, "content"),
         ({"prompt": {"content": [{"type": "image_url"}]}}, "image_url"),
         ({"prompt": "x", "n_predict": 0, "n": 2}, "n_predict"),
@@ -269,7 +264,7 @@ class Marked:
 def infill(inputs, n_predict=16, **body):
     found = read_infill({"input_prefix": "", "input_suffix": "", "n_predict": n_predict, **body})
     assert isinstance(found, InfillBody)
-    ids = infill_ids(found, inputs)
+    [ids] = found.token_prompts(inputs)
     return [chr(each) if each < 1000 else each for each in ids]
 
 
@@ -298,6 +293,14 @@ def test_what_does_not_fit_is_left_out_at_the_far_ends():
     found = infill(inputs, input_prefix="p", input_suffix="s", input_extra=[{"text": "e" * 99 + "E"}])
     assert len(found) == inputs.n_ctx - 16
     assert found[found.index(1000) - 1] == "E"
+
+
+def test_what_stands_before_a_gap_is_counted_and_has_the_only_bos():
+    inputs, gap, before = Marked(fim_rep=1004, fim_sep=1005), Gap("p" * 100, "s" * 100), [1000, 1, 2]
+    found = infill_ids(gap, inputs, 16, before)
+    assert (len(found), found[:3], found.count(1000)) == (inputs.n_ctx - 16, before, 1)
+    with pytest.raises(PromptError, match="prompt has 60 tokens"):
+        infill_ids(gap, inputs, 16, [1000] * 60)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOu
 from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
 from llamabatch.server.anthropic.messages_body import read_messages
 from llamabatch.server.anthropic.messages_response import MessageEvents, MessageHead, message_response
-from llamabatch.server.bodies import Rules
-from llamabatch.server.errors import ApiError
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.request.body import Rules
 from tests.unit.server.serving_clients import fake_app
 from tests.unit.server.test_application import ready
 
@@ -101,6 +101,37 @@ def test_parameters():
     assert read(betas=["x"]).ignored == ("betas",)
 
 
+def test_a_line_for_a_service_is_no_part_of_the_prompt():
+    line = "x-anthropic-billing-header: cc_version=2.1.1; cch=00000;"
+    for system in (f"{line}\nBe brief.", [{"type": "text", "text": line}, {"type": "text", "text": "Be brief."}]):
+        body = read(system=system)
+        assert body.conversation[0] == {"role": "system", "content": "Be brief."}
+        assert body.ignored == ("system[0]:x-anthropic-billing-header",)
+    assert read(system=[{"type": "text", "text": line}]).conversation[0]["role"] == "user"
+    assert read(system="x-request-header: is a name").conversation[0]["content"] == "x-request-header: is a name"
+
+
+def test_documents_of_text_are_text_and_media_of_a_history_say_what_they_are():
+    text = {"type": "text", "media_type": "text/plain", "data": "Once."}
+    tale = {"type": "document", "title": "Tale", "source": text}
+    parts = {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "Twice."}]}}
+    image = {"type": "image", "source": {"type": "base64", "data": "x"}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [image]}
+    answer = {"role": "assistant", "content": "A cat."}
+    with pytest.raises(ApiError, match=r"messages\[0\].content\[0\] is a block of type 'image'"):
+        read(messages=[user(image), user(tale)])
+    body = read(messages=[user(image), answer, user(tale, parts), user(result)])
+    assert [message["content"] for message in body.conversation] == [
+        "[image: not shown, as this model reads text alone]",
+        "A cat.",
+        "Tale\nOnce.Twice.",
+        "[image: not shown, as this model reads text alone]",
+    ]
+    assert body.ignored == ("messages[0].content[0]:image", "messages[3].content[0].content[0]:image")
+    with pytest.raises(ApiError, match="a block of type 'document'"):
+        read(messages=[user({"type": "document", "source": {"type": "base64", "data": "x"}})])
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -110,11 +141,9 @@ def test_parameters():
         ({"messages": [user({"type": "image"})]}, r"messages\[0\]\.content\[0\] is a block of type 'image'"),
         ({"messages": [user({"type": "tool_result"})]}, "tool_use_id is None"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]}, "input is None"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"tools": [{"name": "f"}]}, r"tools\[0\]\.input_schema is None"),
         ({"tool_choice": {"type": "some"}}, r"tool_choice\.type is 'some'"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, r"thinking\.budget_tokens is 0"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is"),
         ({"output_format": {"type": "xml"}}, "output_format is"),
         ({"stop_sequences": "x"}, "stop_sequences is 'x'"),
         ({"temperature": -1}, "temperature is -1"),
@@ -216,7 +245,7 @@ def test_a_stream_of_any_cuts_is_the_whole_message(output, reason):
     }  # fmt: skip
     for seed in range(50):
         events = MessageEvents(HEAD, read(), 4)
-        data = b"".join(events.feed(part) for part in pieces(output, random.Random(seed))) + events.end()
+        data = b"".join(events.feed(part) for part in pieces(output, random.Random(seed))) + b"".join(events.end())
         assert rebuilt(data.decode()) == expected
 
 

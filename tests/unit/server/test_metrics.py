@@ -7,7 +7,7 @@ from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.stats import EngineStats
 from llamabatch.monitor.host import MachineSample
 from llamabatch.scheduler.slot_state import SlotState
-from llamabatch.server.metrics import Metrics
+from llamabatch.server.monitor.metrics import Metrics
 from tests.unit.fakes import times
 
 STATS = EngineStats(

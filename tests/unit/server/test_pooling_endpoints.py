@@ -56,6 +56,23 @@ def test_inputs_in_llama_servers_forms(client):
     assert len(vectors("one", "")) == 2  # the token that begins a text
 
 
+def test_long_texts_are_cut_where_the_body_allows_it(client):
+    long = "one two three four " * 1500
+    assert "tokens" in refused(client, "/v1/embeddings", input=long)["message"]
+    for most, kept in ((-1, None), (5, 5), (10**6, None)):
+        answer = client.post("/v1/embeddings", json={"input": [long, "one"], "truncate_prompt_tokens": most}).json()
+        assert len(answer["data"]) == 2
+        if kept is not None:
+            assert answer["usage"]["prompt_tokens"] <= 2 * kept
+    tail = client.post("/v1/embeddings", json={"input": long + "end", "truncate_prompt_tokens": 3}).json()
+    again = client.post("/v1/embeddings", json={"input": "else " * 50 + "end", "truncate_prompt_tokens": 3}).json()
+    assert tail["usage"] == again["usage"]
+    ollamas = client.post("/api/embed", json={"input": [long, "one"]}).json()
+    assert len(ollamas["embeddings"]) == 2
+    assert "tokens" in client.post("/api/embed", json={"input": long, "truncate": False}).json()["error"]
+    assert client.post("/api/embeddings", json={"prompt": "one"}).json()["embedding"]
+
+
 def test_base64_holds_the_same_floats(client):
     body = {"input": [[5, 6, 7], [8]]}
     plain = client.post("/v1/embeddings", json=body).json()["data"]
@@ -78,7 +95,7 @@ def test_base64_holds_the_same_floats(client):
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "dimensions": 2**30}, "dimensions"),
         ({"input": "a", "embd_normalize": 1}, "embd_normalize"),
-        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ],
 )
 def test_wrong_bodies_of_embeddings(client, body, param):
@@ -149,7 +166,7 @@ def test_the_model_and_its_adapters_are_listed(client):
     assert base["max_model_len"] == base["meta"]["n_ctx"]
     assert base["meta"].keys() >= {"vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size"}
     assert [(each["id"], each["parent"]) for each in adapters] == [("pirate", "fake"), ("poet", "fake")]
-    assert answer["models"][0]["capabilities"] == ["completion", "embedding", "rerank"]
+    assert answer["models"][0]["capabilities"] == ["completion", "embedding", "rerank", "tools"]
     assert client.get("/v1/models/pirate").json() == adapters[0]
     missing = client.get("/v1/models/org/other")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")

@@ -7,10 +7,11 @@ import threading
 import pytest
 from starlette.testclient import TestClient
 
-from llamabatch.server.errors import ApiError, note
+from llamabatch.server.http.counts import HttpCounts
+from llamabatch.server.http.errors import ApiError, keep_error
+from llamabatch.server.http.request_log import RequestLog
 from llamabatch.server.openai import completions
-from llamabatch.server.request_log import RequestLog
-from llamabatch.server.sse import EventStream
+from llamabatch.server.response.event_stream import EventStream
 from llamabatch.testing.fake_client import FakeClient
 from tests.unit.server.serving_clients import fake_app
 from tests.unit.server.test_application import ready
@@ -108,12 +109,12 @@ def test_polls_of_a_server_that_is_not_ready_are_told_at_debug_alone(caplog):
     def fails(status, code, method="GET"):
         async def answer(scope, receive, send):
             error = ApiError(status, "not now", code=code)
-            note(scope, error)
+            keep_error(scope, error)
             await error.response()(scope, receive, send)
 
         with caplog.at_level(logging.DEBUG, "llamabatch"):
             caplog.clear()
-            TestClient(RequestLog(answer)).request(method, "/readyz")
+            TestClient(RequestLog(answer, HttpCounts())).request(method, "/readyz")
         [record] = caplog.records
         return record.levelno
 

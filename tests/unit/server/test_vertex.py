@@ -40,6 +40,20 @@ def test_it_needs_the_key(client):
     assert client.post("/ask", json={"instances": []}, headers={"x-api-key": "no"}).status_code == 401
 
 
+def test_the_routes_can_be_paths_that_have_endpoints(monkeypatch):
+    for name, value in {"MODE": "PREDICTION", "HEALTH_ROUTE": "/", "PREDICT_ROUTE": "/v1/chat/completions"}.items():
+        monkeypatch.setenv(f"AIP_{name}", value)
+    with TestClient(fake_app(server={"page": False})) as client:
+        assert ready(client).get("/").json() == {"status": "ok"}
+        assert client.post("/v1/chat/completions", json=CHAT).json()["object"] == "chat.completion"
+
+
 def test_elsewhere_there_is_none():
     with TestClient(fake_app()) as client:
         assert ready(client).post("/predict", json={"instances": []}).status_code == 404
+
+
+def test_an_endpoint_that_streams_unless_told_gives_one_document(client):
+    asked = {"@requestFormat": "/api/chat", "messages": CHAT["messages"]}
+    [answer] = client.post("/ask", json={"instances": [asked]}).json()["predictions"]
+    assert (answer["message"]["content"], answer["done"]) == ("one two three", True)

@@ -100,7 +100,8 @@ def test_the_document_is_plain_json_and_complete():
     read = json.loads(text)
     assert read["schema_version"] == SCHEMA_VERSION
     assert set(read) == {
-        "schema_version", "created", "machine", "versions", "model", "workload", "rows", "slots", "advice"
+        "schema_version", "created", "machine", "versions", "model", "workload", "others_cpu_percent", "rows", "slots",
+        "advice",
     }  # fmt: skip
     assert [r["strategy"] for r in read["rows"]] == [BASELINE, *STRATEGIES]
     batched = next(r for r in read["rows"] if r["strategy"] == "batched")

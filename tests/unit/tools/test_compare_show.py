@@ -7,7 +7,6 @@ import sys
 import pytest
 from rich.console import Console
 
-from llamabatch.cli import compare
 from llamabatch.cli.progress import CompareProgress
 from llamabatch.errors import InputError, SetupError
 from llamabatch.scheduler.policies import STRATEGIES
@@ -83,6 +82,13 @@ def test_batch_sizes_and_their_knee():
     assert shown.count("◀ knee") == 1
 
 
+def test_other_processes_that_computed_are_told():
+    fake = vars(report())
+    least = 100 / 3 / report().machine.cores  # a third of a core
+    assert "other processes" not in text(Report(**{**fake, "others_cpu_percent": 0.9 * least}))
+    assert f"used {1.5 * least:.0f} % of the CPU" in text(Report(**{**fake, "others_cpu_percent": 1.5 * least}))
+
+
 def test_failures_are_told_and_brackets_are_not_markup():
     fake = report(strategies=("sequential",))
     broken = Row("batched", error="died of [bold]SIGSEGV[/]")
@@ -155,7 +161,7 @@ def test_labels_are_moved_apart_and_stay_inside():
 def test_pictures_are_drawn(tmp_path, kind):
     pytest.importorskip("matplotlib")
     path = tmp_path / f"compare.{kind}"
-    compare.write(report(sizes=(1, 2, 4)), tmp_path / "c.json", path)
+    output.write_plot("llamabatch.tools.compare.plot", report(sizes=(1, 2, 4)), path)
     assert path.stat().st_size > 20_000
     if kind == "svg":
         drawn = path.read_text()

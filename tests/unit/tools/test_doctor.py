@@ -12,7 +12,7 @@ from llamabatch.cli import cli
 from llamabatch.errors import SetupError
 from llamabatch.llama import library
 from llamabatch.llama.library import DeviceInfo, LibraryInfo
-from llamabatch.native_patches import source
+from llamabatch.native_build import source
 from llamabatch.planning.binding_choice import NO_GPU, Build, Choice, Origin, PassedOver
 from llamabatch.tools import doctor
 from llamabatch.tools.doctor import Status
@@ -236,6 +236,18 @@ def test_each_extra_is_there_in_part_or_not(machine, monkeypatch):
     assert (check.status, check.cure) == (Status.WARN, 'pip install "llamabatch[tools]"')
     assert check.detail.startswith("gguf not installed; matplotlib 7.0: ")
     assert doctor.examine({}).facts["extras"]["tools"] == {"matplotlib": "7.0", "gguf": None}
+
+
+def test_the_screen_is_short_and_begins_with_faults(machine, monkeypatch):
+    monkeypatch.setattr(doctor.psutil, "getloadavg", lambda: (99.0, 1.0, 1.0))
+    shown = CliRunner().invoke(cli, ["doctor"]).output
+    whole = CliRunner().invoke(cli, ["doctor", "--verbose"]).output
+    assert shown.startswith("cores")
+    assert len(shown.splitlines()) <= 24
+    assert sum(line.startswith("extra") for line in shown.splitlines()) == 1
+    assert "`doctor --verbose` shows all" in shown
+    assert sum(line.startswith("extra ") for line in whole.splitlines()) >= len(doctor.EXTRAS)
+    assert "--verbose" not in whole
 
 
 def test_nothing_is_cut_on_a_narrow_terminal(machine, monkeypatch):

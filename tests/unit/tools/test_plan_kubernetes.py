@@ -1,23 +1,26 @@
 """The patch of `llamabatch plan --kubernetes` from plans of machines that are not here."""
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
+from llamabatch.gguf.resolve import resolve
 from llamabatch.planning.memory import MIB, PROCESS_BYTES, GpuNeed, Memory
 from llamabatch.planning.nvml import Gpu
 from llamabatch.tools.plan import kubernetes
-from llamabatch.tools.plan.kubernetes import patch, variables, yaml
+from llamabatch.tools.plan.kubernetes import model_in_pod, patch, variables, yaml
 
 
 def report(memory=None, in_children=False, gpus=0, **config):
     memory = memory or Memory(weights=500 * MIB, kv_cache=300 * MIB, compute=100 * MIB)
     given = {"strategy": "batched", "instances": 1, "n_slots": 8, "n_ctx": 4096, "kv": "split", "kv_cells": 0}
+    given["cache_ram"] = 0
     options = SimpleNamespace(**{**given, "n_threads": 4, "n_threads_batch": 6, **config})
     peak = memory.together(options.instances, children=in_children)
-    asked = SimpleNamespace(config=options, memory=memory, peak_bytes=peak, in_children=in_children)
+    requested = SimpleNamespace(config=options, memory=memory, peak_bytes=peak, in_children=in_children)
     machine = SimpleNamespace(gpus=[Gpu("a GPU", 2**34, 2**34)] * gpus)
-    return SimpleNamespace(asked=asked, memory=memory, machine=machine, model="a model")
+    return SimpleNamespace(requested=requested, memory=memory, machine=machine, model="a model")
 
 
 def limits(report):
@@ -74,6 +77,20 @@ def test_options_become_texts():
     assert found["LLAMABATCH_N_SLOTS"] == "8"
     assert found["LLAMABATCH_KV_CELLS"] == "2048"
     assert "LLAMABATCH_KV_CELLS" not in variables(report(), {})
+
+
+def test_a_patch_names_the_model_that_its_memory_is_for(tmp_path):
+    shutil.copy(resolve("tiny"), tmp_path / "other.gguf")
+    assert model_in_pod("tiny") == "tiny"
+    assert model_in_pod(str(tmp_path / "other.gguf")) == "/models/other.gguf"
+
+
+def test_a_comment_says_how_much_of_the_memory_is_for_prefixes():
+    assert "--cache-ram" not in yaml([], report())
+    assert "# --cache-ram: 192 MiB of the memory, for prefixes" in yaml([], report(cache_ram=192))
+    told = yaml([], report(cache_ram=8192, in_children=True))
+    assert "# --cache-ram: 8192 MiB of each engine's memory" in told
+    assert max(map(len, told.splitlines())) <= 80
 
 
 def test_a_strange_name_stays_in_its_comment():

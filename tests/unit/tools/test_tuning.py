@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,18 +10,21 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, EngineError
 from llamabatch.gguf.shape import ModelShape
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.profile import Profile, ProfileKey
 from llamabatch.tools.machine_facts import MachineFacts
+from llamabatch.tools.tune import children
 from llamabatch.tools.tune import run as tuning
 from llamabatch.tools.tune.choose import choose
 from llamabatch.tools.tune.report import Report, document
 from llamabatch.tools.tune.run import Settings, Tuner
 from llamabatch.tools.tune.stages import LIBGOMP_SPINS, STAIRS, Job, Setting, config_of, llama_cpp_defaults, stages
 from llamabatch.tools.tune.table import show
+from llamabatch.utils.console import write_plot
 from tests.unit.configs import resolved
 
 FACTS = ModelFacts("small", 530_000_000, 24 * 2 * 64, 24 * 2 * 64, 896, 14, 151_936, 32_768)
@@ -259,7 +263,7 @@ def report(tune, tmp_path):
     machine = MachineFacts("A CPU", 2, 2, 2**34, "an OS", ("CPU: A CPU",), {"llamabatch": "1"}, None)
     key = ProfileKey(ModelShape("q", "", "", "", "", "", 1, "", 1, 1), "A CPU", "", 2, "1", "f16", "f16")
     profile = Profile(key, "2026-01-02", "small [1]", flash_attn="on", stairs=stairs)
-    return Report(machine, tuple(results), stairs, gain, tuner.many, profile, tmp_path / "p.json", 12.0, True, 3.5)
+    return Report(machine, tuple(results), stairs, gain, tuner.many, profile, tmp_path / "p.json", 12.0, True, 35.0)
 
 
 def test_the_table_tells_what_was_chosen_and_gained(report):
@@ -271,9 +275,18 @@ def test_the_table_tells_what_was_chosen_and_gained(report):
     assert "2.00 ×" in text
     assert "f32, f32 failed: it cannot be" in text
     assert "more do not pay" in text
-    assert "3.5 other processes" in text
+    assert "Meanwhile other processes used 35 % of the CPU: the profile holds for a machine with such a load" in text
     assert "1.80 ×" in text  # 0.9 / 0.5, against llama.cpp's defaults
     assert str(report.file) in text
+
+
+def test_a_profile_that_was_not_kept_is_not_promised(report):
+    out = io.StringIO()
+    dropped = replace(report, file=None)
+    show(dropped, Console(file=out, width=200))
+    assert "used 35 % of the CPU, so no profile is kept" in out.getvalue()
+    assert "from now on" not in out.getvalue()
+    assert document(dropped)["kept"] is False
 
 
 @pytest.mark.parametrize("width", [80, 40])
@@ -321,9 +334,24 @@ def test_the_limit_in_table_document_and_picture(report):
 
 def test_the_picture(report, tmp_path):
     pytest.importorskip("matplotlib")
-    from llamabatch.tools.tune.plot import draw, figure
+    from llamabatch.tools.tune.plot import figure
 
-    draw(report, tmp_path / "t.png")
+    write_plot("llamabatch.tools.tune.plot", report, tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     stairs = figure(report).subfigs[0].axes[0].lines[0]
     assert list(stairs.get_xdata()) == list(STAIRS)
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "ended"),
+    [
+        ("import time; time.sleep(600)", 0.3, "no answer within"),
+        ("raise SystemExit(3)", 60, "exit code 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 60, "SIGSEGV"),
+    ],
+)
+def test_a_measuring_process_that_gives_no_answer_is_ended(code, seconds, ended, monkeypatch):
+    monkeypatch.setattr(children, "_ANSWER_TIMEOUT_S", seconds)
+    monkeypatch.setattr(children, "command", lambda module: [sys.executable, "-c", code])
+    with pytest.raises(EngineError, match=ended):
+        children._Child(EngineConfig("tiny"), {})

@@ -1,6 +1,7 @@
 """reprs: one line, of what is not default, however long texts and lists are."""
 
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from llamabatch import (
     SequenceOutput,
     Timings,
 )
+from llamabatch.request.logprobs import FlatLogprobs
 from llamabatch.testing import FakeAsyncLLM, FakeLLM
 from llamabatch.utils.brief import brief_value
 
@@ -37,6 +39,7 @@ def test_parameters_show_what_is_not_default():
 def test_outputs_are_one_short_line():
     assert "text='" + "word\\n" * 11 + "word…'" in repr(DONE)
     assert "token_ids=<4,000 items>, finish_reason='length', logprobs=<3 items>" in repr(DONE)
+    assert "logprobs=<3 items>" in repr(replace(DONE, logprobs=FlatLogprobs(DONE.logprobs)))
     whole = RequestOutput(
         "r", LONG, IDS, (DONE,) * 5, timings=Timings(0.1, 0.2, 0.3, (0.5,) * 4000), num_cached_tokens=7
     )

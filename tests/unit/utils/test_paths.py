@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import llamabatch
-from llamabatch import AdapterError, ConfigError, EngineConfig, InputError, ModelFileError
+from llamabatch import AdapterError, ConfigError, EngineConfig, InputError
 from llamabatch.cli.options import File
 from llamabatch.gguf import resolve
 from llamabatch.jobs.input import sources
@@ -64,10 +64,11 @@ def test_two_dots_behind_a_link_lead_where_the_system_goes(here, elsewhere):
 
 
 @pytest.mark.parametrize("path", ["a\0b", "~\0/b", "~\ud800/b", "\ud800"])
-def test_what_no_system_has_is_left_to_its_first_use(here, path):
-    assert paths.absolute(path).endswith(path)
-    with pytest.raises(ModelFileError):
-        resolve.resolve(path)
+def test_what_no_system_has_is_refused_at_once(here, path):
+    for use in (paths.absolute, resolve.resolve, EngineConfig):
+        with pytest.raises(ConfigError, match=r"\\(x00|ud800).* is no path: ") as refused:
+            use(path)
+        assert str(refused.value).isprintable()
 
 
 def test_a_working_directory_that_is_gone(here):

@@ -36,4 +36,4 @@ def test_isolate_says_so(no_interpreter):
 
 def test_a_grammar_that_cannot_be_tried_out_is_an_error_of_its_request(no_interpreter):
     with pytest.raises(EngineError, match=r"structured_outputs: .* needs a Python interpreter"):
-        grammar_compiler.Trial(list)._start()
+        grammar_compiler.Trial([])._start()

@@ -4,6 +4,7 @@ import { call, get } from "./api.js";
 import { announce, download, html } from "./dom.js";
 
 const POLL_MS = 1000;
+const QUESTIONS = ["What is the capital of France?", "What is 12 plus 30?", "What is the opposite of hot?", "Write a short story about a fox."];
 const OPEN = ["validating", "in_progress", "finalizing", "cancelling"];
 
 export class BatchesView {
@@ -32,6 +33,7 @@ export class BatchesView {
       html("div", { class: "bar" }, html("h2", {}, "Batches")),
       html("p", { class: "lead" }, "A batch runs in the background: its requests take the slots that nothing else needs. The live batch shows them as tier flex."),
       drop,
+      html("p", { class: "row" }, html("button", { type: "button", onclick: () => this.#send(sample()) }, "Try a sample of four requests")),
       this.#error,
       this.#list,
     );
@@ -126,6 +128,15 @@ export class BatchesView {
       ),
     );
   }
+}
+
+/** A file of requests to try. */
+function sample() {
+  const lines = QUESTIONS.map((content, at) => {
+    const body = { messages: [{ role: "user", content }], max_tokens: 64 };
+    return JSON.stringify({ custom_id: `sample-${at + 1}`, method: "POST", url: "/v1/chat/completions", body });
+  });
+  return new File([`${lines.join("\n")}\n`], "sample.jsonl");
 }
 
 const nameOf = (batch) => batch.metadata?.name ?? batch.id;

@@ -1,6 +1,6 @@
 // Conversations side by side, each with a stream of its own.
 
-import { announce, copy, html } from "./dom.js";
+import { announce, copyButton, download, html } from "./dom.js";
 import { Conversation } from "./conversation.js";
 import { markdown } from "./markdown.js";
 
@@ -22,6 +22,7 @@ export class ChatView {
   #columns = [];
   #grid;
   #keep;
+  #all; // the field that asks all conversations
   #number = 0;
 
   constructor(section) {
@@ -30,14 +31,14 @@ export class ChatView {
     this.#keep = html("input", { type: "checkbox", id: "keep", onchange: () => this.#save(true) });
     this.#keep.checked = kept.length > 0;
     this.#add_button = html("button", { type: "button", onclick: () => this.#add().focus() }, "New conversation");
-    const all = composer("Ask all conversations at once", "Ask all", (text) => this.#askAll(text));
+    this.#all = composer("Ask all conversations at once", "Ask all", (text) => this.#askAll(text));
     const keep = html("label", { for: "keep", class: "check" }, this.#keep, "Keep them in this browser");
     section.append(
       html("div", { class: "bar" }, html("h2", {}, "Conversations"), this.#add_button, keep),
       this.#grid,
-      all,
+      this.#all,
     );
-    for (const each of kept.length ? kept : [{}, {}]) this.#add(each);
+    for (const each of kept.length ? kept : [{}]) this.#add(each);
   }
 
   #add_button;
@@ -73,6 +74,7 @@ export class ChatView {
 
   #counted() {
     this.#add_button.disabled = this.#columns.length >= MOST;
+    this.#all.hidden = this.#columns.length < 2;
     this.#save();
   }
 
@@ -121,6 +123,7 @@ class Column {
     this.#buttons = {
       stop: button("Stop", () => this.conversation.stop()),
       again: button("Regenerate", () => this.conversation.regenerate()),
+      save: button("Export", () => download(`${this.#name}.md`, new Blob([this.conversation.toMarkdown()], { type: "text/markdown" }))),
       clear: button("Clear", () => this.conversation.clear()),
     };
     const remove = html("button", { type: "button", class: "quiet", "aria-label": `Close ${this.#name}`, onclick: onRemove }, "✕");
@@ -195,7 +198,7 @@ class Column {
     this.#state.textContent = STATES[state] ?? "";
     this.#buttons.stop.disabled = !isBusy;
     this.#buttons.again.disabled = !this.conversation.canRegenerate;
-    this.#buttons.clear.disabled = isBusy || messages.length === 0;
+    this.#buttons.clear.disabled = this.#buttons.save.disabled = isBusy || messages.length === 0;
     this.#composer.querySelector("button").disabled = isBusy;
   }
 
@@ -237,14 +240,8 @@ function footer(message) {
     message.tokensPerS === undefined ? null : `${message.tokensPerS.toLocaleString("en", { maximumFractionDigits: message.tokensPerS < 100 ? 1 : 0 })} tokens/s`,
     message.firstS === undefined ? null : `first after ${(message.firstS * 1000).toFixed(0)} ms`,
   ].filter(Boolean);
-  const button = html("button", { type: "button", class: "quiet", "aria-label": "Copy the answer" }, "Copy");
-  button.addEventListener("click", async () => {
-    await copy(message.content);
-    button.textContent = "Copied";
-    announce("Copied.");
-    setTimeout(() => (button.textContent = "Copy"), 1500);
-  });
-  return html("p", { class: "facts" }, html("span", {}, facts.join(" · ")), message.content ? button : null);
+  const button = message.content ? copyButton("Copy the answer", message.content) : null;
+  return html("p", { class: "facts" }, html("span", {}, facts.join(" · ")), button);
 }
 
 /** A form that sends its text with Enter; Shift and Enter is a new line. `onSend` may refuse it with false. */

@@ -26,6 +26,16 @@ export class Conversation {
     return { messages: this.messages, options: this.options };
   }
 
+  /** The conversation as a text: a heading for each message. */
+  toMarkdown() {
+    const system = this.options.system ? [{ role: "system", content: this.options.system }] : [];
+    const parts = [...system, ...this.messages].map(({ role, content, calls, error }) => {
+      const called = (calls ?? []).map(({ name, arguments: text }) => `calls \`${name}(${text})\``);
+      return [`## ${role}`, content, ...called, error && `(${error})`].filter(Boolean).join("\n\n");
+    });
+    return `${parts.join("\n\n")}\n`;
+  }
+
   get isBusy() {
     return this.state !== "idle";
   }

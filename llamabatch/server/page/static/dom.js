@@ -34,8 +34,20 @@ export function download(name, blob) {
   setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }
 
+/** A button that copies a text, and says so for a moment. */
+export function copyButton(label, text) {
+  const button = html("button", { type: "button", class: "quiet", "aria-label": label }, "Copy");
+  button.addEventListener("click", async () => {
+    await copy(text);
+    button.textContent = "Copied";
+    announce("Copied.");
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  });
+  return button;
+}
+
 /** Copies a text; also where the page came over plain HTTP from another machine and has no clipboard. */
-export async function copy(text) {
+async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = html("textarea", { class: "unseen", "aria-hidden": "true" });
   area.value = text;

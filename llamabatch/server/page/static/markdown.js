@@ -1,7 +1,7 @@
 // A little of markdown as elements: headings, lists, code, emphasis. All else is text, links included: an answer of a
 // model is never markup and never an address.
 
-import { html } from "./dom.js";
+import { copyButton, html } from "./dom.js";
 
 const BULLET = /^\s*(?:[-*+]|(\d+)[.)])\s+(.*)$/;
 const HEADING = /^(#{1,6})\s+(.*)$/;
@@ -25,8 +25,9 @@ function readFence(lines, at) {
   if (!fence) return null;
   let end = at + 1;
   while (end < lines.length && !lines[end].trimStart().startsWith(fence)) end += 1;
-  const code = html("code", {}, lines.slice(at + 1, end).join("\n"));
-  return [html("pre", { tabindex: "0", "aria-label": language ? `${language} code` : "code" }, code), end + 1];
+  const text = lines.slice(at + 1, end).join("\n");
+  const code = html("pre", { tabindex: "0", "aria-label": language ? `${language} code` : "code" }, html("code", {}, text));
+  return [html("div", { class: "code" }, code, copyButton("Copy the code", text)), end + 1];
 }
 
 function readHeading(lines, at) {

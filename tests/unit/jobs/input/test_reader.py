@@ -23,8 +23,9 @@ from llamabatch.errors import InputError
 from llamabatch.jobs import formats
 from llamabatch.jobs.input import jsonl, sources
 from llamabatch.jobs.input import lines as openai_lines
+from llamabatch.jobs.input.ids import Ids
 from llamabatch.jobs.input.jsonl import Problem
-from llamabatch.jobs.input.reader import Ids, read
+from llamabatch.jobs.input.reader import read
 from llamabatch.jobs.input.sources import Source, find, fingerprint
 from llamabatch.jobs.input.total import Seen
 from llamabatch.jobs.rows import BadRow, ReadOptions, Row
@@ -148,7 +149,7 @@ def test_a_batch_line_without_url_goes_by_its_body(tmp_path):
 def test_empty_lines_at_the_end_are_no_rows(tmp_path):
     rows = rows_of(tmp_path, {"prompt": "a"}, "", {"prompt": "b"}, "", "  ")
     assert [type(row) for row in rows] == [Row, BadRow, Row]
-    assert (rows[1].id, rows[1].error) == (None, f"{tmp_path / 'in.jsonl'}, line 2: this line is empty")
+    assert (rows[1].id, rows[1].error) == ("1", f"{tmp_path / 'in.jsonl'}, line 2: this line is empty")
     assert rows_of(tmp_path, "", "") == []
     (tmp_path / "in.jsonl").write_bytes(b"")
     assert list(read(find([tmp_path / "in.jsonl"]))) == []
@@ -255,7 +256,16 @@ def test_what_is_wrong_with_a_whole_file_comes_before_the_first_row(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "ending", [*formats.FOREIGN, ".XLSX", ".jsonl.xz", ".csv.bz2", ".parquet.gz", ".parquet.zst", ".xlsx.gz"]
+    "ending",
+    [
+        *({*formats.FOREIGN} - {formats.EXCEL}),
+        ".XLS",
+        ".jsonl.xz",
+        ".csv.bz2",
+        ".parquet.gz",
+        ".parquet.zst",
+        ".xlsx.gz",
+    ],
 )
 def test_a_format_that_is_not_read_is_refused_by_its_name(ending, tmp_path):
     path = write(tmp_path / f"in{ending}", {"prompt": "a"})
@@ -389,8 +399,6 @@ def test_the_fingerprint_of_a_stream_is_of_what_it_was_before():
         assert sum(1 for _ in read([source])) == 9000
     for before in (slow, fast):
         assert fingerprint([Source(None, Pieces([b'{"prompt": "x"}\n', *lines]))], before) != before
-    of_old = [{name: value for name, value in fast[0].items() if name != "bytes"}]
-    assert fingerprint([Source(None, Pieces(lines))], of_old) == of_old
     for hostile in (None, 7, [], [7], [{"size": None, "bytes": -1}], [{"size": None, "bytes": "9"}]):
         assert fingerprint([Source(None, Pieces(lines))], hostile)[0]["sha256"] == slow[0]["sha256"]
 

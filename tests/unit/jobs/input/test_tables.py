@@ -1,8 +1,14 @@
-"""CSV and Parquet: templates, ids, what a broken table says."""
+"""CSV, Parquet and Excel: templates, ids, what a broken table says."""
 
+import csv
 import datetime
 import gzip
 import json
+import re
+import sys
+import types
+import zipfile
+from xml.sax.saxutils import escape
 
 import pytest
 
@@ -11,8 +17,10 @@ from llamabatch.jobs.input import tables
 from llamabatch.jobs.input.reader import Reader, read
 from llamabatch.jobs.input.sources import find
 from llamabatch.jobs.input.templates import template_of
+from llamabatch.jobs.input.total import Seen, Total
 from llamabatch.jobs.output.records import RecordOptions
 from llamabatch.jobs.rows import BadRow, ReadOptions, Row
+from llamabatch.request.sampling_params import SamplingParams
 
 
 def write(path, text):
@@ -67,7 +75,7 @@ def test_a_compressed_table(tmp_path):
         ("{{ name", "the template cannot be compiled"),
         ("{% for %}", "the template cannot be compiled"),
         ("", "give a text of 1 to"),
-        (None, "needs a template, as '…{name}…'; its columns are name, text"),
+        (None, "has no column 'prompt'; give a template, as --prompt '{{ text }}'; its columns are name, text"),
     ],
 )
 def test_a_template_is_refused_before_the_first_row(tmp_path, template, message):
@@ -75,6 +83,24 @@ def test_a_template_is_refused_before_the_first_row(tmp_path, template, message)
     with pytest.raises(ConfigError) as refused:
         read(find([path]), ReadOptions(template=template))
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "example"),
+    [
+        ("id,name,Question", "'{{ Question }}'"),
+        ("id,word", "'{{ word }}'"),
+        ("id", "'{{ id }}'"),
+        ("id,my words", "\"{{ row['my words'] }}\""),
+    ],
+)
+def test_a_missing_template_is_shown_with_the_likeliest_column(tmp_path, header, example):
+    path = write(tmp_path / "a.csv", f"{header}\n{','.join('x' for _ in header.split(','))}\n")
+    with pytest.raises(ConfigError) as refused:
+        read(find([path]), ReadOptions())
+    assert f"--prompt {example}; its" in str(refused.value)
+    template = example[1:-1]
+    assert list(read(find([path]), ReadOptions(template=template)))
 
 
 def test_columns_of_every_file_are_looked_at_first(tmp_path):
@@ -198,10 +224,109 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path, monkeypatch):
         read(find([path]))
 
 
+# --- Excel ------------------------------------------------------------------------------------------------------------
+
+
+def excel(path, rows):
+    """A workbook of one sheet, of texts and numbers; None: an empty cell."""
+    pytest.importorskip("fastexcel", reason="needs fastexcel (llamabatch[excel])")
+    cells = ""
+    for number, row in enumerate(rows, 1):
+        cells += f'<row r="{number}">'
+        for column, value in zip("ABCDEFGH", row, strict=False):
+            if isinstance(value, str):
+                cells += f'<c r="{column}{number}" t="inlineStr"><is><t>{escape(value)}</t></is></c>'
+            elif value is not None:
+                cells += f'<c r="{column}{number}"><v>{value}</v></c>'
+        cells += "</row>"
+    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    links = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    package = "http://schemas.openxmlformats.org/package/2006"
+    files = {
+        "[Content_Types].xml": f'<Types xmlns="{package}/content-types"><Default Extension="xml" '
+        'ContentType="text/xml"/></Types>',
+        "_rels/.rels": f'<Relationships xmlns="{package}/relationships"><Relationship Id="r1" '
+        f'Type="{links}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
+        "xl/workbook.xml": f'<workbook xmlns="{main}" xmlns:r="{links}"><sheets><sheet name="one" sheetId="1" '
+        'r:id="r1"/></sheets></workbook>',
+        "xl/_rels/workbook.xml.rels": f'<Relationships xmlns="{package}/relationships"><Relationship Id="r1" '
+        f'Type="{links}/worksheet" Target="worksheets/sheet1.xml"/></Relationships>',
+        "xl/worksheets/sheet1.xml": f'<worksheet xmlns="{main}"><sheetData>{cells}</sheetData></worksheet>',
+    }
+    with zipfile.ZipFile(path, "w") as file:
+        for name, text in files.items():
+            file.writestr(name, text)
+    return path
+
+
+def test_rows_of_excel_are_texts_and_empty_cells_have_no_value(tmp_path):
+    rows = [["id", "text", "n"], [7, "ä & b", 1.5], [8, "c", None], [9, None, 2], [None, None, None]]
+    path = excel(tmp_path / "a.xlsx", rows)
+    found = rows_of(path, prompt="{{ text }}: {{ n or '-' }}", keep="all")
+    assert [row.id for row in found] == ["7", "8", "9"]
+    assert [row.prompt for row in found[:2]] == ["ä & b: 1.5", "c: -"]
+    assert found[0].kept == {"text": "ä & b", "n": "1.5"}
+    assert "a value that it writes is null" in found[2].error
+    assert found[2].place == f"{path}, row 3"
+    assert Total(find([path]), ReadOptions()).rows(Seen()) == (3, False)
+
+
+def test_a_sheet_is_parsed_once(tmp_path, monkeypatch):
+    sources = find([excel(tmp_path / "a.xlsx", [["id", "prompt"], [7, "a"]])])
+    fastexcel = sys.modules["fastexcel"]
+    opened, read_excel = [], fastexcel.read_excel
+    monkeypatch.setattr(fastexcel, "read_excel", lambda path: opened.append(path) or read_excel(path))
+    assert Total(sources, ReadOptions()).rows(Seen()) == (1, False)
+    assert [row.id for row in read(sources)] == ["7"]
+    assert len(opened) == 1
+
+
+def test_a_column_of_excel_keeps_values_of_another_type(tmp_path):
+    path = excel(tmp_path / "a.xlsx", [["prompt"], *([i] for i in range(1500)), ["late"]])
+    assert [row.prompt for row in rows_of(path)] == [*map(str, range(1500)), "late"]
+
+
+def test_the_columns_of_excel_are_named_in_errors(tmp_path):
+    with pytest.raises(ConfigError, match=r"a\.xlsx has no column 'prompt'; give a template.*its columns are a, b"):
+        rows_of(excel(tmp_path / "a.xlsx", [["a", "b"], [1, 2]]))
+    with pytest.raises(ConfigError, match=r"row 2: column 'id' holds '7', the id of .*a\.xlsx, row 1, already"):
+        rows_of(excel(tmp_path / "a.xlsx", [["id", "prompt"], [7, "a"], [7, "b"]]))
+
+
+def test_names_of_columns_of_excel_are_those_of_its_first_row_with_values(tmp_path):
+    above = [[None] * 4, [None, "prompt", None, "n"], [None] * 4, [0, "a", None, 1], [1, "b", None, None]]
+    rows = rows_of(excel(tmp_path / "a.xlsx", above), keep="all")
+    assert "row 1" in rows[0].place
+    assert [row.prompt for row in rows[1:]] == ["a", "b"]
+    assert [row.kept[""] for row in rows[1:]] == ["0", "1"]  # the index of a frame, which pandas gives no name
+    assert [row.kept["n"] for row in rows[1:]] == ["1", None]
+    for header, why in ((["prompt", "a", "a"], "two columns 'a'"), (["prompt"], "two columns without a name")):
+        with pytest.raises(InputError, match=f"a.xlsx has {why}"):
+            rows_of(excel(tmp_path / "a.xlsx", [header, ["a", 1, 2]]))
+
+
+@pytest.mark.parametrize("content", [None, b"nonsense", b""])
+def test_a_damaged_or_empty_excel_file(tmp_path, content):
+    path = excel(tmp_path / "a.xlsx", [])
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=r"a\.xlsx (cannot be read as an Excel file|has no columns)"):
+        rows_of(path)
+
+
+@pytest.mark.parametrize("missing", ["fastexcel", "pyarrow"])
+def test_without_fastexcel_it_says_what_to_install(tmp_path, monkeypatch, missing):
+    path = write(tmp_path / "a.xlsx", "")
+    monkeypatch.setitem(sys.modules, "fastexcel", types.ModuleType("fastexcel"))
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(SetupError, match=r'pip install "llamabatch\[excel\]"'):
+        read(find([path]))
+
+
 @pytest.mark.parametrize("given", [{"task": "embedding"}, {"task": "chat", "system": "s"}])
 def test_options_for_prompts_of_a_template_are_refused_where_nothing_makes_them(given, tmp_path):
     lines = write(tmp_path / "a.jsonl", '{"prompt": "a"}\n')
-    with pytest.raises(ConfigError, match="is for CSV, Parquet and a template, and there is none of these"):
+    with pytest.raises(ConfigError, match="is for tables and a template, and there is none of these"):
         read(find([lines]), ReadOptions(**given))
     assert read(find([lines]), ReadOptions(template="{prompt}", **given))
     assert read(find([lines, write(tmp_path / "b.csv", "a,prompt\n1,2\n")]), ReadOptions(**given))
@@ -222,15 +347,183 @@ def test_a_template_of_jinja2_is_filled_from_tables_and_from_lines(tmp_path):
     assert [row.prompt for row in lines_of(tmp_path, *records, template="{lang}: {a b}")] == ["fr: 1", "en: 2"]
 
 
-def test_lines_under_a_template_keep_their_parameters_and_ids_and_prompts_are_data(tmp_path):
+def test_lines_under_a_template_keep_their_ids_and_all_else_is_data(tmp_path):
     records = [
-        {"id": 7, "instruction": "Add.", "input": "1 2", "output": "3", "max_tokens": 5, "url": "http://a"},
+        {"id": 7, "instruction": "Add.", "input": "1 2", "output": "3", "max_tokens": 5, "url": "http://a", "n": "x"},
         {"custom_id": "b", "instruction": "Go.", "input": "", "messages": "none"},
     ]
     rows = lines_of(tmp_path, *records, prompt="{{ instruction }} {{ input }}", task="chat", system="In {{ row.id }}")
     assert "cannot be filled" in rows[1].error  # it has no field "id"
-    assert (rows[0].id, rows[0].task, rows[0].params.max_tokens) == (7, "chat", 5)
+    assert (rows[0].id, rows[0].task, rows[0].params.max_tokens) == (7, "chat", 256)
     assert rows[0].prompt == [{"role": "system", "content": "In 7"}, {"role": "user", "content": "Add. 1 2"}]
+
+
+RECORDS = [
+    {"text": "a", "n": 3, "seed": 1.5, "stop": "the third", "max_tokens": 7, "temprature": 1, "body": {"prompt": 1}},
+    {"text": "b", "n": None, "seed": None, "stop": None, "max_tokens": None, "temprature": None, "body": None},
+]
+
+
+def written(tmp_path, kind, records):
+    if kind == "jsonl":
+        return write(tmp_path / "a.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    if kind == "parquet":
+        return parquet(tmp_path / "a.parquet", {name: [each[name] for each in records] for name in records[0]})
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, list(records[0]))
+        table.writeheader()
+        for record in records:
+            table.writerow({name: "" if value is None else value for name, value in record.items()})
+    return tmp_path / "a.csv"
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_under_a_template_fields_are_data_and_parameters_are_those_that_are_named(kind, tmp_path):
+    path = written(tmp_path, kind, RECORDS)
+    rows = rows_of(path, prompt="Say {{ text }}", keep="all")
+    assert [row.params for row in rows] == [SamplingParams()] * 2  # n, seed and stop are no parameters
+    assert [row.prompt for row in rows] == ["Say a", "Say b"]
+    assert rows[0].kept == RECORDS[0] if kind != "csv" else {*rows[0].kept} == {*RECORDS[0]}
+    given = SamplingParams(max_tokens=9, stop=("x",))
+    rows = rows_of(path, prompt="Say {{ text }}", keep="all", params_from=("max_tokens", "n", "stop"), params=given)
+    assert rows[0].params == SamplingParams(max_tokens=7, n=3, stop="the third")
+    assert rows[1].params == given  # null leaves the job's
+    assert rows[1].kept == RECORDS[1] if kind != "csv" else rows[1].kept["max_tokens"] == ""
+    [bad, good] = rows_of(path, prompt="Say {{ text }}", params_from=("seed",))
+    assert "seed is 1.5" in bad.error
+    assert good.params == SamplingParams()
+
+
+def test_cells_of_csv_become_parameters(tmp_path):
+    cells = {
+        "max_tokens": ("64.0", 64),  # as pandas writes a whole number beside an empty cell
+        "temperature": ("0.5", 0.5),
+        "ignore_eos": ("True", True),
+        "stop": ('["5", "x"]', ("5", "x")),
+        "stop_strings": ("5", ("5",)),
+        "allowed_token_ids": ("[3, 1]", (1, 3)),
+        "logit_bias": ('{"5": 1}', ((5, 1),)),
+        "overflow": ("truncate", "truncate"),
+    }
+    for name, (cell, value) in cells.items():
+        quoted = '"' + cell.replace('"', '""') + '"'
+        path = write(tmp_path / "a.csv", f"prompt,{name}\na,{quoted}\nb,\n")
+        first, second = rows_of(path, params_from=(name,))
+        assert getattr(first.params, "stop" if name == "stop_strings" else name) == value
+        assert second.params == SamplingParams()
+    path = write(tmp_path / "a.csv", "prompt,max_tokens\na,many\n")
+    assert "max_tokens is 'many'; give a whole number" in rows_of(path, params_from=("max_tokens",))[0].error
+    path = write(tmp_path / "a.csv", 'prompt,chat_template_kwargs\na,"{""x"": 1}"\n')
+    [row] = rows_of(path, task="chat", params_from=("chat_template_kwargs",))
+    assert row.options.kwargs == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"params_from": ("max_tokns",)}, "params_from names 'max_tokns', which is no parameter; did you mean 'max_t"),
+        (
+            {"params_from": ("tools",)},
+            r"'tools', which is no parameter \(known: allowed_token_ids, background, bad_words",
+        ),
+        ({"params_from": "all"}, "params_from is 'all'; give the names of columns"),
+        ({"params_from": ()}, r"params_from is \(\); give the names of columns"),
+        ({"params_from": ("seed",), "task": "embedding"}, "nothing is sampled for an embedding"),
+        ({"params_from": ("seed",)}, "a.csv has no column 'seed' of parameters"),
+    ],
+)
+def test_params_from_names_columns_that_are_there_and_parameters(given, message, tmp_path):
+    for path in (write(tmp_path / "a.csv", "prompt\n1\n"), parquet(tmp_path / "a.parquet", {"prompt": ["a"]})):
+        with pytest.raises(ConfigError, match=message.replace("a.csv", re.escape(path.name))):
+            read(find([path]), ReadOptions(**given))
+    lines = write(tmp_path / "a.jsonl", '{"prompt": "a"}\n')
+    with pytest.raises(ConfigError, match=r"params_from is \('seed',\), which is for tables and a template"):
+        read(find([lines]), ReadOptions(params_from=("seed",)))
+
+
+# --- ids --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize("name", ["id", "custom_id"])
+def test_a_column_of_its_own_is_the_id(kind, name, tmp_path):
+    records = [{name: "x1", "prompt": "a", "text": "t"}, {name: "x2", "prompt": "b", "text": None}]
+    path = written(tmp_path, kind, records)
+    assert [row.id for row in rows_of(path)] == ["x1", "x2"]
+    rows = rows_of(path, prompt="{{ text or 1 / 0 }}")
+    assert [(row.id, type(row)) for row in rows] == [("x1", Row), ("x2", BadRow)]
+    assert rows_of(path, keep="all")[0].kept == {"prompt": "a", "text": "t"}
+    if kind == "parquet":
+        path = parquet(tmp_path / "n.parquet", {name: [7, 9], "prompt": ["a", "b"]})
+        assert [row.id for row in rows_of(path)] == [7, 9]
+    if kind != "jsonl":
+        assert [row.id for row in rows_of(path, id_column="")] == ["0", "1"]
+
+
+def test_a_failed_row_without_an_id_has_its_number(tmp_path):
+    table = write(tmp_path / "a.csv", "prompt,text\na,x\na\n\na,\n")
+    rows = rows_of(table, prompt="{{ text or 1 / 0 }}")
+    assert [(row.id, isinstance(row, Row)) for row in rows] == [("0", True), *((str(n), False) for n in (1, 2, 3))]
+    path = parquet(tmp_path / "a.parquet", {"text": ["a", None], "n": [1, 2]})
+    assert [row.id for row in rows_of(path, template="{text}")] == ["0", "1"]
+    lines = write(tmp_path / "a.jsonl", '{"text": "a"}\nnonsense\n\n{"txt": "a"}\n[]\n{"text": "b"}\n')
+    assert [row.id for row in rows_of(lines, prompt="{{ text }}")] == ["0", "1", "2", "3", "4", "5"]
+    assert [row.id for row in rows_of(lines)] == ["0", "1", "2", "3", "4", "5"]
+    # where the lines have ids, that of a line that cannot be read is not known; and so is that of a table's row
+    lines = write(tmp_path / "a.jsonl", '{"id": 4, "prompt": "a"}\nnonsense\n{"prompt": 5}\n')
+    assert [row.id for row in rows_of(lines)] == [4, None, "2"]
+    assert [row.id for row in rows_of(lines, id_column="id")] == [4, None, None]
+    table = write(tmp_path / "a.csv", "id,prompt\na\nb,c\n")
+    assert [row.id for row in rows_of(table)] == [None, "b"]
+
+
+@pytest.mark.parametrize(
+    ("values", "row", "why"),
+    [
+        (["a", "b", "a"], 3, "holds 'a', the id of {path}, row 1, already"),
+        (["a", None], 2, "holds None, which is no id"),
+        (["a", ""], 2, "holds '', which is no id"),
+        ([1.5, 2.5], 1, "holds 1.5, which is no id; that is a text or a whole number"),
+        ([True, False], 1, "holds True, which is no id"),
+        ([["a"]], 1, r"holds ['a'], which is no id"),
+        (["a", "x" * 600], 2, "a text of 1 to 512 characters"),
+    ],
+)
+def test_a_column_of_its_own_that_holds_no_ids_is_refused(values, row, why, tmp_path):
+    path = parquet(tmp_path / "a.parquet", {"id": values, "prompt": ["p"] * len(values)})
+    with pytest.raises(ConfigError) as refused:
+        read(find([path]))
+    assert f"{path}, row {row}: column 'id' " in str(refused.value)
+    assert why.format(path=path) in str(refused.value)
+    assert "--id-column ''" in str(refused.value)
+    assert [row.id for row in rows_of(path, id_column="")] == [str(n) for n in range(len(values))]
+
+
+def test_a_column_of_its_own_is_checked_over_all_tables_and_up_to_the_limit(tmp_path):
+    first = write(tmp_path / "a.csv", 'id,prompt\n1,"a\nb"\nbroken\n\n2,b\n')
+    second = write(tmp_path / "b.csv.gz", gzip.compress(b"id,prompt\n3,a\n1,b\n"))
+    with pytest.raises(ConfigError, match=f"{second}, row 2: column 'id' holds '1', the id of {first}, row 1, already"):
+        read(find([first, second]))
+    assert [row.id for row in read(find([first, second]), ReadOptions(limit=5))] == ["1", None, None, "2", "3"]
+    both = write(tmp_path / "c.csv", "id,custom_id,prompt\n1,2,a\n")
+    with pytest.raises(ConfigError, match="has columns 'id' and 'custom_id'; name the one that holds the ids"):
+        read(find([both]))
+    assert [row.id for row in rows_of(both, id_column="custom_id")] == ["2"]
+
+
+def test_null_is_a_missing_field(tmp_path):
+    given = SamplingParams(max_tokens=4, n=2, stop=("x",), temperature=0)
+    null = dict.fromkeys(("max_tokens", "n", "stop", "temperature", "seed", "id", "messages", "tools", "body", "label"))
+    plain, chat, batch = lines_of(
+        tmp_path,
+        {"prompt": "x", **null},
+        {**null, "prompt": None, "messages": [{"role": "user", "content": "a"}]},
+        {"custom_id": "c", "url": None, "method": None, "body": {**null, "prompt": "x", "messages": None}},
+        params=given,
+    )
+    assert (plain.id, plain.task, plain.params) == ("0", "completion", given)
+    assert (chat.id, chat.task, chat.params) == ("1", "chat", given)
+    assert (batch.id, batch.task, batch.params) == ("c", "completion", given)
 
 
 def test_a_line_without_a_field_of_the_template_is_one_error_row(tmp_path):
@@ -293,8 +586,7 @@ def test_kept_values_of_parquet_are_values_of_json(tmp_path):
     [
         (("lable",), "has no column 'lable' to keep; did you mean 'label'"),
         (("text",), "the column 'text' cannot be kept: the output has one of that name; give the answer another name"),
-        (("id",), "give --id-column id"),
-        ("all", "the column 'id' cannot be kept"),
+        ("all", "the column 'text' cannot be kept"),
     ],
 )
 def test_columns_that_cannot_be_kept_are_refused_before_the_first_row(keep, message, tmp_path):
@@ -305,6 +597,11 @@ def test_columns_that_cannot_be_kept_are_refused_before_the_first_row(keep, mess
     lines = write(tmp_path / "a.jsonl", '{"prompt": "a", "error": 1}\n')
     with pytest.raises(ConfigError, match="the column 'error' cannot be kept"):
         Reader(find([lines]), ReadOptions(keep="all"), RecordOptions().taken)
+    with pytest.raises(ConfigError, match="the id of a row is there anyway"):
+        Reader(find([lines]), ReadOptions(keep=("id",)), RecordOptions().taken)
+    with pytest.raises(ConfigError, match="the column 'id' cannot be kept"):  # where the ids are numbers
+        Reader(find([table]), ReadOptions(keep=("id",), id_column=""), RecordOptions().taken)
+    assert next(Reader(find([table]), ReadOptions(keep=("id",)), RecordOptions().taken)).kept == {"id": "1"}
 
 
 @pytest.mark.parametrize("keep", ["label", (), ("a", "a"), (1,), 5])

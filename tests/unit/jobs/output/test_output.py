@@ -244,8 +244,8 @@ def test_names_that_cannot_be_written(tmp_path, name, what):
 def test_a_manifest_of_another_format_is_refused(tmp_path):
     out, manifest = tmp_path / "out.jsonl", tmp_path / "out.jsonl.job.json"
     run(out, range(2))
-    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 7'))
-    with pytest.raises(ConfigError, match="format is 7; this version of llamabatch reads 1 and 2"):
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 7'))
+    with pytest.raises(ConfigError, match=r"format is 7; this version of llamabatch reads 1\)"):
         Output(out, SETTINGS)
 
 
@@ -415,7 +415,7 @@ def test_a_lock_is_seen_as_held_by_another_process_with_its_id(tmp_path):
     code = (
         "import sys, time; from pathlib import Path; from llamabatch.jobs.output.files import Files\n"
         "from llamabatch.jobs.output.lock import Lock\n"
-        "lock = Lock(Files(), Path(sys.argv[1]), Path('out')); lock.note('0' * 15 + '7'); print('', flush=True)\n"
+        "lock = Lock(Files(), Path(sys.argv[1]), Path('out')); lock.write_id('0' * 15 + '7'); print('', flush=True)\n"
         "time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)

@@ -1,0 +1,243 @@
+"""Ours beside other engines, loaded together and run in turn: `make bench-peers`; see docs/benchmarks.md.
+
+    python -m benchmarks.bench_peers [--model NAME]... [--workload NAME]... [--rounds N] [--minutes N] [--json FILE]
+
+The engines of a workload are up at once. In each round all of them run it, each first in turn, with fresh token ids.
+Beside each figure stands the share of the CPU that other processes took meanwhile; a measurement with more than 2 % is
+made again, up to three times in all (`--attempts`), and the least disturbed one counts. Where a peer cannot read a
+file, the nearest type that it reads takes its place, and the figures name it.
+
+The file is kept after each round. Started again, with the same revision, the program goes on where it was stopped, so
+that a run can be cut into pieces of so many `--minutes`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks import facts, places, report, trained
+from benchmarks.bench import RESULTS, show
+from benchmarks.peers import openvino
+from benchmarks.peers.base import Model, Opens, Result, Session, Setup, measure_once, open_warm
+from benchmarks.peers.child import Ours
+from benchmarks.peers.openvino import OpenVino
+from benchmarks.peers.servers import LlamaServer, remembered, search_flags
+from benchmarks.process import PeerFailure, ended_by_signals, environment
+from benchmarks.rounds import Series, turned
+from benchmarks.workloads import PEER_MODELS, PEER_WORKLOADS, Workload
+from llamabatch.native_build.tools import main_guard
+from llamabatch.planning.machine import Machine
+
+PEERS = (report.OURS, report.STOCK_BEST, report.OPENVINO, report.OPENVINO_BEST)
+MOST_OTHERS = 2.0  # percent of the CPU
+NEAREST = ("Q4_0", "Q8_0")  # to Q4_K_M
+
+
+def say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+FILES = {
+    "synth": lambda: places.synth_model(say),
+    "synth 1B": lambda: places.synth_model(say, *places.LARGER),
+    "smollm2": lambda: trained.model("smollm2"),
+}
+"""The files of PEER_MODELS, fetched or written at the call unless they are in the cache."""
+
+
+def nearest(model: str) -> Iterator[Path]:
+    """The same model in types that OpenVINO reads, written when they are asked for. The other models are such files."""
+    if model == "synth 1B":
+        for kind in NEAREST:
+            yield places.synth_model(say, kind, places.LARGER[1])
+
+
+class Engines:
+    """The engines of a workload, loaded and warm; those that fail stand in `failures`."""
+
+    def __init__(
+        self, peers: Sequence[Opens], setup: Setup, workload: Workload, rng: random.Random, attempts: int
+    ) -> None:
+        self.sessions: dict[str, Session] = {}
+        self.setups: dict[str, Setup] = {}
+        self.failures: dict[str, str] = {}
+        self._workload, self._attempts = workload, attempts
+        try:
+            for peer in peers:
+                self._open(peer, setup, rng)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, peer: Opens, setup: Setup, rng: random.Random) -> None:
+        own = setup.models[self._workload.model]
+        others = nearest(self._workload.model) if isinstance(peer, OpenVino) else ()
+        for path in itertools.chain([own.path], others):
+            tried = dataclasses.replace(setup, models={self._workload.model: dataclasses.replace(own, path=path)})
+            try:
+                session = open_warm(peer, tried, self._workload, rng)
+            except PeerFailure as failure:
+                say(f"{self._workload.name}, {peer.name}: {path.name}: {failure}")
+                self.failures.setdefault(peer.name, str(failure))
+                continue
+            session.facts["file"] = path.name
+            self.sessions[peer.name], self.setups[peer.name] = session, tried
+            self.failures.pop(peer.name, None)
+            return
+
+    def measure(self, name: str, seed: str) -> Result:
+        """The least disturbed of some measurements, the last of which was not disturbed. Raises PeerFailure."""
+        found: list[Result] = []
+        for attempt in range(self._attempts):
+            rng = random.Random(f"{seed}-{attempt}")  # nothing of an attempt before is in caches
+            found.append(measure_once(self.sessions[name], self.setups[name], self._workload, rng))
+            if (found[-1].others_cpu_percent or 0.0) <= MOST_OTHERS:
+                break
+        best = min(found, key=lambda result: result.others_cpu_percent or 0.0)
+        return dataclasses.replace(best, facts={**best.facts, "attempts": len(found)})
+
+    def close(self) -> None:
+        for session in self.sessions.values():
+            session.close()
+
+
+def known_series(document: dict[str, Any]) -> dict[tuple[str, str], Series]:
+    """The series of a file, by workload and peer, so far as its rounds tell."""
+    known: dict[tuple[str, str], Series] = {}
+    for row in document.get("series", []):
+        series = Series(row["peer"], row["workload"], failure=row["failure"])
+        for each in row["rounds"]:
+            gaps = [] if each["p95_gap_s"] is None else [each["p95_gap_s"]]
+            same = {
+                name: each[name]
+                for name in ("peak_memory_bytes", "client_cpu_s", "first_token_s", "others_cpu_percent")
+            }
+            result = Result(each["wall_s"], [each["generated"]], gaps, facts={**row["facts"], "counts": each["counts"]})
+            series.results.append(dataclasses.replace(result, **same))
+        known[row["workload"], row["peer"]] = series
+    return known
+
+
+def run(
+    setup: Setup, workload: Workload, peers: Sequence[Opens], known: dict[tuple[str, str], Series], rounds: int,
+    deadline: float, keep: Callable[[], None], attempts: int = 3,
+) -> None:  # fmt: skip
+    """The rounds of a workload that are missing, until `deadline` of time.monotonic()."""
+    rows = [known.setdefault((workload.name, peer.name), Series(peer.name, workload.name)) for peer in peers]
+    first = min((len(row.results) for row in rows if row.failure is None), default=rounds)
+    if first >= rounds or time.monotonic() > deadline:
+        return
+    engines = Engines(peers, setup, workload, random.Random(f"warm-{workload.name}"), attempts)
+    try:
+        for row in rows:
+            row.failure = engines.failures.get(row.peer)
+        for number in range(first, rounds):
+            for at in turned(len(rows), number):
+                row = rows[at]
+                if row.failure is not None or len(row.results) > number or time.monotonic() > deadline:
+                    continue
+                try:
+                    result = engines.measure(row.peer, f"{workload.name}-{number}")
+                except PeerFailure as failure:
+                    row.failure = str(failure)
+                    say(f"{workload.name}, round {number + 1}, {row.peer}: failed, {failure}")
+                    continue
+                row.results.append(result)
+                first_s = "" if result.first_token_s is None else f", first token {result.first_token_s:.2f} s"
+                say(
+                    f"{workload.name}, round {number + 1}, {row.peer}: {result.tokens_per_s:,.1f} tokens/s{first_s}, "
+                    f"others took {result.others_cpu_percent or 0:.1f} % of the CPU"
+                )
+                keep()
+    finally:
+        engines.close()
+
+
+@click.command()
+@click.option("--model", "models", multiple=True, type=click.Choice(list(PEER_MODELS)), help="Only this; repeatable.")
+@click.option("--workload", "names", multiple=True, type=click.Choice(list(PEER_WORKLOADS)), help="Only this.")
+@click.option("--peer", "peers", multiple=True, type=click.Choice(PEERS), help="Only this; repeatable.")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--attempts", type=click.IntRange(min=1), default=3, show_default=True, help="Of a measurement.")
+@click.option("--minutes", type=click.FloatRange(min=0.1), help="Begin no measurement later than this.")
+@click.option("--grid", is_flag=True, help="Look for the best flags of the peers before, where none are known.")
+@click.option("--threads", type=click.IntRange(min=1), help="Of every engine; default: the cores of this machine.")
+@click.option("--timeout", default=600.0, show_default=True, help="Seconds that one engine may take for one workload.")
+@click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False), help="Where the figures go.")
+def main(
+    models: tuple[str, ...], names: tuple[str, ...], peers: tuple[str, ...], rounds: int, attempts: int,
+    minutes: float | None, grid: bool, threads: int | None, timeout: float, path: Path | None,
+) -> None:  # fmt: skip
+    """Measure the rounds that the file of figures does not have yet, and print medians and ratios."""
+    deadline = time.monotonic() + 60 * (minutes or 1e6)
+    path = path or RESULTS / "bench-peers.json"
+    chosen = [
+        workload for workload in PEER_WORKLOADS.values()
+        if (not names or workload.name in names) and (not models or workload.model in models)
+    ]  # fmt: skip
+    with ended_by_signals():
+        used = dict.fromkeys(workload.model for workload in chosen)
+        setup = _setup({name: places.describe_model(FILES[name]()) for name in used}, threads, timeout)
+        engines = _engines(setup, peers or PEERS, chosen, grid)
+        about = facts.facts(facts.command_line("python -m benchmarks.bench_peers"))
+        about["peer_versions"] = places.peer_versions(setup.bench_python)
+        document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if document.get("revision", about["revision"]) != about["revision"]:
+            say(f"{path.name} is of revision {document['revision']}: all is measured anew")
+            document = {}
+        known = known_series(document)
+
+        def keep() -> None:
+            measured = {name: PEER_WORKLOADS[name].outline() for name in dict.fromkeys(name for name, _ in known)}
+            rows = list(known.values())
+            most = max((len(row.results) for row in rows), default=0)
+            options = {"quick": False, "cut": False, "rounds": most, "threads": setup.threads, "workloads": measured}
+            text = json.dumps(report.document(about, options, rows, {}), indent=1, allow_nan=False)
+            part = path.with_suffix(".part")
+            part.write_text(text + "\n", encoding="utf-8")
+            os.replace(part, path)
+
+        for workload in chosen:
+            run(setup, workload, engines, known, rounds, deadline, keep, attempts)
+    if measured := [row for row in known.values() if row.results or row.failure is not None]:
+        show(measured, None)
+    say(f"Figures: {path}")
+
+
+def _setup(models: dict[str, Model], threads: int | None, timeout_s: float) -> Setup:
+    return Setup(
+        models=models, env=environment(os.environ), python=places.ROOT / ".venv" / "bin" / "python",
+        bench_python=places.bench_python(say), programs=None, lcp_server=None, logs=places.log_folder(),
+        threads=threads or Machine.here().cores, timeout_s=timeout_s, stock=places.stock_programs(say),
+    )  # fmt: skip
+
+
+def _engines(setup: Setup, peers: Sequence[str], workloads: Sequence[Workload], grid: bool) -> list[Opens]:
+    flags, settings = remembered(setup, stock=True), openvino.remembered(f"{setup.threads}")
+    if grid and report.STOCK_BEST in peers:
+        search_flags(setup, workloads, flags, say, stock=True)
+    for workload in workloads if grid and report.OPENVINO_BEST in peers else ():
+        if workload.name not in settings.found:
+            openvino.search_settings(setup, workload, settings, say)
+    known: dict[str, Opens] = {
+        report.OURS: Ours(),
+        report.STOCK_BEST: LlamaServer(report.STOCK_BEST, flags, stock=True),
+        report.OPENVINO: OpenVino(report.OPENVINO),
+        report.OPENVINO_BEST: OpenVino(report.OPENVINO_BEST, settings),
+    }
+    return [known[name] for name in peers]
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(main))

@@ -1,0 +1,79 @@
+"""Second turns of more chats than slots, with `cache_ram` and without.
+
+    python -m benchmarks.chats [--chats 64] [--tokens 2000] [--slots 8] [--turns 2] [--json FILE]
+
+Each chat is one of random tokens; each turn adds 48 of a question and 16 of an answer. As many callers as slots ask for
+the next turn of chats in random order, each for one at a time. The model is the 0.5B shape of llamabatch synth. Of the
+turns after the first: tokens that were computed for a prompt, beside those that are new, and the time from the call to
+the first token.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks import places
+from benchmarks.facts import command_line, facts
+from llamabatch import LLM, SamplingParams
+
+QUESTION, ANSWER = 48, 16
+
+
+def measure(model: Path, chats: int, tokens: int, slots: int, turns: int, **options: Any) -> dict[str, Any]:
+    """Figures of the turns after the first, of one engine with these options."""
+    rng = random.Random(f"chats-{chats}-{tokens}")
+    texts = [[rng.randrange(1000, 100_000) for _ in range(tokens)] for _ in range(chats)]
+    params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+    first_s, computed, new = [], [], []
+    n_ctx = tokens + turns * (QUESTION + ANSWER)
+    with (
+        LLM(str(model), n_slots=slots, n_ctx=n_ctx, instances=1, strategy="batched", **options) as llm,
+        ThreadPoolExecutor(slots) as callers,
+    ):
+        for turn in range(turns):
+            order = rng.sample(range(chats), chats)
+            outputs = list(callers.map(lambda chat: llm.generate([texts[chat]], params)[0], order))
+            for chat, output in zip(order, outputs, strict=True):
+                if turn:
+                    first_s.append(output.timings.ttft_s or 0.0)
+                    computed.append(len(texts[chat]) - output.num_cached_tokens)
+                    new.append(QUESTION + 1)  # and the last token of the answer before, which had no cells yet
+                texts[chat] += [*output.token_ids, *(rng.randrange(1000, 100_000) for _ in range(QUESTION))]
+        stats, cache_ram = llm.stats(), llm.plan.config.cache_ram
+    return {
+        "cache_ram_mib": cache_ram,
+        "used_mib": round(stats.cache_ram_bytes / 2**20),
+        "computed_over_new": round(sum(computed) / sum(new), 3),
+        "first_token_p50_ms": round(1000 * statistics.median(first_s)),
+        "first_token_mean_ms": round(1000 * statistics.fmean(first_s)),
+        "preemptions": stats.preemptions,
+    }
+
+
+@click.command()
+@click.option("--chats", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--tokens", type=click.IntRange(64), default=2000, show_default=True, help="Tokens of a first turn.")
+@click.option("--slots", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--turns", type=click.IntRange(2), default=2, show_default=True)
+@click.option("--model", type=click.Path(path_type=Path), help="Another model.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the report.")
+def main(chats: int, tokens: int, slots: int, turns: int, model: Path | None, path: Path | None) -> None:
+    """Measure second turns of many chats on few slots."""
+    file = model or places.synth_model(click.echo)
+    report = facts(command_line("python -m benchmarks.chats"))
+    for name, options in (("cache_ram auto", {}), ("cache_ram 0", {"cache_ram": 0})):
+        report[name] = measure(file, chats, tokens, slots, turns, **options)
+        click.echo(f"{name}: {json.dumps(report[name])}")
+    if path is not None:
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

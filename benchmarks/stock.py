@@ -1,0 +1,85 @@
+"""Builds llama.cpp without the patches that make it faster, with the flags of the wheel, for comparisons.
+
+    python -m benchmarks.stock [--backend auto|cpu|cuda|metal] [--force]
+
+The patches without which it does not build or crashes stay (`NEEDED`). Libraries and programs go to the user's cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import llama_programs
+from llamabatch.native_build import source
+from llamabatch.native_build.plan import MARKER, Plan
+from llamabatch.native_build.tools import cache_dir, lock, main_guard, make_folder, require_space, say
+
+NEEDED = ("0001-amx-tile-config.patch", "0002-common-is-optional.patch")
+GIGABYTES = 3.0
+
+_FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_BUILD_UI=OFF")
+
+
+def plan_of(plan: Plan) -> Plan:
+    """The same plan without our kernels, and with the needed patches alone."""
+    return dataclasses.replace(plan, patches={name: plan.patches[name] for name in NEEDED}, kernels={})
+
+
+def tree(log: Path, folder: Path) -> Path:
+    """The top folder of the source, unpacked into `folder`, with the needed patches. Raises SetupFailure."""
+    unpacked = source.unpack(source.fetch(log), folder)
+    for patch in source.patches():
+        if patch.name in NEEDED:
+            source.apply(patch, unpacked)
+    return unpacked
+
+
+def stock_programs(plan: Plan, force: bool = False) -> Path:
+    """The folder with llama-server and llama-batched-bench as they are elsewhere: from the cache, or built now.
+
+    Args:
+        plan: of the patched build; `plan_of` makes the stock one.
+
+    Raises:
+        SetupFailure: the build failed.
+    """
+    return llama_programs.programs(plan_of(plan), force, tree)
+
+
+def libraries(plan: Plan) -> Path:
+    """The folder with libllama and ggml's libraries: from the cache, or built now. Raises SetupFailure."""
+    plan = plan_of(plan)
+    folder = cache_dir() / "stock" / plan.key
+    if (folder / MARKER).is_file():
+        return folder
+    home = make_folder(folder.parent)
+    with lock(home / "lock"):
+        if not (folder / MARKER).is_file():  # another build may have made them while we waited
+            _build(plan, folder)
+    return folder
+
+
+def _build(plan: Plan, folder: Path) -> None:
+    require_space(folder.parent, GIGABYTES)
+    log = make_folder(cache_dir() / "logs") / f"stock-{plan.key}.log"
+    log.write_text(plan.marker(), encoding="utf-8")
+    say(f"Building llama.cpp without our patches ({plan.backend}), once; this takes some minutes. Log: {log}")
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="build-", ignore_cleanup_errors=True) as temporary:
+        place = Path(temporary)
+        made = llama_programs.compile_targets(tree(log, place), place, log, (*plan.flags, *_FLAGS), ("llama",))
+        ready = make_folder(place / "ready")
+        for library in made.glob("lib*"):
+            shutil.copy2(library, ready / library.name, follow_symlinks=False)
+        (ready / MARKER).write_text(plan.marker(), encoding="utf-8")
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(ready, folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(lambda: llama_programs.main(stock_programs, "stock")))

@@ -1,0 +1,231 @@
+"""Each type of weights at 1, 8 and 32 rows and with a prompt, ours beside stock and the roofs of the machine.
+
+    python -m benchmarks.types [--quick] [--shape NAME]... [--type NAME]... [--json FILE] [--picture FILE]
+
+A cell is a shape and a type. Its file has random weights in the types that llama-quantize gives to the tensors
+(type_files.py). Ours and stock are child programs with the model loaded (programs/steps.py), which take turns; the
+fastest step counts. One program of each side has one sequence and computes the prompt, another one has 32 sequences of
+64 tokens, of which 1, 8 or 32 get a token each: its peak of resident memory stands beside the size of the file.
+
+Shares of the roofs are those of ours: bytes of all weights a second at one row, of those that all threads read from
+memory; products a second at 32 rows and of the prompt, of those that the product instruction makes from registers.
+
+The file is kept after each cell. Started again, the program measures the cells that are missing, and those of another
+build of llama.cpp: so a run can be cut into pieces, and a change of a kernel can be measured type by type.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks import stock, type_files
+from benchmarks.facts import command_line, facts, revision
+from benchmarks.kernels import bandwidth
+from benchmarks.operations import product_roofs
+from benchmarks.places import ROOT, installed_build, log_folder
+from benchmarks.process import Program, ended_by_signals, environment
+from benchmarks.types_plot import OURS, POINTS, PROMPT, ROWS, STOCK, draw, gain, tokens_per_s
+from llamabatch.llama.environment import environment_defaults
+from llamabatch.monitor.host import MachineSampler
+from llamabatch.native_build import machine
+from llamabatch.native_build.tools import SetupFailure, main_guard
+from llamabatch.tools.processes import PeakMemory
+
+PROGRAM = Path(__file__).parent / "programs" / "steps.py"
+RESULTS = ROOT / "benchmarks" / "results" / "types.json"
+PICTURE = ROOT / "docs" / "images" / "types.svg"
+SHAPES = ("qwen2.5-0.5b", "llama-3.2-1b")
+FLOATS = ("F16", "BF16")
+DOWNLOADED = (
+    *("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
+    *("Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4"),
+)
+RARE = (
+    *("IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
+    *("TQ2_0", "TQ1_0", "NVFP4"),
+)
+TYPES = (*DOWNLOADED, *FLOATS, *RARE)
+QUICK = ("Q8_0", "Q4_K_M", "Q5_0", "Q5_1", "Q4_1", "Q4_0", "IQ4_NL", "BF16")
+CONTEXT = 64
+STEPS = 3
+TIMEOUT_S = 900.0
+
+
+class Sides:
+    """Ours and stock with one model, as programs of `sequences` sequences with room for so many `cells`.
+
+    Raises PeerFailure.
+    """
+
+    def __init__(self, model: Path, sequences: int, cells: int, threads: int) -> None:
+        self.programs: dict[str, Program] = {}
+        self.facts: dict[str, Any] = {}
+        self.memory: dict[str, int | None] = {}
+        for name in (OURS, STOCK):
+            env = environment({**os.environ, **environment_defaults(model.stat().st_size)})
+            if name == STOCK:
+                libraries = str(stock.libraries(machine.make_plan("cpu")))
+                env |= {"LLAMA_CPP_LIB_PATH": libraries, "LD_LIBRARY_PATH": libraries}
+            log = log_folder() / f"types-{name}-{sequences}.log"
+            self.programs[name] = Program(name, [sys.executable, str(PROGRAM)], env, log, lines=True)
+            given = {"model": str(model), "sequences": sequences, "cells": cells, "threads": threads}
+            self.facts = self.programs[name].ask({**given, "flash_attention": True}, TIMEOUT_S)
+
+    def fastest(self, message: dict[str, Any], rounds: int) -> dict[str, float]:
+        """Seconds of each side, which take turns, each first in every other round."""
+        found: dict[str, float] = {}
+        for number in range(rounds):
+            for name in (OURS, STOCK) if number % 2 == 0 else (STOCK, OURS):
+                answer = self.programs[name].ask(message, TIMEOUT_S)["seconds"]
+                seconds = min(answer) if isinstance(answer, list) else answer
+                found[name] = min(seconds, found.get(name, seconds))
+        return found
+
+    def pids(self) -> list[int]:
+        return [pid for program in self.programs.values() for pid in program.pids]
+
+    def close(self) -> None:
+        """Ends both; `memory` then has the peak of each, in bytes."""
+        for name, program in self.programs.items():
+            with PeakMemory(program.pids) as memory:
+                self.memory[name] = memory.read()
+            program.close()
+
+
+def measure(path: Path, threads: int, rounds: int) -> dict[str, Any]:
+    """Seconds of each point and side, peak memory, and facts of a file. Raises PeerFailure."""
+    seconds: dict[str, dict[str, float]] = {}
+    others: list[float | None] = []
+    memory: dict[str, int | None] = {}
+    for sequences, cells in ((1, PROMPT + 256), (max(ROWS), CONTEXT + 256)):
+        sides = Sides(path, sequences, cells, threads)
+        try:
+            sampler = MachineSampler(sides.pids)
+            if sequences == 1:
+                seconds["prompt"] = sides.fastest({"fill": PROMPT}, rounds)
+            else:
+                sides.fastest({"fill": CONTEXT}, 1)
+                for count in ROWS:
+                    seconds[f"{count} rows"] = sides.fastest({"rows": count, "steps": STEPS}, rounds)
+            others.append(sampler.sample().others_cpu_percent)
+            sampler.close()
+        finally:
+            sides.close()
+        memory, about = sides.memory, sides.facts
+    return {
+        "seconds": {name: seconds[name] for name in POINTS}, "file_bytes": path.stat().st_size, "peak_bytes": memory,
+        "n_params": about["n_params"], "weight_bytes": about["weight_bytes"],
+        "output_params": about["n_vocab"] * about["n_embd"],
+        "others_cpu_percent": [None if share is None else round(share, 1) for share in others],
+    }  # fmt: skip
+
+
+def shares(cell: dict[str, Any], roofs: dict[str, float]) -> dict[str, float]:
+    """Of the roofs, by point; products only where the instruction is known. The matrix of outputs is also that of
+    embeddings, and of a prompt its last token alone goes through it."""
+    rows, seconds = max(ROWS), cell["seconds"]
+    found = {"1 rows": cell["weight_bytes"] / seconds["1 rows"][OURS] / roofs["read_bytes_s"]}
+    instruction = "vdpbf16ps" if cell["type"] == "BF16" else "vfmadd231ps" if cell["type"] == "F16" else "vpdpbusd"
+    if roof := roofs.get(instruction):
+        prompt = (cell["n_params"] - cell["output_params"]) * PROMPT + cell["output_params"]
+        found[f"{rows} rows"] = cell["n_params"] * rows / seconds[f"{rows} rows"][OURS] / roof
+        found["prompt"] = prompt / seconds["prompt"][OURS] / roof
+    return found
+
+
+HEAD = (
+    f"{'shape':14}{'type':9}" + "".join(f"{point:>10}{'times':>7}" for point in POINTS)
+    + f"{'read':>7}{'32 rows':>8}{'prompt':>7}{'memory':>9}{'file':>8}{'stock':>8}{'others':>8}"
+)  # fmt: skip
+
+
+def line(cell: dict[str, Any]) -> str:
+    """Tokens/s and times stock, shares of roofs, MB of memory, percent of the CPU that others took."""
+    share, peak = cell["shares"], cell["peak_bytes"]
+    megabytes = [peak[OURS], cell["file_bytes"], peak[STOCK]]
+    others = max((each for each in cell["others_cpu_percent"] if each is not None), default=0.0)
+    return (
+        f"{cell['shape']:14}{cell['type']:9}"
+        + "".join(f"{tokens_per_s(cell, point, OURS):10,.0f}{gain(cell, point):7.2f}" for point in POINTS)
+        + "".join(
+            f"{share.get(point, 0):{width}.2f}" for point, width in (("1 rows", 7), ("32 rows", 8), ("prompt", 7))
+        )
+        + "".join(f"{(size or 0) / 1e6:{width},.0f}" for size, width in zip(megabytes, (9, 8, 8), strict=True))
+        + f"{others:7.1f}%"
+    )
+
+
+def known_cells(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """The cells of a file by shape and type; none where there is no file."""
+    if not path.is_file():
+        return {}
+    return {(cell["shape"], cell["type"]): cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]}
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="The smaller shape, the types most in use, one round.")
+@click.option("--shape", "shapes", multiple=True, type=click.Choice(SHAPES), help="Only this; repeatable.")
+@click.option("--type", "types", multiple=True, type=click.Choice(TYPES), help="Only this; repeatable.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Default: 2, quick 1.")
+@click.option("--again", is_flag=True, help="Measure cells again that the file has of this build.")
+@click.option("--threads", type=click.IntRange(1), default=len(os.sched_getaffinity(0)), show_default=True)
+@click.option("--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Where the figures go.")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="A .svg or .png of all of the cells.")
+def main(
+    quick: bool, shapes: tuple[str, ...], types: tuple[str, ...], rounds: int | None, again: bool, threads: int,
+    path: Path | None, picture: Path | None,
+) -> None:  # fmt: skip
+    """Measure types of weights that the file of figures does not have yet."""
+    path = path or RESULTS.with_name("types-quick.json" if quick else "types.json")
+    build = installed_build()  # raises SetupFailure where the library is not ours
+    stock.libraries(machine.make_plan("cpu"))
+    cells = known_cells(path)
+    wanted = [
+        (shape, kind)
+        for shape in shapes or (SHAPES[:1] if quick else SHAPES)
+        for kind in types or (QUICK if quick else TYPES)
+    ]
+    missing = [each for each in wanted if again or cells.get(each, {}).get("build") != build]
+    if not missing:
+        click.echo(f"{path} has all of them; --again measures them again", err=True)
+    roofs = {**product_roofs(threads), "read_bytes_s": round(bandwidth(threads))}
+    click.echo(HEAD)
+    for each in wanted:
+        if each not in missing:
+            click.echo(line(cells[each]))
+    with ended_by_signals():
+        for shape, kind in missing:
+            try:
+                with type_files.model(shape, kind, lambda text: click.echo(text, err=True)) as model:
+                    found = measure(model, threads, rounds or (1 if quick else 2))
+            except SetupFailure as failure:
+                click.echo(f"{shape:14}{kind:9}left out: {failure}", err=True)
+                continue
+            about = {"shape": shape, "type": kind, "build": build, "revision": revision(), "threads": threads}
+            cells[shape, kind] = {**about, **found}
+            cells[shape, kind]["shares"] = shares(cells[shape, kind], roofs)
+            click.echo(line(cells[shape, kind]))
+            _write(path, cells, roofs)
+    if picture is not None:
+        draw(list(cells.values()), picture)
+
+
+def _write(path: Path, cells: dict[tuple[str, str], dict[str, Any]], roofs: dict[str, float]) -> None:
+    order = {(shape, kind): at for at, (shape, kind) in enumerate((s, k) for s in SHAPES for k in TYPES)}
+    document = {
+        **facts(command_line("python -m benchmarks.types").replace(str(path), path.name)),
+        "roofs": roofs, "cells": [cells[each] for each in sorted(cells, key=lambda each: order[each])],
+    }  # fmt: skip
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(main))

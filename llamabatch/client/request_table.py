@@ -1,0 +1,203 @@
+"""RequestTable: the requests in flight, from their submit to their last outputs. The one owner of each: what else knows
+a request by its id is told its end by this table, or by the engine whose outputs come through here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from llamabatch.engine.stats import RequestCounts
+from llamabatch.errors import QueueFull
+from llamabatch.request.delta import AnswerParser
+from llamabatch.request.outputs import RequestOutput, SequenceOutput
+from llamabatch.request.request import Request
+
+
+class Watcher(Protocol):
+    """Told of each request under the lock of the table, so that no end comes before its begin. It must not block."""
+
+    def enter(self, requests: list[Request], now: float) -> None:
+        """These are in flight from `now` on, a time.perf_counter(). Raises what refuses them all."""
+
+    def leave(self, request_id: str, output: RequestOutput | None, now: float) -> None:
+        """A request has ended with this output; None: it was never queued. May come twice."""
+
+
+class Call:
+    """One call of submit.
+
+    Attributes:
+        stream: its caller gets each piece; else whole outputs only.
+    """
+
+    __slots__ = ("stream",)
+
+    def __init__(self, stream: bool) -> None:
+        self.stream = stream
+
+
+class InFlight:
+    """A request that has not ended.
+
+    Attributes:
+        n_copies: its continuations.
+        background: its tier for max_queue.
+    """
+
+    __slots__ = ("_parsers", "background", "call", "n_copies", "request")
+
+    def __init__(self, request: Request, call: Call) -> None:
+        self.request = request
+        self.call = call
+        self.n_copies = request.params.n_copies
+        self.background = request.params.background
+        self._parsers: dict[int, AnswerParser] | None = None  # by the index of the continuation
+
+    def parser(self, index: int) -> AnswerParser:
+        """The parser of a continuation, made with its first piece."""
+        if self._parsers is None:
+            self._parsers = {}
+        parser = self._parsers.get(index)
+        if parser is None:
+            assert self.request.make_parser is not None
+            parser = self._parsers[index] = self.request.make_parser(self.request, index)
+        return parser
+
+
+class RequestTable:
+    """The requests in flight by their ids, and the counts of those that have ended. Safe from any thread.
+
+    Args:
+        n_slots: continuations that can run at once.
+        max_queue: continuations that may wait beyond those. Background requests have a queue of their own, of the same
+            length: they hold no other request up, so that none is refused for their sake. None: as many as come.
+
+    Attributes:
+        n_parsed: requests in flight whose texts are taken apart.
+    """
+
+    def __init__(self, n_slots: int = 0, max_queue: int | None = None) -> None:
+        self.n_parsed = 0
+        self._n_slots = n_slots
+        self._max_queue = max_queue
+        self._in_flight: dict[str, InFlight] = {}
+        self._n_copies = {False: 0, True: 0}  # of those, by tier
+        self._counts = RequestCounts()
+        self._n_rejected = 0
+        self._lock = threading.Lock()
+        self._watcher: Callable[[], Watcher | None] = _nobody
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
+    def get(self, request_id: str) -> InFlight | None:
+        """The request of an id; None: it has ended."""
+        return self._in_flight.get(request_id)
+
+    @property
+    def n_continuations(self) -> int:
+        """Continuations, and texts to embed, that run or wait."""
+        return self._n_copies[False] + self._n_copies[True]
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tells a watcher, the only one, of all requests from here on. It is not kept alive."""
+        self._watcher = weakref.ref(watcher)
+
+    def enter(self, requests: list[Request], call: Call) -> tuple[list[Request], list[Request]]:
+        """Takes requests in. Returns those that are new, and those whose ids are in flight already.
+
+        Raises:
+            QueueFull: none was taken in.
+        """
+        with self._lock:
+            fresh: dict[str, Request] = {}
+            repeated = []
+            for request in requests:
+                if request.request_id in self._in_flight or request.request_id in fresh:
+                    repeated.append(request)
+                else:
+                    fresh[request.request_id] = request
+            new = list(fresh.values())
+            if self._max_queue is not None:
+                for background in (False, True):
+                    self._check_room(new, background, self._n_slots + self._max_queue)
+            for request_id, request in fresh.items():
+                one = InFlight(request, call)
+                self._in_flight[request_id] = one
+                self._n_copies[one.background] += one.n_copies
+                self.n_parsed += request.make_parser is not None
+                self._counts.submitted += 1
+            watcher = self._watcher()
+            if watcher is not None:
+                watcher.enter(new, time.perf_counter())
+        return new, repeated
+
+    def _check_room(self, requests: list[Request], background: bool, most: int) -> None:
+        """Raises QueueFull: the queue of one tier is too short for its requests among these."""
+        n_new = sum(request.params.n_copies for request in requests if request.params.background == background)
+        n_in_flight = self._n_copies[background]
+        if n_new and n_new > most - n_in_flight:
+            self._n_rejected += len(requests)
+            tier = " in the background" if background else ""
+            raise QueueFull(
+                f"{n_new} more would be {n_in_flight + n_new} in flight{tier}; "
+                f"allowed are {self._n_slots} that run and max_queue={self._max_queue} that wait"
+            )
+
+    def leave(self, ended: list[SequenceOutput]) -> None:
+        """Counts the requests that end with these outputs, each once, and drops them."""
+        with self._lock:
+            known = [output for output in ended if self._pop(output.request_id) is not None]
+            try:
+                self._counts.count(known)
+            finally:
+                self._tell([(output.request_id, output.finished) for output in known])
+
+    def roll_back(self, requests: list[Request], call: Call) -> None:
+        """Drops the requests of a call that nobody will end, as if they had never come; some may have ended already."""
+        with self._lock:
+            dropped: list[tuple[str, RequestOutput | None]] = []
+            for request in requests:
+                one = self._in_flight.get(request.request_id)
+                if one is not None and one.call is call:
+                    self._pop(request.request_id)
+                    self._counts.submitted -= 1
+                    dropped.append((request.request_id, None))
+            self._tell(dropped)
+
+    def _pop(self, request_id: str) -> InFlight | None:
+        one = self._in_flight.pop(request_id, None)
+        if one is not None:
+            self._n_copies[one.background] -= one.n_copies
+            self.n_parsed -= one.request.make_parser is not None
+        return one
+
+    def _tell(self, ended: list[tuple[str, RequestOutput | None]]) -> None:
+        watcher = self._watcher()
+        if watcher is None or not ended:
+            return
+        now = time.perf_counter()
+        for request_id, output in ended:
+            try:
+                watcher.leave(request_id, output, now)
+            except Exception:  # told once more: it would wait for this end for ever
+                watcher.leave(request_id, output, now)
+
+    def count_refused(self, outputs: list[SequenceOutput]) -> None:
+        """Counts prompts that were refused before they were requests: as submitted, and ended by an error."""
+        with self._lock:
+            self._counts.submitted += len(outputs)
+            self._counts.count(outputs)
+
+    def figures(self) -> dict[str, Any]:
+        """The fields of EngineStats that are counted here."""
+        with self._lock:
+            return {**self._counts.figures(), "rejected": self._n_rejected}
+
+
+def _nobody() -> None:
+    """The watcher of a table that has none."""

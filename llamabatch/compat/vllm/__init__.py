@@ -1,0 +1,61 @@
+"""vLLM's offline names over one batched engine: `from llamabatch.compat.vllm import LLM` in place of `from vllm`."""
+
+from typing import Any
+
+from llamabatch.compat.vllm.inputs import PromptType, TextPrompt, TokensPrompt
+from llamabatch.compat.vllm.llm import LLM
+from llamabatch.compat.vllm.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from llamabatch.compat.vllm.pooling_params import PoolingParams
+from llamabatch.compat.vllm.sampling_params import SamplingParams
+from llamabatch.utils.absent import absent_from
+
+__all__ = [
+    "LLM",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "PromptType",
+    "RequestOutput",
+    "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "TextPrompt",
+    "TokensPrompt",
+]
+
+_ASYNC = "llamabatch.AsyncLLM is the asyncio class: `async for piece in llm.stream(prompt, params)`"
+_OPTIONS = "give the options to LLM(...), as LLM(**options)"
+# Public names of vLLM that are not here.
+ABSENT = {
+    "AsyncLLMEngine": _ASYNC,
+    "AsyncLLM": _ASYNC,
+    "AsyncEngineArgs": _OPTIONS,
+    "EngineArgs": _OPTIONS,
+    "LLMEngine": "llamabatch.Engine is the loop; LLM runs it",
+    "ModelRegistry": "llama.cpp has the models",
+    "initialize_ray_cluster": "docs/ray.md has llamabatch on Ray",
+    "DataPrompt": "a prompt is a text or token ids",
+    "PromptStrictInputs": "PromptType has the forms of a prompt",
+    "bc_linter_skip": "it is a tool of vLLM's repository",
+    "bc_linter_include": "it is a tool of vLLM's repository",
+}
+
+
+def __getattr__(name: str) -> Any:
+    raise absent_from(__name__, name, ABSENT)

@@ -1,0 +1,615 @@
+"""LLM: vLLM's offline class over one LLM of llamabatch."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from llamabatch.compat.vllm.lora.request import LoRARequest
+from llamabatch.compat.vllm.metrics import Metric, metrics_of
+from llamabatch.compat.vllm.options import HUB, Defaults, engine_options
+from llamabatch.compat.vllm.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    request_output,
+)
+from llamabatch.compat.vllm.pooling_params import PoolingParams
+from llamabatch.compat.vllm.sampling_params import SamplingParams
+from llamabatch.compat.vllm.tokenizer import Tokenizer
+from llamabatch.entrypoints import llm as native
+from llamabatch.entrypoints.classification import classified, reranked
+from llamabatch.entrypoints.input_processor import Adapters, is_conversation
+from llamabatch.entrypoints.prompts import is_prompt_mapping, is_token_ids
+from llamabatch.entrypoints.submission import token_vectors, vectors
+from llamabatch.errors import AdapterError, InputError, MemoryPlanError, PromptError
+from llamabatch.gguf.resolve import fetch_reference
+from llamabatch.request import outputs as engine
+from llamabatch.request.sampling_params import SamplingParams as EngineParams
+from llamabatch.sampling.defaults import given_by
+from llamabatch.utils.absent import absent
+from llamabatch.utils.caller import caller_level
+from llamabatch.utils.checks import counted, integer, show
+from llamabatch.utils.paths import HUB as HUB_PREFIX
+from llamabatch.utils.paths import model_name
+
+T = TypeVar("T")
+Loras = LoRARequest | Sequence[LoRARequest | None] | None
+Bar = bool | Callable[..., Any]
+
+_ONE_PROCESS = "one engine computes, with no workers to call"
+_STAYS = "the model stays loaded; llm.close() frees it"
+_QUEUE = "llm.llm.stream and llm.llm.as_completed give outputs as they come; AsyncLLM takes requests at any time"
+# Names of vLLM's LLM that are not here.
+ABSENT = {
+    "llm_engine": "llm.llm is the LLM behind it; llm.llm.plan has the options in force",
+    "model_config": "llm.llm.plan has the options in force, llm.llm.metadata the values of the file",
+    "engine_class": "llm.llm is the LLM behind it",
+    "renderer": "llm.get_tokenizer() has apply_chat_template",
+    "io_processor": "no code of others runs in the engine",
+    "input_processor": "llm.get_tokenizer() tokenizes",
+    "supported_tasks": "any engine generates and embeds; the file's head ranks or classifies",
+    "request_counter": "requests have ids of their own",
+    "default_sampling_params": "llm.get_default_sampling_params() has them",
+    "set_tokenizer": "the GGUF file has its tokenizer; give prompts as token ids of another",
+    "beam_search": "there is no beam search; llamabatch.SamplingParams(best_of=…) ranks several continuations",
+    "reward": "llm.classify gives the scores of a classification head, llm.encode those of an embedding",
+    "collective_rpc": _ONE_PROCESS,
+    "apply_model": _ONE_PROCESS,
+    "get_world_size": _ONE_PROCESS,
+    "init_weight_transfer_engine": _ONE_PROCESS,
+    "update_weights": "llm.llm.load_adapter changes a model while it is loaded",
+    "sleep": _STAYS,
+    "wake_up": _STAYS,
+    "start_profile": "llm.llm.stats() counts, and `llamabatch top` shows an engine",
+    "stop_profile": "llm.llm.stats() counts, and `llamabatch top` shows an engine",
+    "reset_mm_cache": "models take text alone",
+    "preprocess_chat": "llm.get_tokenizer().apply_chat_template gives the token ids of a chat",
+    "preprocess_cmpl": "llm.get_tokenizer().encode gives the token ids of a text",
+    "enqueue": _QUEUE,
+    "enqueue_chat": _QUEUE,
+    "wait_for_completion": _QUEUE,
+    "from_engine_args": "give the options to LLM(...)",
+}
+
+
+class LLM:
+    """A GGUF model with the names, defaults and meaning of vLLM's LLM; docs/vllm_names.md has each name.
+
+    Args:
+        model: path of a .gguf file, "tiny", or a name on the hub as "owner/repo:Q4_K_M".
+        **options: vLLM's, and those of EngineConfig. One that has no meaning here is taken with one warning; one that
+            would change an answer is refused.
+
+    Attributes:
+        llm: the LLM behind it, with all that vLLM's has no name for.
+
+    Raises:
+        ConfigError, ModelFileError (both ValueError): an option is refused, or the file is missing or damaged.
+        UnknownOptionError (TypeError): there is no such option.
+        MemoryPlanError, SetupError, EngineError: as LLM of llamabatch.
+    """
+
+    def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
+        found, defaults = engine_options(options)
+        of_hub = {name: found.pop(name) for name in HUB if name in found}
+        name = model_name(model)
+        if of_hub and name.startswith(HUB_PREFIX):
+            name = str(fetch_reference(name, of_hub.get("revision"), of_hub.get("download_dir")))
+        self._open(_as_many_as_fit(name, found), defaults)
+
+    def _open(self, llm: native.LLM, defaults: Defaults) -> None:
+        self.llm = llm
+        self._defaults = defaults
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._loras: dict[str, str] = {}
+
+    @classmethod
+    def _over(cls, llm: native.LLM, **options: Any) -> LLM:
+        """An LLM over one that there is, a FakeLLM in tests."""
+        self = cls.__new__(cls)
+        self._open(llm, engine_options(options)[1])
+        return self
+
+    # --- generation ---
+
+    def generate(
+        self,
+        prompts: Any = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: Bar = True,
+        lora_request: Loras = None,
+        priority: list[int] | None = None,
+        prompt_token_ids: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Continues prompts.
+
+        Args:
+            prompts: a text, token ids, {"prompt": …} or {"prompt_token_ids": …}, or a list of these; a mapping may
+                have cache_salt. Names of special tokens in a text are these tokens, as for vLLM.
+            sampling_params: one for all, or one for each; None: the file's, else vLLM's defaults.
+            use_tqdm: show a progress bar on a terminal; a function counts as True.
+            lora_request: one for all, or a list with one or None for each.
+            priority: a number for each prompt; the lower goes first.
+            prompt_token_ids: the former place of token ids.
+            tokenization_kwargs: truncate_prompt_tokens, or truncation with max_length.
+
+        Returns:
+            One RequestOutput a prompt, in their order.
+
+        Raises:
+            PromptError, SamplingError, AdapterError (ValueError): a prompt or parameter is refused.
+            EngineError: the engine failed. EngineClosedError: after close().
+        """
+        if prompt_token_ids is not None:
+            prompts = prompt_token_ids
+        given, salts = _without_salts(_as_list(prompts))
+        each = self._params(sampling_params, len(given))
+        most = _truncation(tokenization_kwargs)
+        ready = [
+            self._prompt(one, most if params.truncate_prompt_tokens is None else params.truncate_prompt_tokens)
+            for one, params in zip(given, each, strict=True)
+        ]
+        adapters, loras = self._adapters(lora_request, len(given))
+        params = [
+            one if salt is None else replace(one, cache_salt=salt)
+            for one, salt in zip(self._to_engine(each, priority), salts, strict=True)
+        ]
+        outputs = self.llm.generate(ready, params, adapters=adapters, errors="raise", progress=bool(use_tqdm))
+        return self._outputs(outputs, each, loras)
+
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: Bar = True,
+        lora_request: Loras = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers a conversation, or each of a list of them. The text holds thinking and calls as they are.
+
+        Args:
+            messages: a list of {"role": …, "content": …}, or a list of such lists.
+            chat_template: jinja2 in place of the model's own template.
+            chat_template_content_format: changes nothing: a template gets what it can read.
+            add_generation_prompt, continue_final_message, tools, chat_template_kwargs: as LLM.chat of llamabatch.
+            tokenization_kwargs, mm_processor_kwargs: refused where they ask for something.
+            The others: as generate.
+
+        Raises:
+            As generate; ConfigError (ValueError): the model has no template, or the given one cannot be read.
+        """
+        for name, value in (("tokenization_kwargs", tokenization_kwargs), ("mm_processor_kwargs", mm_processor_kwargs)):
+            if value:
+                raise PromptError(f"{name} is {show(value)}, which is not there in chat(); leave it out")
+        given = [messages] if is_conversation(messages) else list(messages)
+        each = self._params(sampling_params, len(given))
+        adapters, loras = self._adapters(lora_request, len(given))
+        outputs = self.llm.chat(
+            given,
+            self._to_engine(each, None),
+            tools=tools,
+            tool_choice="none" if tools else None,  # vLLM's text holds the calls, too
+            chat_template=self._defaults.chat_template if chat_template is None else chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+            adapters=adapters,
+            errors="raise",
+            progress=bool(use_tqdm),
+        )
+        return self._outputs(outputs, each, loras)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a call that gives none: the file's own (general.sampling), else vLLM's defaults."""
+        of_file = given_by(self.llm._client.model.metadata) if self._defaults.from_file else {}
+        found = {name: of_file[name] for name in _OF_FILE if name in of_file} | dict(self._defaults.sampling)
+        if "max_new_tokens" in found:
+            found["max_tokens"] = found.pop("max_new_tokens")
+        return SamplingParams.from_optional(**found)
+
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
+        """One for each of n prompts. Raises InputError."""
+        if given is None or isinstance(given, SamplingParams):
+            return [given or self.get_default_sampling_params()] * n
+        each = list(given) if isinstance(given, Sequence) else [given]
+        for one in each:
+            if not isinstance(one, SamplingParams):
+                raise InputError(
+                    f"sampling_params has {show(one)}; give SamplingParams of llamabatch.compat.vllm, or a list of them"
+                )
+        if len(each) != n:
+            raise InputError(
+                f"there are {len(each)} SamplingParams for {counted(n, 'prompt')}; give one, or one for each"
+            )
+        return each
+
+    def _to_engine(self, each: list[SamplingParams], priority: list[int] | None) -> list[EngineParams]:
+        if priority is not None and len(priority) != len(each):
+            raise InputError(
+                f"priority has {len(priority)} numbers for {counted(len(each), 'prompt')}; give one for each"
+            )
+        made: dict[tuple[int, int], EngineParams] = {}  # most calls have one object for all prompts
+        found = []
+        for params, rank in zip(each, priority or [0] * len(each), strict=True):
+            key = (id(params), integer(InputError, "priority", rank, -(2**31), 2**31 - 1))
+            if key not in made:
+                made[key] = params.to_engine(
+                    priority=rank,
+                    in_reasoning=self._defaults.in_reasoning,
+                    post_sampling=self._defaults.post_sampling,
+                )
+            found.append(made[key])
+        return found
+
+    def _prompt(self, prompt: Any, truncate: int | None) -> Any:
+        """A prompt as token ids with its text; what is no prompt goes on as it is, to be refused."""
+        text = prompt["prompt"] if is_prompt_mapping(prompt) and set(prompt) == {"prompt"} else prompt
+        if isinstance(text, str) and text:
+            model = self.llm._client.model
+            ids = model.tokenize(text, parse_special=True)
+            if ids[:2] == [model.vocabulary.bos] * 2:
+                ids = ids[1:]  # a chat template has written one, too
+            return {"prompt": text, "prompt_token_ids": self._cut(ids, truncate)}
+        if truncate is None:
+            return prompt
+        if is_token_ids(prompt):
+            return self._cut(list(prompt), truncate)
+        if is_prompt_mapping(prompt) and is_token_ids(prompt.get("prompt_token_ids")):
+            return {**prompt, "prompt_token_ids": self._cut(list(prompt["prompt_token_ids"]), truncate)}
+        return prompt
+
+    def _cut(self, ids: list[int], truncate: int | None) -> list[int]:
+        """The last tokens; -1: those that n_ctx takes, with room for one more."""
+        if truncate is None:
+            return ids
+        most = self.llm.n_ctx - 1 if truncate == -1 else truncate
+        return ids[-most:] if most else []
+
+    def _outputs(
+        self, outputs: list[engine.RequestOutput], each: list[SamplingParams], loras: list[LoRARequest | None]
+    ) -> list[RequestOutput]:
+        return [
+            request_output(self._number(), output, params, lora)
+            for output, params, lora in zip(outputs, each, loras, strict=True)
+        ]
+
+    def _number(self) -> str:
+        return str(next(self._numbers))
+
+    def _adapters(self, given: Loras, n: int) -> tuple[Adapters, list[LoRARequest | None]]:
+        """Names of adapters for n prompts, which are loaded unless they are; and their requests."""
+        each = [given] * n if given is None or isinstance(given, LoRARequest) else list(given)
+        if len(each) != n:
+            raise AdapterError(
+                f"lora_request has {len(each)} items for {counted(n, 'prompt')}; give one, or one for each"
+            )
+        names: list[Any] = [None if lora is None else self._load(lora) for lora in each]
+        return names, each
+
+    def _load(self, lora: Any) -> str:
+        if not isinstance(lora, LoRARequest):
+            raise AdapterError(f"lora_request is {show(lora)}; give LoRARequest(name, number, path), or a list of them")
+        path = lora.file()
+        with self._lock:
+            loaded = self._loras.get(lora.lora_name)
+            if loaded is None:
+                self.llm.load_adapter(lora.lora_name, path)
+                self._loras[lora.lora_name] = path
+            elif loaded != path:
+                raise AdapterError(f"the adapter {show(lora.lora_name)} is loaded from {loaded}; give another name")
+        return lora.lora_name
+
+    # --- vectors, classes, scores ---
+
+    def embed(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: Bar = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: Loras = None,
+        truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector of length 1 for each text, unless its PoolingParams say otherwise.
+
+        Raises:
+            ConfigError (ValueError): the model gives no embeddings, or one for each token. The others as generate.
+        """
+        if token_vectors(self.llm._client.model) is not None:
+            raise InputError("this engine gives a vector for each token (pooling 'none'); encode() returns them")
+        found = self._embedded(
+            prompts, use_tqdm, pooling_params, lora_request, _truncation(tokenization_kwargs, truncate_prompt_tokens)
+        )
+        return [
+            EmbeddingRequestOutput(self._number(), EmbeddingOutput(vector.tolist()), *_tokens_of(output))
+            for output, vector in found
+        ]
+
+    def encode(
+        self,
+        prompts: Any,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: Bar = True,
+        lora_request: Loras = None,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """The results of the model's pooling, as arrays: vectors, or with pooling_task="classify" probabilities.
+
+        Args:
+            pooling_task: "embed", "token_embed" or "classify"; None: "embed". An engine with a vector for each token
+                (pooling "none") gives these.
+
+        Raises:
+            As embed; InputError (ValueError): another task.
+        """
+        if pooling_task not in (None, "embed", "token_embed", "classify"):
+            raise InputError(f"pooling_task is {show(pooling_task)}; give embed, token_embed or classify")
+        truncate = _truncation(tokenization_kwargs, truncate_prompt_tokens)
+        if pooling_task == "classify":
+            ranked = self._classified(prompts, use_tqdm, pooling_params, lora_request, truncate)
+            arrays = [(output, np.array(probs, np.float32)) for output, probs in ranked]
+        else:
+            if (pooling_task == "token_embed") > (token_vectors(self.llm._client.model) is not None):
+                raise InputError("this engine gives a vector for each text; load it with LLM(..., pooling='none')")
+            arrays = self._embedded(prompts, use_tqdm, pooling_params, lora_request, truncate)
+        return [
+            PoolingRequestOutput(self._number(), PoolingOutput(array), *_tokens_of(output)) for output, array in arrays
+        ]
+
+    def classify(
+        self,
+        prompts: Any,
+        *,
+        use_tqdm: Bar = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: Loras = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of each text's classes, in the order of the model's labels.
+
+        Raises:
+            ConfigError (ValueError): the model has no classification head. The others as generate.
+        """
+        found = self._classified(prompts, use_tqdm, pooling_params, lora_request, _truncation(tokenization_kwargs))
+        return [
+            ClassificationRequestOutput(self._number(), ClassificationOutput(probs), *_tokens_of(output))
+            for output, probs in found
+        ]
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        /,
+        *,
+        use_tqdm: Bar = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Loras = None,
+        truncate_prompt_tokens: int | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Relevance by a model that ranks (a cross-encoder), from 0 to 1; else the cosine of two vectors.
+
+        Args:
+            data_1, data_2: texts: one and one, one and many, or as many as many.
+            lora_request: one adapter for all.
+            chat_template: refused: the GGUF's own "rerank" template holds.
+
+        Raises:
+            PromptError (ValueError): the numbers of texts do not fit. The others as embed.
+        """
+        if chat_template is not None:
+            raise PromptError("chat_template is given; the GGUF's own rerank template holds: leave it out")
+        left, right = _as_list(data_1), _as_list(data_2)
+        if len(left) == 1:
+            left *= len(right)
+        if not left or len(left) != len(right):
+            raise PromptError(f"there are {len(_as_list(data_1))} and {len(right)} texts; give 1 and n, or n and n")
+        truncate = _truncation(tokenization_kwargs, truncate_prompt_tokens)
+        if self.llm._client.model.pooling == "rank":
+            if truncate is not None:
+                raise PromptError("truncate_prompt_tokens is not there for a pair of texts; give shorter ones")
+            scores = self._relevance(left, right, use_tqdm, pooling_params, lora_request)
+        else:
+            scores = self._cosines(left, right, use_tqdm, lora_request, truncate)
+        return [ScoringRequestOutput(self._number(), ScoringOutput(score), ids) for ids, score in scores]
+
+    def _embedded(
+        self, prompts: Any, use_tqdm: Bar, pooling_params: Any, lora_request: Loras, truncate: int | None
+    ) -> list[tuple[engine.RequestOutput, Any]]:
+        given = _as_list(prompts)
+        each = _pooling(pooling_params, len(given))
+        wanted = [self._defaults.dimensions if one.dimensions is None else one.dimensions for one in each]
+        ready = self._ready(given, each, truncate)
+        adapters, _ = self._adapters(lora_request, len(given))
+        inputs, model = self.llm._inputs, self.llm._client.model
+        most = max((n for n in wanted if n is not None), default=None)
+        outputs = self.llm._run(inputs.texts(ready, adapters, "raise", dimensions=most), bool(use_tqdm))
+        n_embd, found = token_vectors(model), []
+        for output, one, dimensions in zip(outputs, each, wanted, strict=True):
+            normalize = self._defaults.normalize if one.normalize is None else one.normalize
+            [vector] = vectors([output], normalize=normalize, errors="raise", dimensions=dimensions, n_embd=n_embd)
+            found.append((output, vector))
+        return found
+
+    def _classified(
+        self, prompts: Any, use_tqdm: Bar, pooling_params: Any, lora_request: Loras, truncate: int | None
+    ) -> list[tuple[engine.RequestOutput, list[float]]]:
+        given = _as_list(prompts)
+        each = _pooling(pooling_params, len(given))
+        ready = self._ready(given, each, truncate)
+        adapters, _ = self._adapters(lora_request, len(given))
+        submission = self.llm._inputs.texts_to_classify(ready, adapters, "raise")
+        outputs = self.llm._run(submission, bool(use_tqdm))
+        found = []
+        for output, one in zip(outputs, each, strict=True):
+            activate = self._activate(one)
+            [classes] = classified(self.llm._client.model, [output], use_activation=activate, errors="raise")
+            found.append((output, list(classes.probs.values())))
+        return found
+
+    def _relevance(
+        self, left: list[Any], right: list[Any], use_tqdm: Bar, pooling_params: Any, lora_request: Loras
+    ) -> list[tuple[list[int], float]]:
+        """Tokens and relevance of each pair; those of one query in a row run as one batch."""
+        adapters, _ = self._adapters(lora_request, 1)
+        activate = self._activate((_pooling(pooling_params, 1))[0])
+        found: list[tuple[list[int], float]] = []
+        for query, group in itertools.groupby(zip(left, right, strict=True), key=lambda pair: pair[0]):
+            texts, submission = self.llm._inputs.documents(
+                query, [document for _, document in group], adapters[0] if isinstance(adapters, list) else None
+            )
+            outputs = self.llm._run(submission, bool(use_tqdm))
+            results = reranked(
+                self.llm._client.model, texts, outputs, top_n=None, use_activation=activate, errors="raise"
+            )
+            scores = {each.index: each.relevance_score for each in results}
+            found += [(list(output.prompt_token_ids), scores[i]) for i, output in enumerate(outputs)]
+        return found
+
+    def _cosines(
+        self, left: list[Any], right: list[Any], use_tqdm: Bar, lora_request: Loras, truncate: int | None
+    ) -> list[tuple[list[int], float]]:
+        unit = PoolingParams(normalize=True)
+        found = self._embedded([*left, *right], use_tqdm, unit, lora_request, truncate)
+        pairs = zip(found[: len(left)], found[len(left) :], strict=True)
+        return [
+            ([*one.prompt_token_ids, *other.prompt_token_ids], float(np.dot(a, b))) for (one, a), (other, b) in pairs
+        ]
+
+    def _ready(self, given: list[Any], each: list[PoolingParams], truncate: int | None) -> list[Any]:
+        pairs = zip(given, each, strict=True)
+        return [
+            self._prompt(one, truncate if params.truncate_prompt_tokens is None else params.truncate_prompt_tokens)
+            for one, params in pairs
+        ]
+
+    def _activate(self, params: PoolingParams) -> bool:
+        return self._defaults.use_activation if params.use_activation is None else params.use_activation
+
+    # --- the rest ---
+
+    def get_tokenizer(self, lora_request: LoRARequest | None = None) -> Tokenizer:
+        """The model's tokenizer, with the names that programs use of transformers'."""
+        return Tokenizer(self.llm)
+
+    def get_metrics(self) -> list[Metric]:
+        """The figures of the engine under vLLM's names, as "vllm:num_requests_running"."""
+        return metrics_of(self.llm.stats(), Path(self.llm.plan.config.model).name)
+
+    def reset_prefix_cache(self, *args: Any, **options: Any) -> bool:
+        """As LLM.reset_prefix_cache of llamabatch; vLLM's arguments change nothing."""
+        return self.llm.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Ends all calls and frees the model; may be called twice. A forgotten LLM closes by itself."""
+        llm = self.__dict__.get("llm")  # none: the constructor has raised
+        if llm is not None:
+            llm.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        raise absent(self, name, ABSENT)
+
+    def __repr__(self) -> str:
+        return f"LLM({self.__dict__.get('llm')!r})"
+
+
+_OF_FILE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def _as_many_as_fit(model: str, options: dict[str, Any]) -> native.LLM:
+    """The LLM; max_num_seqs is a limit in vLLM, so that a number that does not fit becomes what does."""
+    try:
+        return native.LLM(model, **options)
+    except MemoryPlanError:
+        if "n_slots" not in options:
+            raise
+        llm = native.LLM(model, **{name: value for name, value in options.items() if name != "n_slots"})
+    warnings.warn(
+        f"max_num_seqs is {options['n_slots']}, which does not fit in memory; {llm.plan.config.n_slots} run at once",
+        UserWarning,
+        stacklevel=caller_level(),
+    )
+    return llm
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    """The prompts of a call; a single one is a list of one."""
+    if isinstance(prompts, (str, bytes, Mapping)) or prompts is None or is_token_ids(prompts):
+        return [prompts]
+    return list(prompts)
+
+
+def _pooling(given: Any, n: int) -> list[PoolingParams]:
+    if given is None or isinstance(given, PoolingParams):
+        return [given or PoolingParams()] * n
+    each = list(given)
+    if len(each) != n or not all(isinstance(one, PoolingParams) for one in each):
+        raise InputError(f"pooling_params is {show(given)}; give PoolingParams, or a list with one for each of {n}")
+    return each
+
+
+def _without_salts(prompts: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The prompts without cache_salt, and that of each; None: it has none."""
+    plain, salts = [], []
+    for prompt in prompts:
+        salt = prompt.get("cache_salt") if is_prompt_mapping(prompt) else None
+        salts.append(salt)
+        plain.append(prompt if salt is None else {name: each for name, each in prompt.items() if name != "cache_salt"})
+    return plain, salts
+
+
+def _truncation(options: Mapping[str, Any] | None, truncate: int | None = None) -> int | None:
+    """truncate_prompt_tokens of tokenization_kwargs. Raises InputError for what else stands in them."""
+    found = dict(options or {})
+    cut = found.pop("truncate_prompt_tokens", None)
+    if found.pop("truncation", False):
+        raise InputError("truncation keeps the first tokens; give truncate_prompt_tokens, which keeps the last ones")
+    for name in ("max_length", "add_special_tokens"):
+        if found.get(name) in (None, True):
+            found.pop(name, None)
+    if found:
+        raise InputError(f"tokenization_kwargs has {', '.join(found)}; give truncate_prompt_tokens alone")
+    cut = truncate if cut is None else cut
+    return cut if cut is None else integer(InputError, "truncate_prompt_tokens", cut, -1, 2**31 - 1, ", or None")
+
+
+def _tokens_of(output: engine.RequestOutput) -> tuple[list[int], int]:
+    return list(output.prompt_token_ids), output.num_cached_tokens

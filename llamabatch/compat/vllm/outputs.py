@@ -1,0 +1,186 @@
+"""vLLM's classes of outputs, made of a RequestOutput of llamabatch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from llamabatch.compat.vllm.lora.request import LoRARequest
+from llamabatch.compat.vllm.sampling_params import SamplingParams
+from llamabatch.request import outputs as engine
+from llamabatch.request.logprobs import Logprob
+
+Pooled = TypeVar("Pooled")
+TokenLogprobs = dict[int, Logprob]
+
+
+@dataclass
+class CompletionOutput:
+    """One continuation.
+
+    Attributes:
+        index: its number among those of the prompt.
+        text: without stop string and special tokens, unless the parameters say so; the thinking stands in it.
+        token_ids: the sampled tokens, with the one that ends the text.
+        cumulative_logprob: the sum of their logprobs; None unless logprobs are asked for.
+        logprobs: a dictionary from id to Logprob (logprob, rank, decoded_token) for each token; None unless asked for.
+        finish_reason: "stop", "length" or "abort".
+        stop_reason: the stop string, or the id of stop_token_ids, that ended it; else None.
+        lora_request: the adapter that it was made with.
+        routed_experts, kv_transfer_params: None.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[TokenLogprobs] | None
+    routed_experts: None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    lora_request: LoRARequest | None = None
+    kv_transfer_params: None = None
+
+    def finished(self) -> bool:
+        """True: whole outputs are returned."""
+        return self.finish_reason is not None
+
+
+@dataclass
+class RequestOutput:
+    """The continuations of one prompt.
+
+    Attributes:
+        request_id: "0" for the first request of the LLM, and so on.
+        prompt: the text; None where token ids were given.
+        prompt_token_ids: its tokens.
+        prompt_logprobs: as logprobs, for each token of the prompt, None for the first; None unless asked for.
+        outputs: the continuations.
+        finished: True.
+        metrics: None, as with vLLM's disable_log_stats; llm.llm.stats() and `timings` of llm.llm.generate have times.
+        lora_request: the adapter of the request.
+        encoder_prompt, encoder_prompt_token_ids, kv_transfer_params: None.
+        num_cached_tokens: tokens of the prompt that were not computed.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: list[TokenLogprobs | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: None = None
+    lora_request: LoRARequest | None = None
+    encoder_prompt: None = None
+    encoder_prompt_token_ids: None = None
+    num_cached_tokens: int | None = None
+    kv_transfer_params: None = None
+
+
+def request_output(
+    request_id: str, output: engine.RequestOutput, params: SamplingParams, lora: LoRARequest | None
+) -> RequestOutput:
+    """An output in vLLM's shape; its parameters say what stop_reason and text are."""
+    prompt_logprobs = output.prompt_logprobs
+    return RequestOutput(
+        request_id=request_id,
+        prompt=output.prompt,
+        prompt_token_ids=list(output.prompt_token_ids),
+        prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
+        outputs=[_completion(each, params, lora) for each in output.outputs],
+        finished=True,
+        lora_request=lora,
+        num_cached_tokens=output.num_cached_tokens,
+    )
+
+
+def _completion(each: engine.CompletionOutput, params: SamplingParams, lora: LoRARequest | None) -> CompletionOutput:
+    reason = each.stop_reason
+    if not isinstance(reason, str) and reason not in (params.stop_token_ids or ()):
+        reason = None  # the model's own end of a text
+    return CompletionOutput(
+        index=each.index,
+        text=each.text if params.detokenize else "",
+        token_ids=list(each.token_ids),
+        cumulative_logprob=each.cumulative_logprob if each.logprobs is not None else None,
+        logprobs=None if each.logprobs is None else list(each.logprobs),
+        finish_reason=each.finish_reason.value,
+        stop_reason=reason,
+        lora_request=lora,
+    )
+
+
+@dataclass
+class PoolingOutput:
+    """The result of LLM.encode for a text.
+
+    Attributes:
+        data: an array of float32; torch.from_numpy makes a tensor of it.
+    """
+
+    data: npt.NDArray[np.float32]
+
+
+@dataclass
+class EmbeddingOutput:
+    """The vector of a text."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of the vector."""
+        return len(self.embedding)
+
+    def __repr__(self) -> str:
+        return f"EmbeddingOutput(hidden_size={self.hidden_size})"
+
+
+@dataclass
+class ClassificationOutput:
+    """The probabilities of the classes of a text."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.probs)
+
+
+@dataclass
+class ScoringOutput:
+    """How like, or how relevant, two texts are to one another."""
+
+    score: float
+
+
+@dataclass
+class PoolingRequestOutput(Generic[Pooled]):
+    """The result for a text that was pooled, not continued.
+
+    Attributes:
+        request_id, prompt_token_ids, num_cached_tokens, finished: as of RequestOutput.
+        outputs: its vector, probabilities or score.
+    """
+
+    request_id: str
+    outputs: Pooled
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """Of LLM.embed: outputs.embedding."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """Of LLM.classify: outputs.probs."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """Of LLM.score: outputs.score."""

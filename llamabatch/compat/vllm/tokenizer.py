@@ -1,0 +1,216 @@
+"""The tokenizer of a model with the names that programs use of transformers' tokenizers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llamabatch.entrypoints.llm import LLM
+from llamabatch.errors import PromptError
+from llamabatch.utils.absent import absent
+from llamabatch.utils.checks import show
+
+ABSENT = {
+    "add_tokens": "the GGUF file has the vocabulary",
+    "add_special_tokens": "the GGUF file has the vocabulary",
+    "pad": "requests of one batch need no padding",
+    "save_pretrained": "the GGUF file has the vocabulary",
+    "from_pretrained": "the GGUF file has the vocabulary",
+    "backend_tokenizer": "llama.cpp tokenizes",
+}
+
+
+class Tokenizer:
+    """The tokenizer of LLM.get_tokenizer.
+
+    Attributes:
+        name_or_path: the model's name. model_max_length: n_ctx.
+    """
+
+    is_fast = True
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.name_or_path = llm.plan.config.model
+        self.model_max_length = llm.n_ctx
+
+    def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
+        """The token ids of a text, in which names of special tokens are these tokens.
+
+        Args:
+            add_special_tokens: with the tokens that the vocabulary puts around a text.
+            **options: truncation and max_length; others are refused.
+
+        Raises:
+            PromptError (ValueError): not a text; an option that is not there.
+        """
+        cut, longest = options.pop("truncation", False), options.pop("max_length", None)
+        if options:
+            raise PromptError(f"encode takes truncation and max_length, and no {', '.join(options)}")
+        ids = self._llm.tokenize(text, add_special=add_special_tokens, parse_special=True)
+        return ids[: longest or self.model_max_length] if cut else ids
+
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
+        """The text of token ids; clean_up_tokenization_spaces among the options changes nothing.
+
+        Raises:
+            PromptError (ValueError): an id is outside the vocabulary.
+        """
+        ids = [token_ids] if isinstance(token_ids, int) else [int(each) for each in token_ids]
+        return self._llm.detokenize(ids, skip_special_tokens=skip_special_tokens) if ids else ""
+
+    def batch_decode(
+        self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False, **options: Any
+    ) -> list[str]:
+        """decode of each."""
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
+
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True, **options: Any) -> Encoding:
+        """The Encoding of a text, or of a list of texts, as lists."""
+        if isinstance(text, str):
+            ids = self.encode(text, add_special_tokens, **options)
+            return Encoding(input_ids=ids, attention_mask=[1] * len(ids))
+        each = [self.encode(one, add_special_tokens, **options) for one in text]
+        return Encoding(input_ids=each, attention_mask=[[1] * len(ids) for ids in each])
+
+    def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
+        """The tokens of a text as the vocabulary writes them."""
+        return [self._llm.vocab.token(each) for each in self.encode(text, add_special_tokens)]
+
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
+        """A token, or a list of tokens, as the vocabulary writes them."""
+        vocab = self._llm.vocab
+        return vocab.token(ids) if isinstance(ids, int) else [vocab.token(int(each)) for each in ids]
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        """The id of a token, or a list of ids; None for what is no token."""
+        vocab = self._llm.vocab
+        if isinstance(tokens, str):
+            return vocab.id(tokens) if tokens in vocab else None
+        return [vocab.id(each) if each in vocab else None for each in tokens]
+
+    def apply_chat_template(
+        self,
+        conversation: Any,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        return_dict: bool = False,
+        **variables: Any,
+    ) -> Any:
+        """The prompt of a conversation, or of each of a list of them: token ids, or with tokenize=False a text.
+
+        Args:
+            return_dict: an Encoding in place of the ids.
+            **variables: of the template, as enable_thinking.
+
+        Raises:
+            PromptError, ConfigError (ValueError): as LLM.apply_chat_template of llamabatch.
+        """
+        if len(conversation) and not isinstance(conversation[0], Mapping):
+            each = [
+                self.apply_chat_template(
+                    one, tools, chat_template, add_generation_prompt, continue_final_message, tokenize, **variables
+                )
+                for one in conversation
+            ]
+            return _encoded(each) if return_dict and tokenize else each
+        for name in ("return_tensors", "padding", "truncation", "max_length", "documents"):
+            if variables.pop(name, None):
+                raise PromptError(f"{name} is not there; apply_chat_template returns lists of token ids, or a text")
+        text = self._llm.apply_chat_template(
+            conversation,
+            tools=tools,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=variables or None,
+        )
+        if not tokenize:
+            return text
+        ids = self._llm.tokenize(text, add_special=False, parse_special=True)
+        return Encoding(input_ids=ids, attention_mask=[1] * len(ids)) if return_dict else ids
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own; None: it has none."""
+        return self._llm._inputs.chat_template
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self._llm.vocab.size
+
+    def __len__(self) -> int:
+        return self._llm.vocab.size
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids by token, as the vocabulary writes them."""
+        vocab = self._llm.vocab
+        return {token: number for number, token in reversed(list(enumerate(vocab)))}
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Ids of the special tokens that the model names, rising."""
+        return sorted(set(self._llm.vocab.special_ids.values()))
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """The tokens of all_special_ids."""
+        return [self._llm.vocab.token(each) for each in self.all_special_ids]
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text; None: there is none."""
+        return self._llm.vocab.bos_token_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, or a turn where the model has no such; None: there is none."""
+        vocab = self._llm.vocab
+        return vocab.eot_token_id if vocab.eos_token_id is None else vocab.eos_token_id
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The token of padding; None: there is none."""
+        return self._llm.vocab.pad_token_id
+
+    @property
+    def bos_token(self) -> str | None:
+        """As bos_token_id, as the vocabulary writes it."""
+        return self._token(self.bos_token_id)
+
+    @property
+    def eos_token(self) -> str | None:
+        """As eos_token_id, as the vocabulary writes it."""
+        return self._token(self.eos_token_id)
+
+    @property
+    def pad_token(self) -> str | None:
+        """As pad_token_id, as the vocabulary writes it."""
+        return self._token(self.pad_token_id)
+
+    def _token(self, number: int | None) -> str | None:
+        return None if number is None else self._llm.vocab.token(number)
+
+    def __getattr__(self, name: str) -> Any:
+        raise absent(self, name, ABSENT)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({show(self.name_or_path)}, vocab_size={self.vocab_size})"
+
+
+class Encoding(dict[str, Any]):
+    """Token ids and their mask, by key and by attribute: input_ids, attention_mask."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return self[name]
+
+
+def _encoded(each: list[list[int]]) -> Encoding:
+    return Encoding(input_ids=each, attention_mask=[[1] * len(ids) for ids in each])

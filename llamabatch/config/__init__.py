@@ -1,0 +1,18 @@
+"""Options of an engine: EngineConfig as asked for, ResolvedConfig with every choice made, and the names of other
+libraries for them. Imports `scheduler` and the rooms below it.
+"""
+
+from llamabatch.config.options import EngineConfig as EngineConfig
+from llamabatch.config.options import EngineOptions as EngineOptions
+from llamabatch.config.options import ResolvedConfig as ResolvedConfig
+from llamabatch.config.options import with_paths as with_paths
+from llamabatch.config.values import CHOICES as CHOICES
+from llamabatch.config.values import CONTENT_OPTIONS as CONTENT_OPTIONS
+from llamabatch.config.values import DEVICE_TOP as DEVICE_TOP
+from llamabatch.config.values import KV_TYPES as KV_TYPES
+from llamabatch.config.values import MAX_BATCH as MAX_BATCH
+from llamabatch.config.values import MAX_CTX as MAX_CTX
+from llamabatch.config.values import MAX_SLOTS as MAX_SLOTS
+from llamabatch.config.values import MIN_CTX as MIN_CTX
+from llamabatch.config.values import ROPE_OPTIONS as ROPE_OPTIONS
+from llamabatch.config.values import SPLIT_MODES as SPLIT_MODES

@@ -1,0 +1,126 @@
+"""Files of columns: the names of the columns of a Parquet or Excel file, and its rows as values of Python."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llamabatch.errors import InputError, SetupError
+from llamabatch.jobs.input.sources import Source
+from llamabatch.utils.checks import show
+
+_BATCH_ROWS = 256
+DAMAGE = (OSError, ValueError)  # pyarrow's own errors are kinds of these
+
+
+class ColumnFile:
+    """An open file of columns.
+
+    Attributes:
+        names: of its columns.
+        n_rows: number of rows.
+    """
+
+    names: list[str]
+    n_rows: int
+
+    def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Each row with the values of these columns. Raises DAMAGE where the file cannot be read on."""
+        raise NotImplementedError
+
+    def values(self, column: str) -> Iterator[Any]:
+        """The values of one column. Raises DAMAGE."""
+        raise NotImplementedError
+
+
+@contextlib.contextmanager
+def open_columns(source: Source) -> Iterator[ColumnFile]:
+    """Opens a file whose kind is "parquet" or "xlsx".
+
+    Raises:
+        InputError: it is a stream, or cannot be read. SetupError: the packages that read it are not installed.
+    """
+    if source.path is None or source.is_stream:
+        what = "a Parquet file" if source.kind == "parquet" else "an Excel file"
+        raise InputError(f"{source.name} is a stream; {what} must be one on a disk")
+    with contextlib.ExitStack() as stack:
+        if source.kind == "parquet":
+            yield _Parquet(source, stack)
+        else:
+            if source not in _sheets:
+                _sheets[source] = _Sheet(source)
+            yield _sheets[source]
+
+
+class _Parquet(ColumnFile):
+    """A Parquet file, of which a few hundred rows are read at a time, and the wanted columns alone."""
+
+    def __init__(self, source: Source, stack: contextlib.ExitStack) -> None:
+        try:
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise SetupError('Parquet files need pyarrow: pip install "llamabatch[parquet]"') from error
+        try:
+            self._file: Any = stack.enter_context(pq.ParquetFile(source.path))
+        except DAMAGE as error:
+            raise InputError(f"{source.name} cannot be read as a Parquet file: {error}") from error
+        self.names = self._file.schema_arrow.names
+        self.n_rows = self._file.metadata.num_rows
+
+    def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for batch in self._file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns)):
+            yield from batch.to_pylist()
+
+    def values(self, column: str) -> Iterator[Any]:
+        for batch in self._file.iter_batches(columns=[column]):
+            yield from batch.column(0).to_pylist()
+
+
+class _Sheet(ColumnFile):
+    """The first sheet of an Excel file, as a whole; all values are texts, as those of CSV. Empty rows above the names
+    and at the end are ignored, and empty columns without a name."""
+
+    def __init__(self, source: Source) -> None:
+        try:
+            import fastexcel
+            import pyarrow  # fastexcel makes its tables
+        except ImportError as error:
+            raise SetupError('.xlsx files need fastexcel and pyarrow: pip install "llamabatch[excel]"') from error
+        try:
+            # A type by columns would make nothing of a value of another type; as a header, names that come twice or are
+            # missing would be replaced.
+            options = {"dtypes": "string", "header_row": None, "skip_rows": 0}
+            sheet: Any = fastexcel.read_excel(str(source.path)).load_sheet(0, **options).to_arrow()
+        except fastexcel.FastExcelError as error:
+            why = str(error).partition("\n")[0]  # lines of its own context follow
+            raise InputError(f"{source.name} cannot be read as an Excel file: {why}") from error
+        columns, n_sheet = sheet.columns, sheet.num_rows
+        filled = (row for row in range(n_sheet) if any(column[row].is_valid for column in columns))
+        header = next(filled, None)
+        if header is None:
+            raise InputError(f"{source.name} has no columns; their names stand in the first row of its first sheet")
+        used = [column for column in columns if column.null_count < n_sheet]
+        self.names = [column[header].as_py() or "" for column in used]
+        for name in self.names:
+            if self.names.count(name) > 1:
+                what = f"two columns {show(name)}" if name else "two columns without a name"
+                raise InputError(f"{source.name} has {what}")
+        n_rows = n_sheet
+        while not any(column[n_rows - 1].is_valid for column in used):
+            n_rows -= 1
+        self.n_rows = n_rows - header - 1
+        self._rows = pyarrow.table([column[header + 1 : n_rows] for column in used], self.names)
+
+    def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+        wanted = self._rows.select(list(columns))
+        for start in range(0, self.n_rows, _BATCH_ROWS):
+            yield from wanted.slice(start, _BATCH_ROWS).to_pylist()
+
+    def values(self, column: str) -> Iterator[Any]:
+        yield from self._rows.column(column).to_pylist()
+
+
+# A job opens a source for its columns, ids, number of rows and rows; a sheet is parsed once, as it is in memory anyway.
+_sheets: weakref.WeakKeyDictionary[Source, _Sheet] = weakref.WeakKeyDictionary()

@@ -1,0 +1,132 @@
+"""The ids of rows: which row has which, in little memory; and the check of a table's own column of ids."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from llamabatch.errors import ConfigError, PromptError
+from llamabatch.jobs.input import tables
+from llamabatch.jobs.input.jsonl import Problem
+from llamabatch.jobs.input.lines import id_of
+from llamabatch.jobs.input.sources import Source
+from llamabatch.jobs.input.templates import as_text
+from llamabatch.jobs.rows import ReadOptions
+from llamabatch.utils.checks import show
+
+_MASK = 2**64 - 1
+
+
+def check_own_ids(sources: Sequence[Source], options: ReadOptions) -> None:
+    """Checks the columns "id" and "custom_id" that are ids although no option names them: all rows that the limit
+    leaves, before the first of them is run.
+
+    Raises:
+        ConfigError: a value is no id, or comes twice in the tables of the job.
+    """
+    ids, places, number = Ids(), [], 0
+    for source in sources:
+        column = tables.own_id_column(source, options)
+        if column is None:
+            continue
+        places.append((number, source.name))
+        for row, value in enumerate(tables.values_of(source, options, column), 1):
+            if not isinstance(value, Problem):
+                holder = None
+                why = _unusable(value)
+                if why is None and (holder := ids.claim(str(value), number)) is not None:
+                    start, name = next(each for each in reversed(places) if each[0] <= holder)
+                    why = f"the id of {name}, row {holder - start + 1}, already"
+                if why is not None:
+                    raise ConfigError(
+                        f"{source.name}, row {row}: column {show(column)} holds {show(value)}, {why}; name the column "
+                        "of the ids (--id-column NAME), or give --id-column '' for the numbers of the rows"
+                    )
+            number += 1
+            if number == options.limit:
+                return
+
+
+def _unusable(value: Any) -> str | None:
+    """The reason why a value of a column of its own accord is no id; None: it is one."""
+    if value is None or value == "":
+        return "which is no id"
+    if isinstance(value, (bool, float, list, dict, tuple)):
+        return "which is no id; that is a text or a whole number"
+    try:
+        id_of({"id": value if isinstance(value, int) else as_text(value)})
+    except PromptError as error:
+        return f"which is no id ({error})"
+    return None
+
+
+class Ids:
+    """The ids of millions of rows in little memory, each with the number of its row.
+
+    An id is kept as Python's 64-bit hash of it, whose key differs between processes, in a table with open addressing:
+    16 bytes a slot, 24 to 48 bytes an id. Two ids that differ have the same hash once in 3.7e7 lists of a million. Rows
+    without an id have their number as text, which takes one bit.
+    """
+
+    def __init__(self) -> None:
+        self._keys = array("Q", bytes(8 * 1024))  # 0: free
+        self._numbers = array("Q", bytes(8 * 1024))
+        self._used = 0
+        self._automatic = bytearray()  # a bit for each row whose id is its number
+        self._explicit_numerals = False
+
+    def claim(self, identity: str, number: int) -> int | None:
+        """Gives an id to a row; returns the number of the row that has it already, else None."""
+        if _is_numeral(identity):
+            self._explicit_numerals = True
+            value = int(identity)
+            if self._is_automatic(value):
+                return value
+        key = hash(identity) & _MASK or 1
+        slot = self._slot(key)
+        if self._keys[slot]:
+            return self._numbers[slot]
+        self._keys[slot], self._numbers[slot] = key, number
+        self._used += 1
+        if self._used * 3 > len(self._keys) * 2:
+            self._grow()
+        return None
+
+    def claim_number(self, number: int) -> int | None:
+        """Gives a row without an id its number as text; returns the number of the row that has that id, else None."""
+        if self._explicit_numerals:
+            slot = self._slot(hash(str(number)) & _MASK or 1)
+            if self._keys[slot]:
+                return self._numbers[slot]
+        byte, bit = divmod(number, 8)
+        if byte >= len(self._automatic):
+            self._automatic.extend(bytes(byte + 1 - len(self._automatic) + 4096))
+        self._automatic[byte] |= 1 << bit
+        return None
+
+    def _is_automatic(self, number: int) -> bool:
+        byte, bit = divmod(number, 8)
+        return byte < len(self._automatic) and bool(self._automatic[byte] >> bit & 1)
+
+    def _slot(self, key: int) -> int:
+        """The slot of a key, or the free slot for it."""
+        keys, mask = self._keys, len(self._keys) - 1
+        slot = key & mask
+        while keys[slot] and keys[slot] != key:
+            slot = slot + 1 & mask
+        return slot
+
+    def _grow(self) -> None:
+        keys, numbers = self._keys, self._numbers
+        self._keys = array("Q", bytes(16 * len(keys)))
+        self._numbers = array("Q", bytes(16 * len(keys)))
+        for key, number in zip(keys, numbers, strict=True):
+            if key:
+                slot = self._slot(key)
+                self._keys[slot], self._numbers[slot] = key, number
+
+
+def _is_numeral(identity: str) -> bool:
+    """True for an id that is written as a row's number would be."""
+    return len(identity) < 19 and identity.isascii() and identity.isdigit() and (identity == "0" or identity[0] != "0")

@@ -1,0 +1,237 @@
+"""Makes the package `llamabatch_llama` out of llama-cpp-python: its Python files as `_binding`, beside our libraries.
+
+    llamabatch_llama/__init__.py, _binding/, lib/, licenses/, llamabatch_build.json
+
+The files are copied from the source package (or an installed or unpacked wheel) with relative imports in place of those
+of `llama_cpp`, so that nothing of that name is imported or shadowed, and with `lib` of this package as the only folder
+of libraries. The copy needs the packages that llama-cpp-python needs: numpy, typing_extensions, diskcache and jinja2.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from llamabatch.native_build.plan import MARKER
+from llamabatch.native_build.recipe import PREFIX
+from llamabatch.native_build.tools import SetupFailure
+
+PACKAGE = "llamabatch_llama"
+BINDING = "_binding"
+UPSTREAM = "llama_cpp"
+NEEDED_PACKAGES = ("numpy", "typing_extensions", "diskcache", "jinja2")
+
+_LEFT_OUT = ("server", "lib", "include", "__pycache__")
+_LIBRARY_NAME = re.compile(r'(^_lib\w*base_name = |load_shared_library\()"(\w+)"', re.MULTILINE)
+_FOLDER = 'os.path.dirname(__file__))) / "lib"'
+_OUR_FOLDER = 'os.path.dirname(__file__))).parent / "lib"'
+_OVERRIDE = 'os.environ.get("LLAMA_CPP_LIB_PATH")'
+_OUR_OVERRIDE = f"None  # this binding is for the libraries of {PACKAGE} alone"
+_LICENSES = {"llama-cpp-python": "LICENSE.md", "llama.cpp": "vendor/llama.cpp/LICENSE"}
+_COMMITS = {"llama-cpp-python": ".git/HEAD", "llama.cpp": ".git/modules/vendor/llama.cpp/HEAD"}
+_INIT = '''"""llama.cpp with the patches of llamabatch, for llamabatch. Importing this package loads nothing."""
+
+__version__ = "{version}"
+'''
+
+
+def require_packages() -> None:
+    """Raises SetupFailure where this Python lacks a package that the binding imports: before minutes of compiling."""
+    missing = [name for name in NEEDED_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        names = " ".join(name.replace("_", "-") for name in missing)
+        raise SetupFailure(f"The Python files of llama-cpp-python need more packages here: pip install {names}")
+
+
+def make_package(tree: Path, folder: Path, version: str, marker: str, prefix: str = PREFIX) -> Path:
+    """Write all of the package but its libraries into `folder`, and make its empty `lib` folder.
+
+    Args:
+        tree: the top folder of the unpacked source package of llama-cpp-python.
+        folder: the folder of the package, named `llamabatch_llama`; it must not exist.
+        version: the version of the package.
+        marker: text of the marker, `Plan.marker()`.
+        prefix: what stands before the names of the libraries, as in libllamabatch-llama.so; "" for those of
+            llama-cpp-python.
+
+    Returns:
+        The `lib` folder, where the libraries go.
+
+    Raises:
+        SetupFailure: a file of the source has an import or a library folder that is not understood.
+    """
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(_INIT.format(version=version), encoding="utf-8")
+    (folder / MARKER).write_text(marker, encoding="utf-8")
+    copy_binding(tree / UPSTREAM, folder / BINDING, prefix)
+    copy_licenses(tree, folder / "licenses")
+    libraries = folder / "lib"
+    libraries.mkdir()
+    return libraries
+
+
+def copy_binding(package: Path, target: Path, prefix: str = PREFIX) -> None:
+    """Copy the Python files of `package`, a folder `llama_cpp`, to the new folder `target`, with their imports changed.
+
+    Raises:
+        SetupFailure: as make_package.
+    """
+    if not (package / "__init__.py").is_file():
+        raise SetupFailure(f"{package} is no package {UPSTREAM}: it has no __init__.py.")
+    for path in sorted(package.rglob("*")):
+        place = path.relative_to(package)
+        if place.parts[0] in _LEFT_OUT or path.suffix not in (".py", ".typed"):
+            continue
+        copy = target / place
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".py":
+            text = rewritten(path.read_text(encoding="utf-8"), str(place), len(place.parts), prefix)
+            copy.write_text(text, encoding="utf-8")
+        else:
+            shutil.copyfile(path, copy)
+
+
+def rewritten(text: str, name: str, depth: int = 1, prefix: str = PREFIX) -> str:
+    """The text of a file with relative imports, our library folder and the prefix of its libraries.
+
+    Args:
+        name: the file's name for messages.
+        depth: 1 for a file of the package itself, 2 for one of a folder in it.
+
+    Raises:
+        SetupFailure: as make_package.
+    """
+    lines = text.split("\n")
+    for node in reversed(list(_imports(text))):
+        changed = _changed(node, ast.get_source_segment(text, node) or "", depth)
+        if changed is None:
+            continue
+        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+        head = lines[first].encode()[: node.col_offset].decode()
+        tail = lines[last].encode()[node.end_col_offset :].decode()
+        lines[first : last + 1] = (head + changed + tail).split("\n")
+    text = "\n".join(lines)
+    if re.search(r"load_shared_library\((?!lib_base_name: str)", text):  # a call, not the definition
+        text, names = _LIBRARY_NAME.subn(rf'\g<1>"{prefix}\g<2>"', text)
+        if text.count(_FOLDER) != 1 or names != 1:
+            raise SetupFailure(f"{UPSTREAM}/{name} finds its libraries in another way than before: adapt binding.py.")
+        text = text.replace(_FOLDER, _OUR_FOLDER).replace(_OVERRIDE, _OUR_OVERRIDE)
+    if left := _left(text):
+        raise SetupFailure(f"{UPSTREAM}/{name} still names {UPSTREAM} in line {left}: adapt binding.py.")
+    return text
+
+
+def _imports(text: str) -> list[ast.Import | ast.ImportFrom]:
+    """Import statements in the order of the file."""
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def _changed(node: ast.Import | ast.ImportFrom, statement: str, depth: int) -> str | None:
+    """The statement in its new words; None: it does not name the package."""
+    own, above = "." * depth, "." * (depth + 1)
+    if isinstance(node, ast.ImportFrom):
+        if node.level or (node.module or "").split(".")[0] != UPSTREAM:
+            return None
+        return re.sub(rf"^from\s+{UPSTREAM}\.?", f"from {own}", statement)
+    if not any(alias.name.split(".")[0] == UPSTREAM for alias in node.names):
+        return None
+    parts = []
+    for alias in node.names:
+        root, _, rest = alias.name.partition(".")
+        if root != UPSTREAM:
+            parts.append(f"import {alias.name} as {alias.asname}" if alias.asname else f"import {alias.name}")
+            continue
+        folder, _, module = rest.rpartition(".")
+        if rest and alias.asname:
+            parts.append(f"from {own}{folder} import {module} as {alias.asname}")
+            continue
+        if rest:  # `import a.b` binds a, and b must have been imported
+            parts.append(f"from {own}{folder} import {module} as _{module}")
+        parts.append(f"from {above} import {BINDING} as {alias.asname or UPSTREAM}")
+    return "; ".join(parts)
+
+
+def _left(text: str) -> int | None:
+    """The first line that imports llama_cpp or reads the variable of its libraries; None: there is none."""
+    for node in ast.walk(ast.parse(text)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        elif isinstance(node, ast.Call):  # __import__ and importlib.import_module
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__"):
+                names = [str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)]
+        elif isinstance(node, ast.Constant) and node.value == "LLAMA_CPP_LIB_PATH":
+            return node.lineno
+        if any(name.split(".")[0] == UPSTREAM for name in names):
+            return int(getattr(node, "lineno", 0))
+    return None
+
+
+def copy_licenses(tree: Path, folder: Path) -> None:
+    """Copy the notices of llama.cpp and llama-cpp-python, and say which commits of them the source package holds.
+
+    Raises:
+        SetupFailure: a notice is missing in `tree`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = []
+    for project, notice in _LICENSES.items():
+        if not (tree / notice).is_file():
+            raise SetupFailure(f"The source of {project} has no {notice}: without its notice it may not be passed on.")
+        shutil.copyfile(tree / notice, folder / f"{project}.txt")
+        commit = tree / _COMMITS[project]
+        known = commit.read_text(encoding="utf-8").strip() if commit.is_file() else "unknown"
+        facts.append(f"{project}: commit {known}, changed by llamabatch, licence in {project}.txt\n")
+    (folder / "UPSTREAM.txt").write_text("".join(facts), encoding="utf-8")
+
+
+_PROOF = f"""
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+import {PACKAGE}.{BINDING} as binding
+library = binding.llama_cpp._lib._name
+if any("mtmd" in path.name for path in pathlib.Path(library).parent.iterdir()):
+    import {PACKAGE}.{BINDING}.mtmd_cpp
+names = [name for name in sys.modules if name.split(".")[0] == "{UPSTREAM}"]
+assert not names, "it imports " + ", ".join(sorted(names))
+for module in list(sys.modules.values()):
+    name = getattr(module, "__name__", "")
+    if name.startswith("{PACKAGE}"):
+        assert module.__file__.startswith(sys.argv[1]), module.__file__ + " is another one"
+assert library.startswith(sys.argv[1]), library + " is another library"
+print(library)
+"""
+
+
+def prove(folder: Path, python: str = sys.executable) -> Path:
+    """Import the package at `folder` in a process of its own; returns the path of the libllama that it loaded.
+
+    Raises:
+        SetupFailure: it does not load, or something named `llama_cpp` was imported, or files of another place were.
+    """
+    place = str(folder.resolve().parent)
+    command = [python, "-c", _PROOF, place]
+    environment = {name: value for name, value in os.environ.items() if name != "LLAMA_CPP_LIB_PATH"}
+    try:
+        done = subprocess.run(
+            command, cwd=place, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            check=False, timeout=120,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SetupFailure(f"The package in {folder} could not be tried: {error}.") from error
+    if done.returncode != 0:
+        complaint = (done.stderr.strip().splitlines() or [f"Python ended with status {done.returncode}"])[-1]
+        missing = [name for name in NEEDED_PACKAGES if f"No module named '{name}'" in complaint]
+        cure = f": install it with {python} -m pip install {missing[0].replace('_', '-')}" if missing else ""
+        raise SetupFailure(f"The package in {folder} does not load ({complaint}){cure}.")
+    return Path(done.stdout.strip())

@@ -1,0 +1,66 @@
+"""The plan of a build: all that decides its contents, its key in the cache, and its marker."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llamabatch.native_build import source
+
+RECIPE = 3
+"""Version of the way of building. Raise it when recipe.py changes what is built, so that no old build is used."""
+
+MARKER = "llamabatch_build.json"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that decides the contents of a build.
+
+    patches, kernels: the hash of each file, by its name.
+    cpu_flags: the instruction sets that a CPU must have, in Linux's names; they follow from `cpu`.
+    """
+
+    backend: str
+    flags: tuple[str, ...]
+    patches: Mapping[str, str]
+    kernels: Mapping[str, str]
+    compiler: str
+    cpu: str
+    environment: Mapping[str, str]
+    cpu_flags: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        facts = [
+            RECIPE, source.SHA256, self.backend, self.flags, dict(self.patches), dict(self.kernels),
+            self.compiler, self.cpu, dict(self.environment), sysconfig.get_platform(),
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def version(self) -> str:
+        return f"{source.VERSION}+llamabatch.{self.key[:8]}"
+
+    def marker(self) -> str:
+        facts = {
+            "version": self.version, "key": self.key, "backend": self.backend, "patches": dict(self.patches),
+            "kernels": dict(self.kernels), "flags": list(self.flags), "compiler": self.compiler, "cpu": self.cpu,
+        }  # fmt: skip
+        return json.dumps(facts, indent=2, sort_keys=True) + "\n"
+
+
+def jobs() -> int:
+    """Number of compilers at once: one for each core of the process's affinity, at most one for each GB of memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if sys.platform != "win32":
+        with contextlib.suppress(ValueError, OSError):
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            return max(1, min(cores, memory // 1_000_000_000))
+    return cores

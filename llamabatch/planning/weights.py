@@ -1,0 +1,221 @@
+"""The weights of a model tensor by tensor: by layer, repacked ones, and those that stay in the mapped file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from llamabatch.gguf.reader import TensorInfo
+
+_LAYER = re.compile(r"blk\.(\d+)\.")
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+# no matrix product reads these, so that they are never repacked
+_LOOKED_UP = ("token_embd", "token_types", "position_embd", "ssm_conv1d", "shortconv.conv", "rope_")
+# AMX: extra bytes a block of 256 (32 for Q8_0) elements, mmq.cpp, get_row_size; types with 16 or 32 need no more
+_AMX_EXTRA = {"Q4_0": 0, "Q4_1": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0, "IQ4_XS": 2, "F16": 0}
+_AMX_ROWS = 32  # TILE_N * 2
+# native_patches/0012, before all others: columns by sixteen or by eight, in as many bytes
+_WIDE_FLOATS = frozenset({"BF16", "F16"})
+_WIDE = _WIDE_FLOATS | {"IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K"}
+_WIDE_ALL = _WIDE | {"Q4_0", "Q8_0"}  # with tiles or AVX-512 VNNI, and experts without
+_WIDE_BY_EIGHT = _WIDE | {"Q4_0"}
+_WIDE_ROWS = {"wide": 16, "wide8": 8}
+# repack.cpp, ggml_repack_get_optimal_repack_type: type -> (what the build must have, rows are a multiple of)
+_REPACKED = {
+    "Q4_0": (("avx2", 8), ("neon", 4)),
+    "Q4_K": (("avx2", 8), ("neon", 8)),
+    "Q2_K": (("avx512", 8),),
+    "Q5_K": (("neon", 8),),
+    "Q6_K": (("vnni512", 8), ("neon", 8)),
+    "IQ4_NL": (("avx2", 8), ("neon", 4)),
+    "MXFP4": (("avx2", 8), ("neon", 4)),
+    "Q8_0": (("rows", 8), ("neon", 4)),
+}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of a model's weights by layer; the last layer makes the logits.
+
+    Attributes:
+        layers: weights of each layer in the file.
+        copies: repacked copies of each layer.
+        rest: tensors of no layer, which are looked up, not multiplied: the embedding of tokens, for one.
+        largest: the largest tensor.
+    """
+
+    layers: tuple[int, ...] = ()
+    copies: tuple[int, ...] = ()
+    rest: int = 0
+    largest: int = 0
+
+
+def weights(
+    tensors: Iterable[TensorInfo], n_layer: int, features: frozenset[str], placed: frozenset[str] = frozenset()
+) -> Weights:
+    """The weights of a model by layer, and which of them llama.cpp keeps a second, repacked copy of.
+
+    Args:
+        features: of "amx", "avx2", "avx512", "neon", with native_patches/0006 "rows" (AVX2) and "vnni512" (AVX-512
+            VNNI), with 0012 "wide" (AVX-512) or "wide8" (AVX2 alone), those for which this build of llama.cpp
+            repacks; empty: none.
+        placed: names of tensors to leave out: override_tensor has a place for them.
+    """
+    found = {tensor.name: tensor for tensor in tensors}
+    layers, copies = [0] * (n_layer + 1), [0] * (n_layer + 1)
+    rest = 0
+    for tensor in found.values():
+        if tensor.name in placed:
+            continue
+        layer = _layer(tensor.name, n_layer)
+        if layer is None:
+            rest += tensor.n_bytes
+            copies[n_layer] += copy_bytes(tensor, features)
+        else:
+            layers[layer] += tensor.n_bytes
+            copies[layer] += copy_bytes(tensor, features)
+    if OUTPUT not in found and EMBEDDING in found:  # one tensor for both ends, loaded for each
+        copies[n_layer] += copy_bytes(found[EMBEDDING], features, tied=True)
+    largest = max((tensor.n_bytes for tensor in found.values()), default=0)
+    return Weights(tuple(layers), tuple(copies), rest, largest)
+
+
+class Files(NamedTuple):
+    """Bytes of the model's files that are of use after the load.
+
+    Attributes:
+        mapped: in each file, from the first tensor that is used in place to the last. llama.cpp maps and reads all of
+            the file first, then unmaps both ends: llama-model-loader.cpp, load_all_data.
+        used: the tensors among them that are used in place. Without mapping they are all that is kept.
+        embedding: the part of `used` that is only looked up, since the logits are made with a copy.
+        ends: from the first tensor of each file to the last that is used in place.
+        largest_copied: the largest tensor of main memory that is not used in place.
+        not_dropped: the embedding, where it is on a GPU and lies between others that are used in place: its pages stay
+            where those of other copied tensors are given back (native_patches/0014).
+    """
+
+    mapped: int
+    used: int
+    embedding: int
+    ends: int = 0
+    largest_copied: int = 0
+    not_dropped: int = 0
+
+
+def in_files(
+    tensors: Sequence[TensorInfo],
+    parts: Sequence[int],
+    n_layer: int,
+    features: frozenset[str],
+    on_cpu: Sequence[bool],
+    placed: Mapping[str, bool] = MappingProxyType({}),
+) -> Files:
+    """The part of the files that stays where tensors have repacked copies, or lie on GPUs.
+
+    Args:
+        parts: number of tensors in each file; empty: there is one file.
+        on_cpu: for each layer, and last for the output, True if it lies in main memory.
+        placed: the same for the tensors of override_tensor, by name.
+    """
+    mapped = used = embedding = ends = largest = start = not_dropped = 0
+    tied = all(tensor.name != OUTPUT for tensor in tensors)
+    for count in parts or (len(tensors),):
+        kept, away = [], None
+        for tensor in tensors[start : start + count]:
+            layer = _layer(tensor.name, n_layer)
+            here = placed.get(tensor.name, layer is None or on_cpu[layer])
+            if not here:
+                away = tensor if tensor.name == EMBEDDING else away
+                continue
+            if copy_bytes(tensor, features):
+                largest = max(largest, tensor.n_bytes)
+                continue
+            kept.append(tensor)
+            if tensor.name == EMBEDDING and tied and (copy_bytes(tensor, features, tied=True) or not on_cpu[n_layer]):
+                embedding = tensor.n_bytes
+        if kept:
+            first, end = min(each.offset for each in kept), max(each.offset + each.n_bytes for each in kept)
+            mapped += end - first
+            not_dropped += away.n_bytes if away is not None and first < away.offset < end else 0
+            ends += end
+        used += sum(each.n_bytes for each in kept)
+        start += count
+    return Files(mapped, used, embedding, ends, largest, not_dropped)
+
+
+def _layer(name: str, n_layer: int) -> int | None:
+    match = _LAYER.match(name)
+    if match is not None:
+        return min(int(match[1]), n_layer)
+    return n_layer if name.startswith("output") else None
+
+
+def multiplied(tensors: Iterable[TensorInfo]) -> list[TensorInfo]:
+    """The matrices that rows are multiplied with; the embedding among them where it makes the logits, too."""
+    found = [tensor for tensor in tensors if len(tensor.dims) >= 2]
+    tied = all(tensor.name != OUTPUT for tensor in found)
+    return [
+        tensor
+        for tensor in found
+        if (tied and tensor.name == EMBEDDING) or not any(part in tensor.name for part in _LOOKED_UP)
+    ]
+
+
+def is_only_looked_up(tensor: TensorInfo, tensors: Iterable[TensorInfo], features: frozenset[str]) -> bool:
+    """True for the embedding of a model whose logits are made with another matrix, or with a copy."""
+    if tensor.name != EMBEDDING:
+        return False
+    return any(each.name == OUTPUT for each in tensors) or copy_bytes(tensor, features, tied=True) > 0
+
+
+def copy_bytes(tensor: TensorInfo, features: frozenset[str], tied: bool = False) -> int:
+    """Bytes of the tensor's repacked copy; 0 where it stays as it is."""
+    by = repacked_by(tensor, features, tied)
+    if by == "amx":
+        columns, rows = tensor.dims[:2]
+        kind = tensor.type_name
+        return tensor.n_bytes + rows * (columns // _amx_block(kind)) * _AMX_EXTRA[kind]
+    return 0 if by is None else tensor.n_bytes
+
+
+def repacked_by(tensor: TensorInfo, features: frozenset[str], tied: bool = False) -> str | None:
+    """The feature for which llama.cpp repacks a tensor, as "amx"; None: it stays as it is.
+
+    Args:
+        features: as in `weights`.
+        tied: the embedding makes the logits, too.
+    """
+    if len(tensor.dims) < 2 or not features or (not tied and any(part in tensor.name for part in _LOOKED_UP)):
+        return None
+    columns, rows = tensor.dims[:2]
+    kind = tensor.type_name
+    matrix = len(tensor.dims) == 2
+    expert = not matrix and "exps" in tensor.name
+    for feature, multiple in _WIDE_ROWS.items():
+        dense = _WIDE_BY_EIGHT if feature == "wide8" else _WIDE_ALL if features & {"amx", "vnni512"} else _WIDE
+        wide = _WIDE_ALL if expert else dense if matrix else frozenset()
+        fits = rows % multiple == 0 and (kind not in _WIDE_FLOATS or columns % multiple == 0)
+        if feature in features and kind in wide and fits:
+            return feature
+    if (
+        "amx" in features
+        and matrix
+        and kind in _AMX_EXTRA
+        and rows % _AMX_ROWS == 0
+        and columns % _amx_block(kind) == 0
+    ):
+        return "amx"
+    if not matrix and "exps" not in tensor.name:  # of three dimensions, only experts are repacked
+        return None
+    for feature, multiple in _REPACKED.get(kind, ()):
+        # experts of Q6_K stay as they are
+        if feature in features and rows % multiple == 0 and (matrix or feature != "vnni512"):
+            return feature
+    return None
+
+
+def _amx_block(kind: str) -> int:
+    return {"F16": 16, "Q4_0": 32, "Q4_1": 32, "Q8_0": 32}.get(kind, 256)

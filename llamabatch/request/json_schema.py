@@ -1,0 +1,159 @@
+"""A JSON schema as a grammar can hold it: annotations are left out, unique items become lists of values, and keywords
+that no grammar holds are named.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from llamabatch.errors import SamplingError
+from llamabatch.utils.checks import show
+
+# Formats that llguidance holds; any other is an annotation, as the standard has it.
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
+)
+# Keywords that no grammar holds: refused, or left out and named.
+UNHELD = (
+    *("if", "then", "else", "not", "contains", "minContains", "maxContains", "propertyNames", "dependentRequired"),
+    *("dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"),
+)
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties", "additionalItems")
+_MOST_LISTS = 512  # of values that stand for a list of unique items
+_LENIENT_ADVICE = 'leave it out, or give "lenient": True beside "json": the output names what is not held'
+_DEEPEST = 64  # references that lead to the values of an enumeration
+
+
+def held(schema: Any, what: str | None = None) -> Any:
+    """The schema that a grammar holds; formats that it does not know are left out.
+
+    Args:
+        what: the field that has the schema, which an error begins with.
+
+    Raises:
+        SamplingError: a keyword that no grammar holds.
+    """
+    reader = _Reader(schema, advice="leave it out", what=what)
+    return reader.schema(schema)
+
+
+def read(schema: Any, *, lenient: bool) -> tuple[Any, tuple[str, ...]]:
+    """The schema that is held to, and what was left out of the given one: "format 'password'", "not".
+
+    Args:
+        lenient: leave out what no grammar holds; else it is refused.
+
+    Raises:
+        SamplingError: a keyword that no grammar holds, and lenient is False.
+    """
+    advice = None if lenient else _LENIENT_ADVICE
+    reader = _Reader(schema, advice)
+    found = reader.schema(schema)
+    return found, tuple(dict.fromkeys(reader.left_out))
+
+
+class _Reader:
+    """Args: advice: what an error about a keyword says; None: such keywords are left out."""
+
+    def __init__(self, root: Any, advice: str | None, what: str | None = None) -> None:
+        self._root = root
+        self._advice = advice
+        self._start = "" if what is None else f"{what} are refused: "
+        self.left_out: list[str] = []
+
+    def schema(self, given: Any) -> Any:
+        if isinstance(given, list):  # the older form of prefixItems
+            return [self.schema(each) for each in given]
+        if not isinstance(given, dict):
+            return given
+        found = {key: self._value(key, value) for key, value in given.items() if self._keeps(key, value)}
+        return self._unique(given, found) if given.get("uniqueItems") is True else found
+
+    def _keeps(self, key: str, value: Any) -> bool:
+        if key == "format" and isinstance(value, str) and value not in FORMATS:
+            self.left_out.append(f"format {value!r}")
+            return False
+        if key in UNHELD:
+            self._leave_out(key, f"{key} of a JSON schema is {show(value)}, which no grammar holds")
+            return False
+        return key != "uniqueItems" or not isinstance(value, bool)
+
+    def _value(self, key: str, value: Any) -> Any:
+        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            return {name: self.schema(each) for name, each in value.items()}
+        if key in _LISTS_OF_SCHEMAS and isinstance(value, list):
+            return [self.schema(each) for each in value]
+        return self.schema(value) if key in _SCHEMAS else value
+
+    def _unique(self, given: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+        """The schema of a list without equal items: each list that there can be, or in one order where these are many.
+
+        A list of at most one item has no equal ones.
+        """
+        most = given.get("maxItems", math.inf)
+        if isinstance(most, (int, float)) and most <= 1:
+            return found
+        is_plain = "prefixItems" not in given and given.get("type", "array") == "array"
+        values = self._values(given.get("items")) if is_plain else None
+        least = given.get("minItems", 0)
+        if values is not None and isinstance(least, int) and isinstance(most, (int, float)):
+            sizes = range(max(0, least), int(min(most, len(values))) + 1)
+            for ways, count in ((itertools.permutations, math.perm), (itertools.combinations, math.comb)):
+                if sizes and sum(count(len(values), size) for size in sizes) <= _MOST_LISTS:
+                    rest = {key: each for key, each in found.items() if key not in _OF_LISTS}
+                    return {**rest, "anyOf": [_exactly(each) for size in sizes for each in ways(values, size)]}
+        self._leave_out(
+            "uniqueItems",
+            "uniqueItems of a JSON schema is held for lists of a few values (enum), and for maxItems of 1; these items "
+            f"are {show(given.get('items'))}",
+        )
+        return found
+
+    def _leave_out(self, key: str, message: str) -> None:
+        if self._advice is not None:
+            raise SamplingError(f"{self._start}{message}; {self._advice}")
+        self.left_out.append(key)
+
+    def _values(self, items: Any) -> list[Any] | None:
+        """The values that a schema allows, without equal ones; None: they are no enumeration."""
+        for _ in range(_DEEPEST):
+            if not isinstance(items, dict) or not isinstance(items.get("$ref"), str):
+                break
+            items = self._referred(items["$ref"])
+        if not isinstance(items, dict):
+            return None
+        if "const" in items:
+            return [items["const"]]
+        if isinstance(items.get("enum"), list):
+            return list({json.dumps(each, sort_keys=True): each for each in items["enum"]}.values())
+        known: dict[str, list[Any]] = {"boolean": [True, False], "null": [None]}
+        return known.get(str(items.get("type")))
+
+    def _referred(self, reference: str) -> Any:
+        if not reference.startswith("#"):
+            return None
+        found = self._root
+        for name in _names(reference):
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+
+_OF_LISTS = ("type", "items", "minItems", "maxItems")
+
+
+def _names(reference: str) -> Iterator[str]:
+    for part in reference.split("/")[1:]:
+        yield part.replace("~1", "/").replace("~0", "~")
+
+
+def _exactly(values: tuple[Any, ...]) -> dict[str, Any]:
+    """The schema of the list of these values alone."""
+    size = len(values)
+    each = [{"const": value} for value in values]
+    return {"type": "array", "prefixItems": each, "items": False, "minItems": size, "maxItems": size}

@@ -1,0 +1,70 @@
+"""The samplers of a chain: llama.cpp's names of them, their order there, and the values with which one does nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+
+class _Sampler(NamedTuple):
+    """A sampler.
+
+    Attributes:
+        letter: in llama-server's --sampler-seq.
+        off: fields of SamplingParams, and their values with which it does nothing.
+        others: other names of it.
+        is_off_below: it does nothing with lower values, too.
+    """
+
+    letter: str
+    off: Mapping[str, float]
+    others: tuple[str, ...] = ()
+    is_off_below: bool = False
+
+
+# In llama.cpp's order (common/common.h). Infill is in no chain unless it is named.
+_SAMPLERS = {
+    "penalties": _Sampler("e", {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}),
+    "dry": _Sampler("d", {"dry_multiplier": 0.0}),
+    "top_n_sigma": _Sampler("s", {"top_n_sigma": 0.0}, ("top-n-sigma", "top_nsigma"), is_off_below=True),
+    "top_k": _Sampler("k", {"top_k": 0}, ("top-k",), is_off_below=True),
+    "typ_p": _Sampler("y", {"typical_p": 1.0}, ("typical_p", "typical", "typ-p", "typical-p", "typ")),
+    "top_p": _Sampler("p", {"top_p": 1.0}, ("top-p", "nucleus")),
+    "min_p": _Sampler("m", {"min_p": 0.0}, ("min-p",)),
+    "xtc": _Sampler("x", {"xtc_probability": 0.0}),
+    "temperature": _Sampler("t", {"temperature": 1.0, "dynatemp_range": 0.0}, ("temp",)),
+    "infill": _Sampler("i", {}),
+}
+KNOWN = tuple(_SAMPLERS)
+LETTERS = "".join(each.letter for each in _SAMPLERS.values())
+CHAIN = KNOWN[:-1]  # the chain of a request that names no samplers
+_CANONICAL = {other: name for name, each in _SAMPLERS.items() for other in (name, each.letter, *each.others)}
+
+
+def known_samplers(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The samplers of a chain by their first names, in its order; and the names that are not known, each once.
+
+    Args:
+        names: of samplers, or their letters.
+    """
+    given = list(names)
+    unknown = dict.fromkeys(name for name in given if name not in _CANONICAL)
+    return [_CANONICAL[name] for name in given if name in _CANONICAL], list(unknown)
+
+
+def switched_off(samplers: Iterable[str]) -> dict[str, Any]:
+    """Fields of SamplingParams, and their values with which no sampler acts but those of a chain."""
+    left = _SAMPLERS.keys() - set(samplers)
+    return {field: value for name in left for field, value in _SAMPLERS[name].off.items()}
+
+
+def is_off(sampler: str, values: Mapping[str, Any]) -> bool:
+    """True if a sampler does nothing.
+
+    Args:
+        values: of all fields of SamplingParams.
+    """
+    each = _SAMPLERS[sampler]
+    below = -math.inf if each.is_off_below else 0.0
+    return bool(each.off) and all(below <= values[field] - value <= 0 for field, value in each.off.items())

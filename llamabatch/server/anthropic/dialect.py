@@ -1,0 +1,33 @@
+"""Errors as Anthropic writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llamabatch.server.http.errors import CONTEXT_CODE, ApiError
+
+PATHS = "/v1/messages"  # errors of these have the shape before a route is found
+
+# By status, Anthropic's words (https://docs.claude.com/en/api/errors).
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_document(error: ApiError) -> dict[str, Any]:
+    """The body of an error."""
+    usual = "invalid_request_error" if error.status < 500 else "api_error"
+    message = error.public_message
+    if error.code == CONTEXT_CODE and error.facts:
+        # Anthropic's words, at which programs shorten the conversation
+        message = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum: ".format(**error.facts) + message
+    found = {"type": _TYPES.get(error.status, usual), "message": message}
+    return {"type": "error", "error": found, "request_id": None}

@@ -1,0 +1,1 @@
+"""HTTP without a model: errors, keys, limits, counts and logs of all requests."""

@@ -1,0 +1,163 @@
+"""Middlewares of every request: the shape of its errors, a refusal that its client can read, the root path, and the end
+of a handler with its client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from llamabatch.server.http.errors import SCOPE_SHAPE, ErrorShape
+from llamabatch.server.http.security import own_path
+
+_DROPS_S = 3.0  # what a client sends after a refusal is taken in for so long
+
+
+class ErrorShapes:
+    """A middleware that gives errors the shape of their path's dialect, also those that come before a route is found.
+
+    Args:
+        by_path: the shapes by a path, and of all paths below it.
+        prefix: path that a request's own may begin with.
+    """
+
+    def __init__(self, app: Any, by_path: Mapping[str, ErrorShape], prefix: str = "") -> None:
+        self._app = app
+        self._by_path = by_path
+        self._prefix = prefix
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            path = own_path(scope, self._prefix)
+            for first, shape in self._by_path.items():
+                if f"{path}/".startswith(f"{first}/"):
+                    scope[SCOPE_SHAPE] = shape
+        await self._app(scope, receive, send)
+
+
+class RefusesReadably:
+    """A middleware that drops what is left of a body behind an answer that closes the connection, for some seconds.
+
+    A connection that closes while its client still sends is reset, and the client sees that in place of the answer. A
+    client that waits for `100 Continue` sends nothing before it has the answer.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        names = {name for name, _ in scope.get("headers", ())}
+        if not names & {b"content-length", b"transfer-encoding"} or b"expect" in names:
+            await self._app(scope, receive, send)
+            return
+        is_whole = closes = drops = False
+
+        async def watched_receive() -> Any:
+            nonlocal is_whole
+            message = await receive()
+            is_whole = message["type"] != "http.request" or not message.get("more_body", False)
+            return message
+
+        async def watched_send(message: Any) -> None:
+            nonlocal closes, drops
+            if message["type"] == "http.response.start":
+                closes = any(name.lower() == b"connection" and value == b"close" for name, value in message["headers"])
+            elif closes and not is_whole and not message.get("more_body", False):
+                drops = True
+                message = {**message, "more_body": True}
+            await send(message)
+
+        async def drop() -> None:
+            while not is_whole:
+                await watched_receive()
+
+        await self._app(scope, watched_receive, watched_send)
+        if drops:  # after the request has ended for all that count its time
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(drop(), _DROPS_S)
+            await send({"type": "http.response.body", "body": b""})
+
+
+class RootPath:
+    """A middleware that lets all paths begin with a prefix, too: a proxy in front may strip it or leave it."""
+
+    def __init__(self, app: Any, prefix: str) -> None:
+        self._app = app
+        self._prefix = prefix
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._prefix and scope["type"] == "http":
+            path, root = own_path(scope), str(scope.get("root_path", "")) + self._prefix
+            if not f"{path}/".startswith(f"{self._prefix}/"):
+                scope = {**scope, "path": root + path}
+            scope = {**scope, "root_path": root}
+        await self._app(scope, receive, send)
+
+
+class EndsWithItsClient:
+    """A middleware that cancels the handler of a request when its client disconnects, streamed or not.
+
+    Without it a handler that waits for the engine would learn of that only when it sends. It looks once the body has
+    been read, as what a handler has not read yet comes on the same channel.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        client = _Client(receive)
+        handler = asyncio.ensure_future(self._app(scope, client.receive, send))
+        client.handler = handler
+        try:
+            await asyncio.shield(handler)
+        except asyncio.CancelledError:
+            handler.cancel()  # also where this task is cancelled, at the end of the server
+            with contextlib.suppress(asyncio.CancelledError):
+                await handler
+            if not client.has_left:
+                raise
+        finally:
+            client.stop()
+
+
+class _Client:
+    """The receiving side of a request.
+
+    Attributes:
+        handler: the task to be cancelled once the client is gone.
+        has_left: it is gone.
+    """
+
+    def __init__(self, receive: Any) -> None:
+        self.handler: asyncio.Future[Any] | None = None
+        self.has_left = False
+        self._receive = receive
+        self._watch: asyncio.Task[None] | None = None
+
+    async def receive(self) -> Any:
+        """As the server's, for the handler."""
+        if self._watch is not None:  # the body is complete: what comes is the end
+            await asyncio.shield(self._watch)
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.has_left = True
+        elif not message.get("more_body", False):
+            self._watch = asyncio.ensure_future(self._look())
+        return message
+
+    def stop(self) -> None:
+        """The response is complete."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _look(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if self.handler is not None and not self.handler.done():
+            self.has_left = True
+            self.handler.cancel()

@@ -1,0 +1,89 @@
+"""Messages for callers without the folders of this machine: of a path its last name is left, behind "…/".
+
+Any library on the way may put a path into its error, so messages are searched where they leave, not where they are
+made. The log keeps the paths.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from llamabatch.utils import paths
+
+# First names of absolute paths, of Linux, macOS and containers; those of the remembered paths come in addition.
+_ROOTS = {
+    *("bin", "boot", "dev", "etc", "home", "lib", "lib64", "media", "mnt", "nix", "opt", "proc", "root", "run", "sbin"),
+    *("snap", "srv", "sys", "tmp", "usr", "var"),
+    *("Applications", "Library", "System", "Users", "Volumes", "private"),
+}
+_NAME = r"[^\s/\\'\"`,;:()<>|]+"
+_DRIVE = rf"\b[A-Za-z]:[\\/]+(?:{_NAME}[\\/]+)*"
+_BEFORE = r"(?:(?<=file://)|(?<![\w./#~\\-]))"  # not within a relative path, an address or a pointer into JSON
+_LONGEST = 4096  # characters of a path
+
+_remembered: set[str] = set()
+
+
+def remember(*options: object) -> None:
+    """Remembers the absolute paths among the fields of option objects, and this process's own folders."""
+    here = Path(__file__).parents[3]
+    own = [sys.prefix, sys.base_prefix, tempfile.gettempdir(), os.path.expanduser("~"), str(here), _working_directory()]
+    own += [str(paths.hub_home()), str(paths.cache_dir())]
+    found = [*own, *(path for each in options for path in _paths(vars(each)))]
+    _remembered.update(other for path in found for other in (path, os.path.realpath(path)))
+    _pattern.cache_clear()
+
+
+def without_paths(message: str) -> str:
+    """The message with "…/" in place of each folder of this machine."""
+    if "/" not in message and "\\" not in message:
+        return message
+    return _pattern().sub("…/", message)
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    folders = {*_remembered, *map(os.path.dirname, _remembered)}
+    exact = "|".join(re.escape(folder) for folder in sorted(folders, key=len, reverse=True) if len(folder) > 1)
+    roots = {*_ROOTS, *(Path(path).parts[1] for path in folders if len(Path(path).parts) > 2)}
+    names = "|".join(map(re.escape, sorted(roots)))
+    forms = [
+        *([rf"{_BEFORE}(?:{exact})[\\/](?:{_NAME}[\\/])*"] if exact else []),
+        rf"{_BEFORE}/(?:{names})/(?:{_NAME}/)*",
+    ]
+    forms += [rf"{_BEFORE}~/(?:{_NAME}/)*", _DRIVE]
+    forms += [rf"{_BEFORE}/(?={re.escape(path[1:])}\b)" for path in _remembered if _is_file_of_root(path)]
+    return re.compile("|".join(forms))
+
+
+def _is_file_of_root(path: str) -> bool:
+    return os.path.dirname(path) == os.path.abspath(os.sep) and bool(os.path.splitext(path)[1])
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def _paths(value: Any) -> Iterator[str]:
+    """The absolute paths in nested values; the path of an address on this server is none."""
+    if isinstance(value, (str, os.PathLike)):
+        text = os.fspath(value)
+        if isinstance(text, str) and len(text) <= _LONGEST and os.path.isabs(text) and "\n" not in text:
+            yield os.path.normpath(text)
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            if name != "root_path":
+                yield from _paths(each)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for each in value:
+            yield from _paths(each)

@@ -1,0 +1,275 @@
+"""uvicorn's HTTP protocol with bounds on heads, seconds and connections.
+
+uvicorn with httptools bounds none of these: a head may have any length and take any time, a connection that never says
+anything stays open, and so does one whose reader sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import json
+import logging
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from llamabatch.server.http.counts import HttpCounts
+from llamabatch.server.http.errors import ApiError, retry_after
+from llamabatch.server.options import ServerOptions
+from llamabatch.utils.checks import counted
+from llamabatch.utils.system import limits, set_limits
+
+logger = logging.getLogger(__name__)
+
+_LEAST_RATE = 16 * 2**10  # bytes a second of a body that may go on after body_timeout_s
+_IDLE, _HEAD, _BODY, _BUSY = "idle", "head", "body", "busy"
+_PER_HEADER = 4  # bytes: ": " and the end of the line
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol over httptools, with bounds. `bounded` makes a class with the values of ServerOptions.
+
+    One timer a connection. Idle, before a request and between two: keep_alive_s. From the first byte of a head to its
+    end: header_timeout_s. To the end of its body: body_timeout_s, and a second for each 16 KiB. Then none; but where a
+    client leaves what it was sent, write_timeout_s.
+    """
+
+    options: ServerOptions
+    counts: HttpCounts
+    malformed: MalformedLog
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._phase = _IDLE
+        self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0  # received since the head began, with what else came along
+        self._measured = 0  # of it, bytes that are the head's
+        self._body_bytes = 0
+        self._body_from_s = 0.0
+        self._refusal: ApiError | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        most = self.options.max_connections
+        if len(self.connections) > most:
+            message = f"{most:,} connections are open, and no more may be; try again"
+            self._refuse(ApiError(503, message, headers=retry_after(None)))
+            return
+        try:
+            self._enter(_IDLE)
+        except BaseException:  # without a timer it could stay open for ever
+            transport.abort()
+            raise
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        try:
+            self._enter(_BUSY)
+            self._stop_write_timer()
+        finally:  # its request hears of it
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.parser is None or self.transport.is_closing():  # refused, and not gone yet
+            return
+        if self._phase == _IDLE:
+            self._enter(_HEAD)
+        if self._phase == _HEAD:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        # a header comes to on_header when it ends: without this its value could go on for ever
+        if self._phase == _HEAD and self._head_bytes > self.options.max_header_bytes:
+            self._refuse(self._head_too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._measured = 0
+        if self._phase == _BUSY:  # a second request, sent before the response to the first
+            self._enter(_HEAD)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._measure(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > self.options.max_headers:
+            most = self.options.max_headers
+            self._fail(ApiError(431, f"the request has more than {most} headers, which is the limit here"))
+        self._measure(len(name) + len(value) + _PER_HEADER)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0" and self.cycle is not None:
+            self.cycle.__class__ = CycleWithoutChunks
+        self._enter(_BODY)
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        # the response may be there already, as to a request without a key
+        self._enter(_IDLE if self.cycle is None or self.cycle.response_complete else _BUSY)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._phase == _BUSY and not self.pipeline and self.cycle.response_complete:
+            self._enter(_IDLE)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(self.options.write_timeout_s, self._on_write_timeout)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def shutdown(self) -> None:
+        """Called once the server has drained: a body that is still on its way is not waited for."""
+        if self._phase == _BODY and self.cycle is not None and not self.cycle.response_started:
+            self._refuse(ApiError(503, "the server is shutting down", headers=retry_after(None)))
+        else:
+            super().shutdown()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called where the parser fails, also by `_fail`."""
+        if self._refusal is None:
+            self.malformed.add(self.loop)
+        self._refuse(self._refusal or ApiError(400, "this is no HTTP request"))
+
+    def _enter(self, phase: str) -> None:
+        """Sets the phase and its timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._phase = phase
+        if phase == _BUSY:
+            return
+        if phase == _IDLE:
+            self._head_bytes = 0
+            seconds = self.options.keep_alive_s
+        elif phase == _HEAD:
+            self._head_bytes = 0
+            seconds = self.options.header_timeout_s
+        else:
+            self._body_bytes = 0
+            self._body_from_s = self.loop.time()
+            seconds = self.options.body_timeout_s
+        self._timer = self.loop.call_later(seconds, self._on_timeout)
+
+    def _on_timeout(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        options = self.options
+        if self._phase == _IDLE:
+            self.transport.close()
+        elif self._phase == _HEAD:
+            self._refuse(ApiError(408, f"the head of the request took more than {options.header_timeout_s:g} s"))
+        else:
+            allowed = options.body_timeout_s + self._body_bytes / _LEAST_RATE
+            left = self._body_from_s + allowed - self.loop.time()
+            if left > 0:
+                self._timer = self.loop.call_later(left, self._on_timeout)
+            else:
+                self._refuse(ApiError(408, f"the body of the request took more than {allowed:.0f} s"))
+
+    def _on_write_timeout(self) -> None:
+        self._write_timer = None
+        logger.info("a client has not taken its answer for %g s; its request ends", self.options.write_timeout_s)
+        self.transport.abort()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _measure(self, n_bytes: int) -> None:
+        self._measured += n_bytes
+        if self._measured > self.options.max_header_bytes:
+            self._fail(self._head_too_large())
+
+    def _head_too_large(self) -> ApiError:
+        most = self.options.max_header_bytes
+        return ApiError(431, f"the head of the request has more than {most:,} bytes, which is the limit here")
+
+    def _fail(self, refusal: ApiError) -> None:
+        """Stops the parser, which then has send_400_response called."""
+        self._refusal = refusal
+        raise httptools.HttpParserError(refusal.message)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers with an error and closes; only closes where a response is under way."""
+        cycle = self.cycle
+        # of a request whose body is late the application waits, and has not answered
+        if cycle is None or cycle.response_complete or (not cycle.response_started and not self.pipeline):
+            body = json.dumps(error.to_openai()).encode()
+            head = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n"
+            fields = {**error.headers, "Content-Type": "application/json", "Content-Length": len(body)}
+            fields["Connection"] = "close"
+            head += "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+            self.transport.write(head.encode("latin-1") + b"\r\n" + body)
+            if cycle is None or cycle.response_complete:  # else the application counts the request
+                self.counts.add_unread(error.status)
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # it must not write behind this
+            cycle.message_event.set()
+        self._enter(_BUSY)
+        self.transport.close()
+
+
+class CycleWithoutChunks(RequestResponseCycle):
+    """Sends a body of unknown length as it is, to the end of the connection: HTTP/1.0 knows no chunks."""
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not self._has_length:
+                self.chunked_encoding = False
+        elif not self._has_length and self.scope["method"] != "HEAD":
+            self.expected_content_length = len(message.get("body", b""))  # uvicorn compares it with each part
+        await super().send(message)
+
+
+class MalformedLog:
+    """Writes one line for all requests of a second that are no HTTP. For one event loop."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Counts one."""
+        self._count += 1
+        if self._count == 1:
+            loop.call_later(1.0, self._write)
+
+    def _write(self) -> None:
+        count, self._count = self._count, 0
+        logger.info("%s within a second that no HTTP was in", counted(count, "request"))
+
+
+def bounded(options: ServerOptions, counts: HttpCounts) -> type[BoundedProtocol]:
+    """The protocol class of a server, for uvicorn's `http`."""
+    own = {"options": options, "counts": counts, "malformed": MalformedLog()}
+    return type("BoundedProtocol", (BoundedProtocol,), own)
+
+
+def allow_open_files(n_connections: int) -> None:
+    """Raises the soft limit of open files to what so many connections need, as far as the hard limit lets it."""
+    soft, hard = limits("RLIMIT_NOFILE")
+    wanted = n_connections + 256
+    if soft is None or soft >= wanted:
+        return
+    reached = wanted if hard is None else min(wanted, hard)
+    set_limits("RLIMIT_NOFILE", reached, hard)
+    if reached < wanted:
+        logger.warning(
+            "%s files may be open, which is fewer than max_connections, %s; raise `ulimit -n`",
+            f"{reached:,}",
+            f"{n_connections:,}",
+        )

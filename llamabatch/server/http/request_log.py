@@ -1,0 +1,98 @@
+"""The id of each request, its count, and a line in the log for each that fails: id, method, path, status, code, reason.
+
+Nothing of a body, a query or a header is in it, and no reason that may quote them: those of statuses below 500 do.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import Any
+
+from llamabatch.server.http.counts import HttpCounts
+from llamabatch.server.http.errors import CLIENT_CLOSED, SCOPE_ERRORS, ApiError
+from llamabatch.server.http.ids import random_hex
+from llamabatch.server.http.keys import SCOPE_KEY
+from llamabatch.server.http.security import App, Message, Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
+
+_HEADER = b"x-request-id"
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # what a caller may call its request
+_LONGEST_PATH = 200
+_NOT_READY = ("model_loading", "model_draining")
+_WAITS = (429, 503, 504)  # the load's doing, not a fault
+
+
+class RequestLog:
+    """A middleware around all that may fail. An exception that has come so far becomes a 500 here, so that no other log
+    shows its text.
+
+    The id is that of the header X-Request-Id, or a new one; it is a header of the response.
+
+    Args:
+        counts: get each request when it ends.
+    """
+
+    def __init__(self, app: App, counts: HttpCounts) -> None:
+        self._app = app
+        self._counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _id_of(scope)
+        errors: list[ApiError] = []
+        scope[SCOPE_ERRORS] = errors
+        scope[SCOPE_KEY] = []
+        status = 0  # no response has begun
+        began_s = time.perf_counter()
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), (_HEADER, request_id)]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            errors.append(ApiError.of(error))
+            if status:
+                raise ConnectionAbortedError("the response was cut; the log says where") from None
+            await errors[-1].response(scope)(scope, receive, watched)
+        finally:
+            self._counts.add(scope, status, time.perf_counter() - began_s)
+            if status >= 400 or errors:
+                _write(request_id.decode(), scope, status, errors[-1] if errors else None)
+
+
+def _write(request_id: str, scope: Scope, status: int, error: ApiError | None) -> None:
+    path = str(scope["path"])[:_LONGEST_PATH].encode("unicode_escape").decode()  # no line of its own
+    failed = status if error is None else error.status
+    level = logging.WARNING if failed >= 500 and failed not in _WAITS else logging.INFO
+    if failed == CLIENT_CLOSED or _is_poll(scope, error):
+        level = logging.DEBUG
+    named = f" of {scope[SCOPE_KEY][0]}" if scope[SCOPE_KEY] else ""
+    parts: list[Any] = [status if failed == status or not status else f"{status}, then {failed}"]
+    if error is not None and error.code:
+        parts.append(error.code)
+    if error is not None and failed >= 500:
+        parts.append(error.message)
+    reason = ": ".join(map(str, parts))
+    logger.log(level, "request %s%s failed: %s %s: %s", request_id, named, scope["method"], path, reason)
+
+
+def _is_poll(scope: Scope, error: ApiError | None) -> bool:
+    """A look at a server that is not ready, as load balancers take one a second. States have lines of their own."""
+    return scope["method"] in ("GET", "HEAD") and error is not None and error.code in _NOT_READY
+
+
+def _id_of(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == _HEADER and _ID.fullmatch(value):
+            return bytes(value)
+    return random_hex(8).encode()

@@ -1,0 +1,1 @@
+"""The state of a server: health, metrics, its slots at work."""

@@ -1,0 +1,1 @@
+"""ollama's API: chats, completions, embeddings and the model. Imports `response`, `request`, `serving`, `http`."""

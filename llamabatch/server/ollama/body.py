@@ -1,0 +1,305 @@
+"""The bodies of /api/chat and /api/generate, read without HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.entrypoints.submission import Submission
+from llamabatch.errors import ConfigError, PromptError
+from llamabatch.request.sampling_params import ALIASES, MAX_TOKEN_ID, PARAMETERS
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.request.chat_body import USUAL, ChatBody, effort_kwargs, read_chat, thinking_kwargs
+from llamabatch.server.request.generation import GENERATION, Generation, generates_nothing, read_generation
+from llamabatch.server.request.infill import Gap, infill_ids, missing_marks
+from llamabatch.server.request.prompts import as_prompts
+from llamabatch.utils.checks import choice, integer, show
+
+EFFORTS = ("low", "medium", "high")
+
+_BOOLEAN: Json = {"type": ["boolean", "null"]}
+_TEXT: Json = {"type": ["string", "null"]}
+_NAMES = {"num_predict": "max_tokens", "num_keep": "n_keep"}
+# Options of a model that is loaded, which a request cannot change here.
+_OF_LOADING = frozenset(
+    (
+        *("numa", "num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
+        *(
+            "use_mmap",
+            "use_mlock",
+            "embedding_only",
+            "num_thread",
+            "penalize_newline",
+            "num_gqa",
+            "rope_frequency_base",
+        ),
+    )
+)
+_OF_ANSWERS = ("n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs", "n_probs", "structured_outputs")
+
+_SHARED: Fields = {
+    "model": Field({"type": ["string", "null"]}, "the model"),
+    "stream": Field(_BOOLEAN, "false: one document, and no lines"),
+    "format": Field({}, 'the form of the text: "json" or a JSON schema'),
+    "options": Field(
+        {"type": ["object", "null"], "additionalProperties": {}},
+        "num_predict, num_keep, seed, stop, temperature, top_k, top_p, min_p, repeat_penalty, … by ollama's names",
+    ),
+    "keep_alive": Field({}, "without effect: the model stays loaded"),
+    "think": Field({"enum": [True, False, *EFFORTS, None]}, "think, or how much"),
+    "logprobs": Field(_BOOLEAN, "give the logprob of each token"),
+    "top_logprobs": Field({"type": ["integer", "null"], "minimum": 0, "maximum": 20}, "and of so many likeliest"),
+    "truncate": Field(_BOOLEAN, "true: a prompt that is too long loses its beginning"),
+    "shift": Field({}, "without effect: the text ends where the context is full", (False,), "", optional=True),
+    "cache_salt": GENERATION["cache_salt"],
+}
+CHAT: Fields = {
+    **_SHARED,
+    "messages": Field(
+        {"type": ["array", "null"], "items": {"type": "object"}}, "the conversation; none: nothing is done"
+    ),
+    "tools": Field({"type": ["array", "null"], "items": {"type": "object"}}, "functions that the model may call"),
+}
+GENERATE: Fields = {
+    **_SHARED,
+    "prompt": Field(_TEXT, "the message of a user; with raw the text that is continued; none: nothing is done"),
+    "system": Field(_TEXT, "a message before it"),
+    "raw": Field(_BOOLEAN, "no chat template"),
+    "suffix": Field(_TEXT, "the text behind a gap, and the prompt is that before it: the answer fills the gap"),
+    "template": Field({}, "", ("",), "a template is a program, which this server takes from its own options alone"),
+    "context": Field(
+        {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}},
+        "the context of an answer, behind which the prompt stands",
+    ),
+    "images": Field({}, "", ([],), "images cannot be read"),
+}
+
+
+@dataclass(frozen=True)
+class RawBody(Generation):
+    """A text to be continued as it is.
+
+    Attributes:
+        prompt: the text. no_output: nothing is generated (num_predict 0).
+    """
+
+    prompt: str = ""
+    no_output: bool = False
+
+    def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
+        given = as_prompts(processor, [self.prompt], longest=None if self.cuts else processor.n_ctx)
+        return processor.prompts(given, self.params_for(processor), self.adapter_scales(loaded), "raise")
+
+
+@dataclass(frozen=True)
+class GapBody(Generation):
+    """A gap between two texts to be filled.
+
+    Attributes:
+        gap: the texts. before: token ids in front of them. no_output: nothing is generated (num_predict 0).
+    """
+
+    gap: Gap = Gap()
+    before: tuple[int, ...] = ()
+    no_output: bool = False
+
+    @property
+    def cuts(self) -> bool:
+        """True: what does not fit around the gap is left out."""
+        return True
+
+    def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
+        if missing := missing_marks(processor.special_ids):
+            raise ConfigError(f"suffix cannot be used with this model: its vocabulary has no {', '.join(missing)}")
+        ids = infill_ids(self.gap, processor, self.params.max_tokens, self.before)
+        return processor.prompts(ids, self.params_for(processor), self.adapter_scales(loaded), "raise")
+
+
+@dataclass(frozen=True)
+class EmptyBody:
+    """A body without a prompt, which asks for the model to be loaded, or to be unloaded.
+
+    Attributes:
+        unload: keep_alive is 0.
+    """
+
+    model: str | None = None
+    unload: bool = False
+    stream: bool = True
+    ignored: tuple[str, ...] = ()
+    # as a Generation has them, for with_model
+    adapters: Mapping[str, float] | None = None
+    lora: tuple[tuple[int, float], ...] | None = None
+
+
+@reads
+def read_ollama_chat(body: Mapping[str, Any], rules: Rules = RULES) -> Generation | EmptyBody:
+    """The body of /api/chat. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    given = Body(body, CHAT, rules)
+    messages = given.take("messages")
+    if not isinstance(messages, (list, type(None))):
+        raise PromptError(f"messages is {show(messages)}; give a list of messages")
+    if not messages:
+        return _empty(given)
+    chat: Json = {"messages": list(_messages(messages))}
+    if (tools := given.take("tools")) is not None:
+        chat["tools"] = tools or None
+    return _chat(given, chat, rules)
+
+
+@reads
+def read_generate(body: Mapping[str, Any], rules: Rules = RULES) -> Generation | EmptyBody:
+    """The body of /api/generate. Raises ApiError, as read_ollama_chat."""
+    given = Body(body, GENERATE, rules)
+    prompt, suffix, system = given.text("prompt") or "", given.text("suffix") or "", given.text("system")
+    raw, context = given.boolean("raw"), _context(given.take("context"))
+    if not prompt and not suffix:
+        return _empty(given)
+    if not raw and not suffix:
+        first = [{"role": "system", "content": system}] if system else []
+        chat = _chat(given, {"messages": [*first, {"role": "user", "content": prompt}]}, rules)
+        return replace(chat, before=context)
+    for name, value in {"suffix": suffix, "system": system, "context": list(context)}.items():
+        if raw and value:
+            cure = "leave it out, or raw" if name == "context" else "put it into the prompt"
+            raise PromptError(f"{name} is {show(value)} with raw, which has no place for it; {cure}")
+    without_template = {"think": given.take("think"), "system": system or None}
+    for name, value in without_template.items():
+        if value is not None:
+            given.ignore(name, value, "the prompt has no template that reads it")
+    fields = _fields(given)
+    inner = Body(fields, GENERATION, rules)
+    no_output = generates_nothing(inner)
+    ignored = tuple(given.ignored)
+    found = read_generation(inner, rules, USUAL)
+    found |= {"ignored": (*ignored, *found["ignored"]), "ping_s": 0.0, "no_output": no_output}
+    return RawBody(prompt=prompt, **found) if raw else GapBody(gap=Gap(prompt, suffix), before=context, **found)
+
+
+def _context(given: object) -> tuple[int, ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, list):
+        raise PromptError(f"context is {show(given)}; give the token ids of an answer")
+    return tuple(integer(PromptError, "a token id of context", each, 0, MAX_TOKEN_ID) for each in given)
+
+
+def _empty(given: Body) -> EmptyBody:
+    keep = given.take("keep_alive")
+    return EmptyBody(given.label("model"), keep in (0, "0", "0s"), given.boolean("stream", True), tuple(given.ignored))
+
+
+def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
+    """The ChatBody of a body whose messages are in `chat`."""
+    think = given.take("think")
+    if isinstance(think, bool):
+        kwargs = thinking_kwargs(given, rules, "think", "enabled" if think else "disabled")
+        chat |= {"chat_template_kwargs": kwargs, "include_reasoning": think}
+    elif think is not None:
+        effort = choice(PromptError, "think", think, EFFORTS)
+        chat["chat_template_kwargs"] = effort_kwargs(given, rules, "think", effort)
+    fields = _fields(given)
+    if "logprobs" in fields:  # a chat has two fields for what others have one
+        chat |= {"logprobs": True, "top_logprobs": fields.pop("logprobs")}
+    ignored = tuple(given.ignored)
+    read = read_chat({**fields, **chat}, rules)
+    return replace(read, ignored=(*ignored, *read.ignored), ping_s=0.0)
+
+
+def _fields(given: Body) -> Json:
+    """The fields of a Generation that a body and its options stand for."""
+    found = {**_options(given), "model": given.label("model"), "stream": given.boolean("stream", True)}
+    found["cache_salt"] = given.take("cache_salt")
+    form = given.take("format")
+    if form == "json":
+        found["response_format"] = {"type": "json_object"}
+    elif isinstance(form, Mapping):
+        found["guided_json"] = form
+    elif form not in (None, ""):
+        raise PromptError(f"format is {show(form)}; give 'json' or a JSON schema")
+    top = given.integer("top_logprobs", 0, 20)
+    if given.boolean("logprobs"):
+        found["logprobs"] = top or 0
+    elif top:
+        raise PromptError(f"top_logprobs is {top}; it needs logprobs to be true")
+    if given.boolean("truncate"):
+        found["overflow"] = "truncate"
+    given.take("keep_alive")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _options(given: Body) -> Json:
+    """The options of a body as fields of a Generation; those of loading, and unknown ones, are ignored by name."""
+    options = given.take("options")
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise PromptError(f"options is {show(options)}; give an object")
+    found: Json = {}
+    for name, value in options.items():
+        own = _NAMES.get(str(name), str(name))
+        if value is None:
+            continue
+        if name in _OF_LOADING:
+            given.ignore(f"options.{name}", value, "it is an option of the server")
+        elif ALIASES.get(own, own) not in _OF_ANSWERS and (own in PARAMETERS or own == "tfs_z"):
+            found[own] = -1 if own == "max_tokens" and value == -2 else value  # -2: until the context is full
+        else:
+            given.ignore(f"options.{name}", value, "it is not known")
+    return found
+
+
+def _messages(messages: list[Any]) -> Iterator[Json]:
+    """The messages in OpenAI's form. Results of tools, which ollama's name a function, get the ids of its calls."""
+    n_calls = 0
+    open_calls: list[tuple[str, str]] = []  # ids and names of calls that have no result yet
+    for index, message in enumerate(messages):
+        place = f"messages[{index}]"
+        if not isinstance(message, Mapping):
+            raise PromptError(f"{place} is {show(message)}; give an object with role and content")
+        if message.get("images"):
+            raise ApiError(
+                400,
+                f"{place} has images, which cannot be read; messages are text",
+                code="unsupported_content_part",
+                param="messages",
+            )
+        content = message.get("content")
+        made: Json = {"role": message.get("role"), "content": "" if content is None else content}
+        if message.get("thinking"):
+            made["reasoning_content"] = message["thinking"]
+        calls = message.get("tool_calls")
+        if calls:
+            if not isinstance(calls, list):
+                raise PromptError(f"{place}.tool_calls is {show(calls)}; give a list of calls")
+            made["tool_calls"] = [_call(f"{place}.tool_calls[{n}]", call, n_calls + n) for n, call in enumerate(calls)]
+            n_calls += len(calls)
+            open_calls = [(each["id"], each["function"]["name"]) for each in made["tool_calls"]]
+        if made["role"] == "tool":
+            made["tool_call_id"] = message.get("tool_call_id") or _answered(open_calls, message.get("tool_name"))
+        yield made
+
+
+def _call(place: str, call: object, number: int) -> Json:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise PromptError(f"{place} is {show(call)}; give an object with a function")
+    arguments = function.get("arguments", {})
+    if not isinstance(arguments, (str, Mapping)):
+        raise PromptError(f"{place}.function.arguments is {show(arguments)}; give an object")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    made = {"name": function.get("name"), "arguments": text}
+    return {"id": str(call.get("id") or f"call_{number}"), "type": "function", "function": made}
+
+
+def _answered(open_calls: list[tuple[str, str]], name: object) -> str:
+    """The id of the call that a result is of: the first without one, of this name if it is given."""
+    for place, (call_id, called) in enumerate(open_calls):
+        if name is None or called == name:
+            del open_calls[place]
+            return call_id
+    return "call_0"

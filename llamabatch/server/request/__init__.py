@@ -1,0 +1,1 @@
+"""Bodies: the fields that dialects have in common, read and checked, and the requests that they become."""

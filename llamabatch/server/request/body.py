@@ -1,0 +1,483 @@
+"""A JSON body read by a table of its fields: known, refused, or ignored and named in a header. Knows nothing of HTTP
+but the text of a body and its headers."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
+
+from llamabatch.errors import InputError, PromptError, SamplingError
+from llamabatch.request.sampling_params import ALIASES
+from llamabatch.server.http.errors import ApiError
+from llamabatch.utils.checks import boolean, choice, integer, nearest, number, present, show
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+IGNORED_HEADER = "X-Llamabatch-Ignored"
+TIMEOUT_HEADER = "X-Request-Timeout"
+MAX_DEPTH = 128  # of lists and objects; Python's own limit lies near 1,000, for all that works on them
+MAX_DIGITS = 40  # of a whole number: reading one takes the square of their count
+
+MAX_SIZE = 2**20  # values in a body, where a list or an object counts as several
+MAX_REPEATED = 256  # characters of a text that an answer repeats and the model never reads
+
+_LOGPROBS = ("logprobs", "top_logprobs", "n_probs", "prompt_logprobs", "logprob_token_ids")
+_OF_A_LIST = 4
+_MAX_HEADER = 1024  # bytes of the value of IGNORED_HEADER
+_MAX_IGNORED = 1024  # names that are kept of a body: the header and the log of an answer are written on the loop
+_MAX_IGNORED_NAME = 64  # characters that are kept of each; the log remembers them for good
+_MAX_NAMES = 512  # in this value: each takes three bytes or more
+_MAX_LOGGED = 1024  # names of ignored fields that are remembered as logged
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.:\-\[\]]")
+_PLACE = re.compile(r"\[[0-9]+\]")
+_PART = re.compile(r"[.:\[]")  # behind the name of a field, before that of a part of its value
+_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a surrogate pair, if the other half is not there
+_HALF = re.compile("[\ud800-\udfff]")
+_VERB = re.compile(r" (?:is|are|has|have|holds|names|needs) |[;:]")
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Fields that become another without being an alias of it.
+_FORMS = {
+    **dict.fromkeys(("grammar", "json_schema", "structural_tag"), "structured_outputs"),
+    **dict.fromkeys(("reasoning_budget_tokens", "thinking_budget_tokens"), "thinking_token_budget"),
+    "n_cmpl": "n",
+}
+_CURL_TYPE = "application/x-www-form-urlencoded"
+_JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The part of a server's options by which it reads bodies.
+
+    Attributes:
+        strict: a body with unknown fields or optional wishes is refused; else they are ignored, and named in a header.
+        max_logprobs: logprobs at each place that a body may ask for; -1: as many as SamplingParams allows.
+        trust_templates: a body may bring a chat template, which is a program.
+        sampling: values of SamplingParams where a body has none.
+        template: of the server, in place of the model's.
+        template_kwargs: variables of the chat template where a body does not set them.
+        verbose: whole answers have __verbose.
+        enable_thinking: of a template that reads it, likewise; None: as the template has it.
+        timeout_s: seconds that the headers of the request allow.
+        variables: names that the server's chat template reads; None: they are not known.
+        thinks: the model marks its thinking, in a way that is known.
+    """
+
+    strict: bool = False
+    max_logprobs: int = 20
+    trust_templates: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    enable_thinking: bool | None = None
+    verbose: bool = False
+    timeout_s: float | None = None
+    variables: frozenset[str] | None = None
+    thinks: bool = True
+
+    def reads(self, name: str) -> bool:
+        """True if the chat template reads a variable, or may do so."""
+        return self.variables is None or name in self.variables
+
+
+RULES = Rules()
+
+
+@dataclass(frozen=True)
+class Field:
+    """A known field of a body.
+
+    Attributes:
+        schema: JSON schema of its values.
+        doc: for the OpenAPI document.
+        only: the values that are accepted, since they ask for what happens anyway; None: the reader of the body
+            decides. null is always as if the field were not there, also in a field that is not known.
+        advice: the cure, for the message about another value.
+        optional: another value than `only` lets a service do something that it need not: it is ignored by name, and
+            refused where the server is strict.
+    """
+
+    schema: Json
+    doc: str = ""
+    only: tuple[object, ...] | None = None
+    advice: str = "leave it out"
+    optional: bool = False
+
+
+Fields = Mapping[str, Field]
+
+
+def read_json(data: bytes, headers: Mapping[str, str] | None = None) -> Json:
+    """The object in the body of a request.
+
+    Args:
+        headers: of the request, names in lower case; None: its type is known.
+
+    Raises:
+        ApiError: 415 for another type than JSON in UTF-8; 413 for more than MAX_SIZE values; 400 for what is no JSON
+            object, or has a name twice, NaN, a number without end, half a character, or lists in lists more than
+            MAX_DEPTH deep.
+    """
+    if headers is not None:
+        _check_type(headers)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is no UTF-8: {error.reason} at byte {error.start}") from None
+    _check_size(data)
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body is {show(value)}; give a JSON object")
+    # a search by a pattern takes a tenth of a second for 32 MB, in which no other thread runs
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH or (b"\\u" in data and _MAYBE_HALF.search(text)):
+        _check_values(value)
+    return value
+
+
+def _check_size(data: bytes) -> None:
+    """Raises ApiError for so many values that reading them would hold every other thread up, and take gigabytes: a list
+    of two bytes takes 64 as an object."""
+    if _size(data) <= MAX_SIZE:
+        return
+    size = end = 0
+    while size <= MAX_SIZE and (start := data.find(b'"', end)) >= 0:
+        size += _size(data[end:start])
+        end = _end_of_text(data, start)  # what stands in a text is no value
+    if size + _size(data[end:]) > MAX_SIZE:
+        raise ApiError(
+            413,
+            f"the body has more than {MAX_SIZE:,} values, where a list or an object counts as {_OF_A_LIST}; send it in "
+            "parts",
+        )
+
+
+def _end_of_text(data: bytes, start: int) -> int:
+    """The place behind a text that begins at a quotation mark."""
+    end = start
+    while (end := data.find(b'"', end + 1)) >= 0:
+        before = end
+        while data[before - 1] == ord("\\"):
+            before -= 1
+        if (end - before) % 2 == 0:
+            return end + 1
+    return len(data)
+
+
+def _size(data: bytes) -> int:
+    return data.count(b",") + _OF_A_LIST * (data.count(b"[") + data.count(b"{"))
+
+
+def _check_type(headers: Mapping[str, str]) -> None:
+    given, _, parameters = headers.get("content-type", "application/json").partition(";")
+    charset = re.search(r"charset\s*=\s*\"?([\w.-]+)", parameters, re.IGNORECASE)
+    is_json = _JSON_TYPE.fullmatch(given.strip()) or _is_of_curl(given, headers)
+    if not is_json or (charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii")):
+        raise ApiError(
+            415,
+            f"Content-Type is {show(headers['content-type'])}; give application/json "
+            "(curl: -H 'Content-Type: application/json')",
+        )
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, f"Content-Encoding is {show(headers['content-encoding'])}; send the body as it is")
+
+
+def _is_of_curl(given: str, headers: Mapping[str, str]) -> bool:
+    """The type is that of `curl -d` without a header, which llama-server takes, and no page has sent the request: a
+    browser names the page in Origin, and may send this type anywhere without a preflight."""
+    from_page = "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
+    return given.strip().lower() == _CURL_TYPE and not from_page
+
+
+def _whole(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits; at most {MAX_DIGITS} are allowed")
+    return int(text)
+
+
+def _decimal(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"the number {text[:20]} is larger than any that can be kept")
+    return value
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Json:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"the name {show(twice)} stands twice in one object")
+    return value
+
+
+_DECODER = json.JSONDecoder(
+    parse_int=_whole, parse_float=_decimal, parse_constant=_no_number, object_pairs_hook=_object
+)
+
+
+def _too_deep() -> ApiError:
+    return ApiError(400, f"the body has lists or objects within each other, more than {MAX_DEPTH} deep")
+
+
+def _check_values(value: object) -> None:
+    """Raises ApiError for values nested too deep, and for texts with half a character."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for each in level:
+            below += (*each, *each.values()) if isinstance(each, dict) else each
+        for text in below:
+            if isinstance(text, str) and (half := _HALF.search(text)):
+                raise ApiError(400, f"a text of the body has half a character, \\u{ord(half[0]):x}, at {half.start()}")
+        level = [each for each in below if isinstance(each, (dict, list))]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def timeout_of(headers: Mapping[str, str]) -> float | None:
+    """Seconds in the header X-Request-Timeout: 30, 0.5 or 30s; None: there is none. Raises ApiError."""
+    given = headers.get(TIMEOUT_HEADER.lower())
+    if given is None:
+        return None
+    try:
+        seconds = float(given.strip().removesuffix("s"))
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 < seconds <= 1e9:
+        raise ApiError(
+            400, f"{TIMEOUT_HEADER} is {show(given)}; give seconds, above 0 to 1e+09, as 30", param=TIMEOUT_HEADER
+        )
+    return seconds
+
+
+def ignored_headers(names: Iterable[str]) -> dict[str, str]:
+    """The header that names what was ignored of a body, sorted, of at most 1 kB of safe characters; {}: nothing was."""
+    first = heapq.nsmallest(_MAX_NAMES, set(names))
+    text = ", ".join(dict.fromkeys(_UNSAFE.sub("?", name[:_MAX_IGNORED_NAME]) or "?" for name in first))
+    if not text:
+        return {}
+    if len(text) > _MAX_HEADER:
+        text = text[: text.rindex(", ", 0, _MAX_HEADER - 3)] + ", ..."
+    return {IGNORED_HEADER: text}
+
+
+_logged: set[str] = set()
+
+
+def log_ignored(names: Iterable[str]) -> None:
+    """Writes each name to the log without its places in lists, once in the life of the process; never a value."""
+    for name in (_PLACE.sub("", name) for name in names):
+        if name not in _logged and len(_logged) < _MAX_LOGGED:
+            _logged.add(name)
+            logger.info("a request has %r, which is ignored (strict refuses it)", name)
+
+
+class Body:
+    """The values of a body, taken one by one. Those that only mean what happens anyway are checked at once.
+
+    Args:
+        body: the object. fields: the table of the endpoint.
+
+    Attributes:
+        ignored: names of unknown fields, and of known things without effect here, 1,024 at most.
+
+    Raises:
+        ApiError: a field cannot be honoured; rules.strict, and a name is unknown.
+    """
+
+    def __init__(self, body: Mapping[str, Any], fields: Fields, rules: Rules = RULES) -> None:
+        body = present(body)
+        self.ignored: list[str] = []
+        self._strict = rules.strict
+        self._fields = fields
+        for name in body:
+            if name not in fields:
+                self._ignore_unknown(name, fields, name)
+        self._check_logprobs(body, fields, rules.max_logprobs)
+        self._values = {name: value for name, value in body.items() if name in fields}
+        for name in [name for name in self._values if fields[name].only is not None]:
+            value, known = self._values.pop(name), fields[name]
+            if any(type(value) is type(one) and value == one for one in known.only or ()):
+                continue
+            if known.optional and not rules.strict:
+                self._add_ignored(name)
+            else:
+                raise ApiError(
+                    400,
+                    f"{name} is {show(value)}, which is not supported; {known.advice}",
+                    code="unsupported_parameter",
+                    param=name,
+                )
+
+    @staticmethod
+    def _check_logprobs(body: Mapping[str, Any], fields: Fields, most: int) -> None:
+        """Raises ApiError for more logprobs at each place than `most`, before anything else of the body is looked at.
+        Values of other kinds are left to the reader."""
+        for name in _LOGPROBS if most >= 0 else ():
+            given = body.get(name)
+            count = len(given) if isinstance(given, list) else given
+            if name not in fields or isinstance(count, bool) or not isinstance(count, (int, float)):
+                continue
+            if not 0 <= count <= most:
+                what = f"a list of {count} ids" if isinstance(given, list) else show(count)
+                raise ApiError(
+                    400, f"{name} is {what}; allowed are 0 to {most} (max_logprobs of the server)", param=name
+                )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def _add_ignored(self, name: str) -> None:
+        if len(self.ignored) < _MAX_IGNORED:
+            self.ignored.append(name[:_MAX_IGNORED_NAME])
+
+    def _ignore_unknown(self, name: str, known: Iterable[str], param: str) -> None:
+        if self._strict:
+            message = f"there is no field {show(name)}{nearest(name, known)}"
+            raise ApiError(400, message, code="unknown_parameter", param=param)
+        self._add_ignored(name)
+
+    def ignore(self, name: str, value: object, why: str) -> None:
+        """Adds a known field to `ignored`, as its value has no effect here. Raises ApiError: rules.strict.
+
+        Args:
+            name: with points before the names of nested fields.
+        """
+        if self._strict:
+            message = f"{name} is {show(value)}, which would change nothing: {why}; leave it out"
+            raise ApiError(400, message, code="unsupported_parameter", param=_PART.split(name, maxsplit=1)[0])
+        self._add_ignored(name)
+
+    def ignore_kind(self, place: str, kind: str, why: str, code: str) -> None:
+        """Adds a thing of a body to `ignored`, by its place and kind. Raises ApiError: rules.strict.
+
+        Args:
+            place: as tools[2]. code: of the error.
+        """
+        if self._strict:
+            message = f"{place} is of type {show(kind)}; {why}"
+            raise ApiError(400, message, code=code, param=_PART.split(place, maxsplit=1)[0])
+        self._add_ignored(f"{place}:{kind}")
+
+    def take(self, name: str) -> Any:
+        """The value of a field, once; None: it has none."""
+        return self._values.pop(name, None)
+
+    def put(self, name: str, value: Any) -> None:
+        """Sets the value of a field; None: it has none."""
+        self._values.pop(name, None)
+        if value is not None:
+            self._values[name] = value
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        """The value of a field that is true or false. Raises SamplingError."""
+        value = self.take(name)
+        return default if value is None else boolean(SamplingError, name, value)
+
+    def label(self, name: str) -> str | None:
+        """The value of a field whose text the answer repeats. Raises PromptError."""
+        value = self.text(name)
+        check_repeated(name, value)
+        return value
+
+    def integer(self, name: str, low: int, high: int) -> int | None:
+        """The value of a field that is a whole number. Raises SamplingError."""
+        value = self.take(name)
+        return None if value is None else integer(SamplingError, name, value, low, high)
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        """The value of a field that is a number. Raises SamplingError."""
+        value = self.take(name)
+        return None if value is None else number(SamplingError, name, value, low, high)
+
+    def choice(self, name: str, known: Iterable[str]) -> str | None:
+        """The value of a field that is one of some words. Raises SamplingError."""
+        value = self.take(name)
+        return None if value is None else choice(SamplingError, name, value, known)
+
+    def text(self, name: str) -> str | None:
+        """The value of a field that is a text. Raises PromptError."""
+        value = self.take(name)
+        if value is not None and not isinstance(value, str):
+            raise PromptError(f"{name} is {show(value)}; give a text")
+        return value
+
+    def needed(self, name: str, what: str) -> Any:
+        """The value of a field that must be there. Raises ApiError."""
+        value = self.take(name)
+        if value is None:
+            raise ApiError(400, f"the body has no {name}; give {what}", code="missing_required_parameter", param=name)
+        return value
+
+    def nested(self, name: str, known: Iterable[str]) -> Json:
+        """The object of a field; its unknown names are added to `ignored`. Raises PromptError."""
+        value = self.take(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise PromptError(f"{name} is {show(value)}; give an object")
+        known = tuple(known)
+        for each in value:
+            if each not in known:
+                self._ignore_unknown(f"{name}.{each}", [f"{name}.{other}" for other in known], name)
+        return {each: value[each] for each in known if value.get(each) is not None}
+
+    def rest(self) -> Json:
+        """The values that were not taken."""
+        return dict(self._values)
+
+
+def check_repeated(name: str, value: object) -> None:
+    """Raises PromptError for a text that is too long to be repeated, be it in each piece of a stream."""
+    if isinstance(value, str) and len(value) > MAX_REPEATED:
+        raise PromptError(f"{name} has {len(value)} characters; allowed are up to {MAX_REPEATED}")
+
+
+R = TypeVar("R", bound=Callable[..., Any])
+
+
+def reads(read: R) -> R:
+    """A decorator of the reader of a body, its first argument: an InputError becomes an ApiError that names the field
+    at the beginning of its message, by the name that the body has for it."""
+
+    @functools.wraps(read)
+    def call(body: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        try:
+            return read(body, *args, **options)
+        except InputError as error:
+            raise ApiError.of(error, param_of(str(error), body)) from error
+
+    return call  # type: ignore[return-value]  # the same parameters
+
+
+def param_of(message: str, body: Mapping[str, Any]) -> str | None:
+    """The field of a body that a message is about: one of its first words, or the name that the body has for such a
+    parameter; None: it is about no single field."""
+    head = _VERB.split(message, maxsplit=1)[0]
+    for word in _WORD.findall(head):
+        if word in body:
+            return str(word)
+        for given in body:
+            if ALIASES.get(given, _FORMS.get(given)) == word:
+                return given
+    return None

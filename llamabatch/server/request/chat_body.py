@@ -1,0 +1,358 @@
+"""The body of /v1/chat/completions, read without HTTP."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llamabatch.chat.conversation import ChatOptions, Conversation, check_conversation, to_tokens
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.entrypoints.submission import Submission
+from llamabatch.errors import PromptError
+from llamabatch.llama.model import Model
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.request import optional
+from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.request.generation import GENERATION, Generation, generates_nothing, read_generation
+from llamabatch.server.serving.bounded_model import for_tokens
+from llamabatch.utils.checks import show
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+_REASONING_FORMATS = ("none", "auto", "deepseek")
+# Wishes that programs send to each model, whether its template reads them or not.
+_WISHES = ("enable_thinking", "thinking", "reasoning_effort", "preserve_reasoning")
+
+# Values of SamplingParams where neither a body nor the server has one: a chat goes on until the model stops.
+USUAL: Mapping[str, Any] = {"max_tokens": None}
+
+_BOOLEAN: Json = {"type": ["boolean", "null"]}
+_MEDIA = {
+    "image_url": "images",
+    "input_image": "images",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "video",
+    "input_video": "video",
+    "file": "files",
+}
+_MESSAGE: Json = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool", "function"]},
+        "content": {
+            "anyOf": [
+                {"type": ["string", "null"]},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["type", "text"],
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                    },
+                },
+            ]
+        },
+        "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
+        "tool_call_id": {"type": ["string", "null"]},
+    },
+}
+_TOOL: Json = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string"},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"]},
+                "strict": _BOOLEAN,
+            },
+        },
+    },
+}
+
+CHAT: Fields = {
+    **GENERATION,
+    **optional.CHAT,
+    "messages": Field({"type": "array", "items": _MESSAGE, "minItems": 1}, "the conversation"),
+    "logprobs": Field(_BOOLEAN, "give the logprob of each token"),
+    "top_logprobs": Field({"type": ["integer", "null"], "minimum": -1, "maximum": 1024}, "and of so many likeliest"),
+    "tools": Field({"type": ["array", "null"], "items": _TOOL}, "functions that the model may call"),
+    "tool_choice": Field({}, 'auto, none, required, or {"type": "function", "function": {"name": …}}'),
+    "parallel_tool_calls": Field(_BOOLEAN, "more than one call may come"),
+    "functions": Field({"type": ["array", "null"], "items": {"type": "object"}}, "tools of the old form"),
+    "function_call": Field({}, "tool_choice of the old form"),
+    "reasoning_effort": Field({"enum": [*EFFORTS, None]}, "a variable of the chat template; none: without thinking"),
+    "reasoning_format": Field(
+        {"enum": [*_REASONING_FORMATS, None]}, "none: thinking stays in content; others: in reasoning_content"
+    ),
+    "include_reasoning": Field(_BOOLEAN, "give the thinking, too"),
+    "chat_template_kwargs": Field({"type": ["object", "null"]}, "variables of the chat template"),
+    "chat_template": Field({"type": ["string", "null"]}, "needs --trust-request-chat-template"),
+    "add_generation_prompt": Field(_BOOLEAN, "the prompt ends with the header of the answer"),
+    "continue_final_message": Field(_BOOLEAN, "the answer goes on with the last message, an assistant's"),
+    "add_special_tokens": Field(_BOOLEAN, "", (False,), "the chat template writes the special tokens"),
+    "echo": Field(_BOOLEAN, "", (False,), "the answer never repeats the conversation"),
+    "documents": Field({}, "", ([],), 'give chat_template_kwargs={"documents": …} to a template that reads them'),
+    "modalities": Field({}, "", (["text"],), "answers are text"),
+    "audio": Field({}, "", (), "answers are text"),
+}
+
+
+@dataclass(frozen=True)
+class ChatBody(Generation):
+    """A chat completion as asked for.
+
+    Attributes:
+        conversation, options: what becomes the prompt.
+        no_output: nothing is generated (n_predict 0): what one step brings is left out of the answer.
+        include_reasoning: the answer holds the thinking.
+        functions: the caller has the old form of tools, and the answer has function_call.
+        before: token ids of what was said before the conversation.
+    """
+
+    conversation: Conversation = ()
+    options: ChatOptions = ChatOptions()
+    no_output: bool = False
+    include_reasoning: bool = True
+    functions: bool = False
+    before: tuple[int, ...] = ()
+
+    def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
+        """The request. Raises InputError.
+
+        Args:
+            loaded: names of the adapters in the order of llama-server's ids.
+        """
+        adapters = self.adapter_scales(loaded)
+        conversation = known_roles(self.conversation, self.options.template or processor.chat_template)
+        params = self.params_for(processor)
+        return processor.conversations(list(conversation), params, self.options, adapters, "raise", self.before)
+
+    def rendered(self, model: Model) -> tuple[str, list[int]]:
+        """The conversation as text and token ids. Raises PromptError, ConfigError."""
+        conversation = known_roles(self.conversation, self.options.template or model.chat_template)
+        text, ids = to_tokens(for_tokens(model), conversation, self.options)
+        return text, list(ids)
+
+
+@reads
+def read_chat(body: Mapping[str, Any], rules: Rules = RULES) -> ChatBody:
+    """The ChatBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    given = Body(body, CHAT, rules)
+    messages = given.needed("messages", 'a list, as [{"role": "user", "content": "Hello"}]')
+    options, functions = _options(given, rules)
+    no_output = generates_nothing(given)
+    found: dict[str, Any] = {
+        "conversation": _conversation(messages, given),
+        "options": options,
+        "functions": functions,
+        "no_output": no_output,
+        "include_reasoning": given.boolean("include_reasoning", True),
+    }
+    return ChatBody(**found, **read_generation(given, rules, USUAL, chat=True))
+
+
+def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
+    """The ChatOptions of a body; and True if it has tools of the old form."""
+    template = body.text("chat_template")
+    if template is not None and not rules.trust_templates:
+        raise ApiError(
+            400,
+            "chat_template is a program, which this server takes from its own options alone; start it with "
+            "--trust-request-chat-template, or leave chat_template out",
+            code="unsupported_parameter",
+            param="chat_template",
+        )
+    if template is not None:
+        rules = replace(rules, variables=None)  # those that the body's own template reads show when it is rendered
+    effort = body.choice("reasoning_effort", EFFORTS)
+    wished = effort_kwargs(body, rules, "reasoning_effort", effort)
+    usual = {name: value for name, value in rules.template_kwargs.items() if name not in _WISHES or rules.reads(name)}
+    kwargs = {**usual, **wished, **template_kwargs(body, rules)}
+    reasoning = body.choice("reasoning_format", _REASONING_FORMATS)
+    tools, choice = body.take("tools"), body.take("tool_choice")
+    functions, call = body.take("functions"), body.take("function_call")
+    if functions is not None or call is not None:
+        if tools is not None or choice is not None:
+            raise PromptError("functions and tools are both given; give tools alone")
+        tools, choice = _new_form(functions, call)
+    if isinstance(tools, list):
+        tools = [tool for _, tool in optional.own_tools(body, tools, ("function",))] or None
+    options = ChatOptions(
+        tools=tools,
+        kwargs=kwargs,
+        usual=_usual(rules),
+        template=rules.template if template is None else template,
+        add_generation_prompt=body.take("add_generation_prompt"),
+        continue_final_message=body.boolean("continue_final_message"),
+        tool_choice=choice,
+        parallel_tool_calls=body.boolean("parallel_tool_calls", True),
+        reasoning_format="none" if reasoning == "none" else None,
+    )
+    return options, functions is not None
+
+
+def template_kwargs(body: Body, rules: Rules) -> Json:
+    """chat_template_kwargs of a body; wishes that the template does not read are ignored by name.
+
+    Raises:
+        PromptError: they are no object. ApiError: rules.strict, and a wish would change nothing.
+    """
+    kwargs = body.take("chat_template_kwargs")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise PromptError(f"chat_template_kwargs is {show(kwargs)}; give an object")
+    found = dict(kwargs or {})
+    for name in [name for name in found if name in _WISHES and not rules.reads(name)]:
+        body.ignore(f"chat_template_kwargs.{name}", found.pop(name), "the chat template does not read it")
+    return found
+
+
+def effort_kwargs(body: Body, rules: Rules, name: str, effort: str | None) -> Json:
+    """The variables of the chat template that an effort of thinking becomes, if the template reads them.
+
+    Programs send such wishes to each model, so that one without thinking ignores them, by the name of the field.
+
+    Args:
+        name: of the field. effort: one of EFFORTS; None: no wish.
+
+    Raises:
+        ApiError: rules.strict, and the wish would change nothing.
+    """
+    if effort is None:
+        return {}
+    if effort == "none":
+        return thinking_kwargs(body, rules, name, effort)
+    if rules.reads("reasoning_effort"):
+        return {"reasoning_effort": effort}
+    body.ignore(name, effort, "the chat template does not read reasoning_effort")
+    return {}
+
+
+def thinking_kwargs(body: Body, rules: Rules, name: str, value: str) -> Json:
+    """The same for a wish to think or not to, which a model may fulfil in any case. Raises as effort_kwargs.
+
+    Args:
+        value: "enabled"; anything else: the model shall not think.
+    """
+    wanted = value == "enabled"
+    if rules.reads("enable_thinking"):
+        return {"enable_thinking": wanted}
+    if wanted != rules.thinks:
+        what = "the model always thinks" if rules.thinks else "the model does not think"
+        body.ignore(name, value, f"{what}, and its chat template does not read enable_thinking")
+    return {}
+
+
+def _usual(rules: Rules) -> dict[str, Any]:
+    """Variables for templates that read them: the day, as llama-server gives it, in place of one in the template; and
+    `functions` of a template that only adds it to a text, where tools are described in a message."""
+    now = datetime.datetime.now()
+    found: dict[str, Any] = {
+        "date_string": now.strftime("%d %b %Y"),
+        "datetime": now.strftime("%b %d %Y"),
+        "functions": "",
+    }
+    return found if rules.enable_thinking is None else found | {"enable_thinking": rules.enable_thinking}
+
+
+def _new_form(functions: object, call: object) -> tuple[Any, Any]:
+    """OpenAI's old functions and function_call as tools and tool_choice."""
+    if functions is not None and not isinstance(functions, list):
+        raise PromptError(f"functions is {show(functions)}; give a list of functions")
+    tools = None if functions is None else [{"type": "function", "function": each} for each in functions]
+    if isinstance(call, Mapping):
+        return tools, {"type": "function", "function": {"name": call.get("name")}}
+    if call not in (None, "auto", "none"):
+        raise PromptError(f"function_call is {show(call)}; give 'auto', 'none' or {{'name': …}}")
+    return tools, call
+
+
+def _conversation(messages: object, body: Body) -> Conversation:
+    """The messages, those of the old form of tools in the new one, and a history's media as texts. Raises
+    PromptError, ApiError."""
+    if not isinstance(messages, list):
+        raise PromptError(f"messages is {show(messages)}; give a list of messages")
+    if not messages:
+        raise PromptError("messages is an empty list; give at least one message")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise PromptError(f"messages[{index}] is {show(message)}; give an object with role and content")
+    answers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
+    asked = optional.behind(answers)
+    messages = [
+        _message_of(
+            index,
+            _in_text(index, message, body, shown=index >= asked and message.get("role") not in ("tool", "function")),
+        )
+        for index, message in enumerate(messages)
+    ]
+    return check_conversation(messages)
+
+
+def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool) -> Mapping[str, Any]:
+    """The message with texts in place of media.
+
+    Args:
+        shown: the caller asks about it, so that media are refused by the name of their kind. False: it is one of a
+            history, or the result of a tool, which a program sends again with each message.
+    """
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts: list[Any] = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(kind, str) or kind not in _MEDIA:
+            parts.append(part)
+        elif not shown:
+            text = optional.media_text(body, f"messages[{index}].content[{number}]", kind)
+            parts.append({"type": "text", "text": text})
+        else:
+            raise ApiError(
+                400,
+                f"messages[{index}] has a part of type {kind!r}; {_MEDIA[kind]} cannot be read, "
+                "only parts of type 'text'",
+                code="unsupported_content_part",
+                param="messages",
+            )
+    return {**message, "content": parts}
+
+
+def _message_of(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message without null entries, and its call of a function of the old form as a tool call."""
+    plain = {name: value for name, value in message.items() if value is not None or name == "content"}
+    if plain.get("role") != "assistant" and plain.get("content", "") is None:
+        plain["content"] = ""  # a turn without a text
+    call = plain.pop("function_call", None)
+    if call is not None:
+        if "tool_calls" in plain:
+            raise PromptError(f"messages[{index}] has function_call and tool_calls; give tool_calls alone")
+        plain["tool_calls"] = [{"id": "call_0", "type": "function", "function": call}]
+    if plain.get("role") == "function":
+        plain |= {"role": "tool", "tool_call_id": plain.get("tool_call_id", "call_0")}
+    if plain.get("role") == "assistant" and "content" not in plain and "tool_calls" not in plain:
+        plain["content"] = None  # thinking alone
+    if isinstance(plain.get("content"), list):
+        parts = plain["content"]
+        if all(
+            isinstance(part, Mapping) and part.get("type") in ("text", "input_text", "output_text") for part in parts
+        ):
+            plain["content"] = [{**part, "type": "text"} for part in parts]
+    return plain
+
+
+def known_roles(conversation: Conversation, template: str | None) -> Conversation:
+    """The conversation with "system" for OpenAI's newer role "developer", unless the template knows that."""
+    if template is not None and "developer" in template:
+        return conversation
+    return [
+        {**message, "role": "system"} if message.get("role") == "developer" else message for message in conversation
+    ]

@@ -1,0 +1,574 @@
+"""The fields that every body which asks for text has: those of SamplingParams under the names of vLLM, llama-server and
+OpenAI, and those about the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.entrypoints.submission import Submission
+from llamabatch.errors import AdapterError, PromptError, SamplingError
+from llamabatch.llama.model import Model
+from llamabatch.request.adapters import MAX_ADAPTERS, MAX_SCALE
+from llamabatch.request.samplers import KNOWN, known_samplers
+from llamabatch.request.sampling_params import (
+    ALIASES,
+    AS_HERE,
+    BOOLEANS,
+    INTEGERS,
+    MAX_BIASES,
+    MAX_CHARS,
+    MAX_SAMPLERS,
+    NUMBERS,
+    OPTIONAL_INTEGERS,
+    PARAMETERS,
+    SamplingParams,
+    named,
+)
+from llamabatch.request.structured_outputs import Structure, structure
+from llamabatch.sampling.defaults import Defaults, FilledParams, defaults_of, fill
+from llamabatch.server.request import optional
+from llamabatch.server.request.body import Body, Field, Fields, Json, Rules
+from llamabatch.utils.checks import boolean, integer, number, pairs, show
+
+TIERS = ("auto", "default", "flex", "priority")
+PRIORITY_TIER = -1  # SamplingParams.priority of service_tier "priority": before those of the default tier
+
+_defaults: weakref.WeakKeyDictionary[Model, Defaults] = weakref.WeakKeyDictionary()
+_SAFE_ID = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+_LONGEST_LIST = 4096  # characters of a list in a text; a longer text is refused as one breaker
+_BAN = -100.0  # of a token that llama-server bans by `false`
+
+
+def _numbers(low: float, high: float) -> Json:
+    return {"type": ["number", "null"], "minimum": low, "maximum": high}
+
+
+def _whole(low: int, high: int) -> Json:
+    return {"type": ["integer", "null"], "minimum": low, "maximum": high}
+
+
+_BOOLEAN: Json = {"type": ["boolean", "null"]}
+_TEXT: Json = {"type": ["string", "null"]}
+_TEXTS: Json = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]}
+_OBJECT: Json = {"type": ["object", "null"]}
+_IDS: Json = {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}}
+_ANY: Json = {}
+
+_OTHER_SCHEMAS: dict[str, Json] = {
+    "max_tokens": _whole(-1, 2**31 - 1),
+    "seed": _whole(-(2**63), 2**64 - 1),
+    "deadline_s": _numbers(0.0, 1e9),
+    "overflow": {"enum": ["refuse", "truncate", "shift", None]},
+    "stop": _TEXTS,
+    "bad_words": _TEXTS,
+    "dry_sequence_breakers": _TEXTS,
+    "samplers": _TEXTS,
+    "stop_token_ids": _IDS,
+    "allowed_token_ids": _IDS,
+    "logprob_token_ids": _IDS,
+    "logit_bias": {
+        "anyOf": [
+            {"type": ["object", "null"], "additionalProperties": {}},
+            {"type": "array", "items": {"type": "array"}},
+        ]
+    },
+    "structured_outputs": _OBJECT,
+    "truncate_prompt_tokens": _whole(-1, 2**31 - 1),
+    "cache_salt": {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_CHARS},
+}
+_DOCS = {
+    "max_tokens": "tokens to generate at most; -1: until the model stops or the request has used its context",
+    "seed": "the same seed gives the same text; -1: a random one",
+    "stop": "strings that end the text",
+    "logit_bias": "token id (or text) -> number to add to its logit, false: never; or a list of such pairs",
+    "structured_outputs": "the form of the text: one of json, regex, choice, grammar, json_object, structural_tag",
+    "deadline_s": "seconds after which the request ends as an error; the header X-Request-Timeout says the same",
+    "priority": "a waiting request with a lower number enters first",
+    "post_sampling_probs": "logprobs are those of the distribution that a token is drawn from, and not the model's own",
+    "samplers": "names of the samplers in force, in their order, or their letters in one text; all others are off",
+    "n_keep": "tokens at the beginning that stay where overflow takes tokens away; -1: the whole prompt",
+    "truncate_prompt_tokens": "keep so many last tokens of the prompt; -1: as many as fit",
+    "repeat_last_n": "the penalties see so many last tokens of prompt and output; -1: all",
+    "cache_salt": "prefixes are shared with requests of the same salt alone",
+    "background": "take only rows that other requests leave free, as service_tier flex does",
+}
+
+
+def _schema(name: str) -> Json:
+    if name in _OTHER_SCHEMAS:
+        return _OTHER_SCHEMAS[name]
+    if name in NUMBERS:
+        return _numbers(*NUMBERS[name])
+    if name in BOOLEANS:
+        return _BOOLEAN
+    return _whole(*(INTEGERS.get(name) or OPTIONAL_INTEGERS[name]))
+
+
+def _parameters() -> dict[str, Field]:
+    own = [each.name for each in dataclasses.fields(SamplingParams) if each.name != "logits_processors"]
+    fields = {name: Field(_schema(name), _DOCS.get(name, "")) for name in own}
+    for given, name in ALIASES.items():
+        if name in fields and name != "structured_outputs":
+            fields[given] = Field(_schema(name), f"the same as {name}")
+    return fields
+
+
+# The fields of AS_HERE are checked by `named`, which has the advice about each.
+GENERATION: Fields = {
+    **optional.GENERATION,
+    **_parameters(),
+    **{name: Field(_ANY, advice) for name, (_, advice) in AS_HERE.items()},
+    "n_cmpl": Field(_whole(*INTEGERS["n"]), "the same as n"),
+    "reasoning_budget_tokens": Field(_whole(-1, 2**31 - 1), "the same as thinking_token_budget; -1: none"),
+    "thinking_budget_tokens": Field(_whole(-1, 2**31 - 1), "the same as thinking_token_budget; -1: none"),
+    "response_format": Field(_OBJECT, "text, json_object, json_schema or structural_tag"),
+    "guided_json": Field(_ANY, "a JSON schema that the text holds"),
+    "guided_regex": Field(_TEXT, "a regular expression that the text matches"),
+    "guided_choice": Field({"type": ["array", "null"], "items": {"type": "string"}}, "the text is one of these"),
+    "guided_grammar": Field(_TEXT, "a grammar in Lark's or llama.cpp's notation"),
+    "grammar": Field(_TEXT, "the same as guided_grammar"),
+    "json_schema": Field(_ANY, "the same as guided_json"),
+    "structural_tag": Field(_ANY, "free text with such parts, as in vLLM"),
+    "model": Field(_TEXT, "a name of /v1/models"),
+    "lora": Field(
+        {
+            "type": ["array", "null"],
+            "items": {
+                "type": "object",
+                "properties": {"id": {"type": "integer", "minimum": 0}, "scale": {"type": "number"}},
+            },
+        },
+        "ids of /lora-adapters and their scales",
+    ),
+    "adapters": Field(_ANY, "names of adapters and their scales"),
+    "stream": Field(_BOOLEAN, "send pieces as they come"),
+    "stream_options": Field(
+        {
+            "type": ["object", "null"],
+            "properties": {"include_usage": _BOOLEAN, "continuous_usage_stats": _BOOLEAN},
+        },
+        "include_usage: a last piece with the counts of tokens; continuous_usage_stats: in each piece",
+    ),
+    "service_tier": Field(
+        {"enum": [*TIERS, None]}, "flex: take only rows that others leave free; priority: enter before the others"
+    ),
+    "request_id": Field(_TEXT, "the id of the answer"),
+    "return_token_ids": Field(_BOOLEAN, "token_ids in each choice, prompt_token_ids in the answer"),
+    "return_tokens": Field(_BOOLEAN, "the same as return_token_ids"),
+    "return_tokens_as_token_ids": Field(_BOOLEAN, "names tokens of logprobs as token_id:17"),
+    "timings_per_token": Field(_BOOLEAN, "llama-server's timings in the answer, or behind the last piece of a stream"),
+    "return_progress": Field(_BOOLEAN, "pieces of a stream that tell how much of the prompt is computed"),
+    "sse_ping_interval": Field(_whole(-1, 2**31 - 1), "seconds of silence before a comment; -1: none"),
+    # without a meaning for a model
+    **{
+        name: Field(_ANY, "kept by other services; without effect here")
+        for name in ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+    },
+    # accepted with the value that holds anyway
+    "logits_processors": Field(_ANY, "", ([], {}), "Python functions cannot be sent"),
+    "min_keep": Field(_ANY, "", (0, 1), "samplers keep at least one token, whatever their values"),
+    "n_discard": Field(_ANY, "", (0,), 'overflow="shift" drops the oldest tokens one by one'),
+    "t_max_predict_ms": Field(_ANY, "", (0, -1), "give deadline_s, in seconds, or max_tokens"),
+    "grammar_lazy": Field(_ANY, "", (False,), "give structural_tag for free text with such parts"),
+    "grammar_triggers": Field(_ANY, "", ([],), "give structural_tag for free text with such parts"),
+    "preserved_tokens": Field(_ANY, "", ([],), "give skip_special_tokens=false"),
+    "verbose": Field(_BOOLEAN, "__verbose in a whole answer, the prompt as the model read it; --verbose: in each"),
+    "cache_prompt": Field(_BOOLEAN, "false: the same as skip_reading_prefix_cache"),
+    "prompt_embeds": Field(_ANY, "", (), "give text or token ids"),
+    "vllm_xargs": Field(_ANY, "", ({},), "there are no parameters but those of SamplingParams"),
+    "guided_whitespace_pattern": Field(_ANY, "", (), "put the white space into a grammar"),
+    "chat_format": Field(_ANY, "", (0,), "the chat template decides how an answer is read"),
+    "reasoning_control": Field(_ANY, "", (False,), "give thinking_token_budget"),
+}
+
+
+@dataclass(frozen=True)
+class Generation(ABC):
+    """The wishes of a body besides its prompt.
+
+    Attributes:
+        params: tier and deadline included.
+        model: the name that it asks for; None: any.
+        adapters: names and scales; None: it names none.
+        lora: the same by llama-server's ids, places among the adapters of the server; None: it names none.
+        text_biases: logit_bias of texts, for the ids of each.
+        stream: send pieces.
+        include_usage: a last piece with the counts of tokens. continuous_usage: counts in each piece.
+        service_tier: as asked for; None: not named.
+        request_id: id of the answer; None: one is made.
+        return_token_ids: the answer holds token ids. tokens_as_ids: logprobs name tokens as token_id:17.
+        timings_per_token, return_progress, verbose: as in llama-server.
+        ping_s: seconds of silence before a comment in a stream, 0: none; None: as the server has it.
+        ignored: names of unknown fields, and of known things without effect here.
+    """
+
+    params: SamplingParams
+    model: str | None = None
+    adapters: Mapping[str, float] | None = None
+    lora: tuple[tuple[int, float], ...] | None = None
+    text_biases: tuple[tuple[str, float], ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    service_tier: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    timings_per_token: bool = False
+    return_progress: bool = False
+    verbose: bool = False
+    ping_s: float | None = None
+    ignored: tuple[str, ...] = ()
+
+    @abstractmethod
+    def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
+        """The requests, one for each prompt. Raises InputError.
+
+        Args:
+            loaded: names of the adapters in the order of llama-server's ids.
+        """
+
+    @property
+    def n_prompts(self) -> int:
+        """The number of prompts."""
+        return 1
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds after arrival at which the request ends as an error."""
+        return self.params.deadline_s
+
+    @property
+    def cuts(self) -> bool:
+        """A prompt that is too long is cut."""
+        return self.params.overflow == "truncate" or self.params.truncate_prompt_tokens is not None
+
+    @property
+    def tier(self) -> str:
+        """The tier in words: background, priority or default."""
+        params = self.params
+        return "background" if params.background else "priority" if params.priority < 0 else "default"
+
+    @property
+    def answered_tier(self) -> str | None:
+        """service_tier of the answer, in which "auto" has become a tier; None: the body names none."""
+        return "default" if self.service_tier == "auto" else self.service_tier
+
+    def params_for(self, processor: InputProcessor) -> SamplingParams:
+        """The parameters with the biases of texts at the ids of their tokens. Raises InputError."""
+        if not self.text_biases:
+            return self.params
+        biases = dict(self.params.biases)
+        for text, bias in self.text_biases:
+            for token_id in processor.tokenize(text, False, False):
+                biases[token_id] = bias
+        return dataclasses.replace(self.params, logit_bias=biases)
+
+    def adapter_scales(self, loaded: Sequence[str]) -> Mapping[str, float] | None:
+        """Names and scales of the adapters that the body asks for; None: it says nothing of them.
+
+        Args:
+            loaded: names in the order of llama-server's ids.
+
+        Raises:
+            AdapterError: an id is not among them.
+        """
+        return scales_of(self.adapters, self.lora, loaded)
+
+
+def scales_of(
+    adapters: Mapping[str, float] | None, lora: tuple[tuple[int, float], ...] | None, loaded: Sequence[str]
+) -> Mapping[str, float] | None:
+    """Names and scales of the adapters that a body asks for by their names or ids; None: it says nothing of them.
+
+    Args:
+        loaded: names in the order of llama-server's ids.
+
+    Raises:
+        AdapterError: an id is not among them.
+    """
+    if lora is None:
+        return adapters
+    for index, _ in lora:
+        if index >= len(loaded):
+            known = f"; known are 0 to {len(loaded) - 1}" if loaded else " (none is loaded)"
+            raise AdapterError(f"lora has the id {index}{known}")
+    return {loaded[index]: scale for index, scale in lora if scale}
+
+
+def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat: bool = False) -> dict[str, Any]:
+    """The values of a Generation by name. What the reader of an endpoint has not taken from the body is read here.
+
+    Args:
+        usual: values of SamplingParams that hold where neither the body nor the server's options have one.
+        chat: logprobs is true or false, and top_logprobs their number.
+
+    Raises:
+        InputError, ApiError: a value is refused.
+    """
+    text_biases = _take_text_biases(body)
+    _take_stops(body)
+    _take_limits(body)
+    _take_breakers(body)
+    _take_samplers(body)
+    found: dict[str, Any] = {
+        "model": body.label("model"),
+        "text_biases": text_biases,
+        "stream": body.boolean("stream"),
+        "service_tier": body.choice("service_tier", TIERS),
+        "request_id": _request_id(body.take("request_id")),
+        "return_token_ids": body.boolean("return_token_ids") | body.boolean("return_tokens"),
+        "tokens_as_ids": body.boolean("return_tokens_as_token_ids"),
+        "timings_per_token": body.boolean("timings_per_token"),
+        "return_progress": body.boolean("return_progress"),
+        "verbose": body.boolean("verbose", rules.verbose),
+    }
+    found["adapters"], found["lora"] = read_adapters(body)
+    ping = body.integer("sse_ping_interval", -1, 2**31 - 1)
+    found["ping_s"] = None if ping is None else float(max(0, ping))
+    found |= _stream_options(body, found["stream"])
+    given = _params(body, found["service_tier"], chat)
+    params = SamplingParams.from_options(**{**usual, **rules.sampling, **given})
+    if rules.timeout_s is not None:
+        deadline = rules.timeout_s if params.deadline_s is None else min(params.deadline_s, rules.timeout_s)
+        params = dataclasses.replace(params, deadline_s=deadline)
+    if found["stream"] and params.n_copies > params.n:
+        raise SamplingError(
+            f"best_of is {params.best_of} with stream, above n: the best is known at the end; leave out one"
+        )
+    found["params"] = params
+    found["ignored"] = tuple(body.ignored)
+    return found
+
+
+def _stream_options(body: Body, stream: bool) -> Json:
+    if "stream_options" in body and not stream:
+        raise SamplingError("stream_options is given, and stream is not true; leave stream_options out")
+    options = body.nested("stream_options", ("include_usage", "continuous_usage_stats"))
+    names = {"include_usage": "include_usage", "continuous_usage": "continuous_usage_stats"}
+    return {
+        own: boolean(SamplingError, f"stream_options.{given}", options.get(given, False))
+        for own, given in names.items()
+    }
+
+
+def _params(body: Body, tier: str | None, chat: bool) -> Json:
+    """The values of SamplingParams that a body has, by its own names of them."""
+    _form(body)
+    values = {name: value for name, value in body.rest().items() if name in PARAMETERS or name in AS_HERE}
+    if "n_cmpl" in body:
+        values = {"n": body.take("n_cmpl")} | values
+    for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
+        budget = body.integer(name, -1, 2**31 - 1)
+        if budget is not None and budget >= 0:
+            values["thinking_token_budget"] = budget
+    if not body.boolean("cache_prompt", True):
+        values.setdefault("skip_reading_prefix_cache", True)
+    if chat and not isinstance(values.get("logprobs", False), bool):
+        boolean(SamplingError, "logprobs of a chat", values["logprobs"])
+    if chat and "top_logprobs" in values and values.get("logprobs") is not True:
+        raise SamplingError(f"top_logprobs is {show(values['top_logprobs'])}; it needs logprobs to be true")
+    if chat and values.get("logprobs") is False:
+        del values["logprobs"]
+    params = named(_each_once(values))
+    if params.get("max_tokens") == -1 and not isinstance(params["max_tokens"], (bool, float)):
+        params["max_tokens"] = None
+    seed = params.get("seed")
+    if isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 0:
+        params["seed"] = None if seed == -1 else seed % 2**64  # OpenAI's is a signed number
+    if tier == "flex":
+        params.setdefault("background", True)
+    elif tier == "priority":
+        params.setdefault("priority", PRIORITY_TIER)
+    return params
+
+
+def _each_once(values: Json) -> Json:
+    """The values without a second name for an equal one: clients give max_tokens and max_completion_tokens."""
+    seen: Json = {}
+    for given, value in values.items():
+        name = ALIASES.get(given, given)
+        if not any(ALIASES.get(other, other) == name and kept == value for other, kept in seen.items()):
+            seen[given] = value
+    return seen
+
+
+def _form(body: Body) -> None:
+    """Puts the one form that a body asks for, under whatever name, in the place of structured_outputs."""
+    forms: dict[str, Any] = {}
+    keys = {
+        **{name: name.removeprefix("guided_") for name in ("guided_json", "guided_regex", "guided_choice")},
+        **{
+            "guided_grammar": "grammar",
+            "grammar": "grammar",
+            "json_schema": "json",
+            "structural_tag": "structural_tag",
+        },
+    }
+    for name, key in keys.items():
+        value = body.take(name)
+        if value is None or (name == "grammar" and value == ""):  # llama-server's word for none
+            continue
+        forms[name] = structure({key: value})
+    for name in ("response_format", "structured_outputs"):
+        value = body.take(name)
+        if value is None:
+            continue
+        if not isinstance(value, (Mapping, Structure)):
+            raise SamplingError(f"{name} is {show(value)}; give an object")
+        try:
+            if (form := structure(value)) is not None:
+                forms[name] = form
+        except SamplingError as error:
+            raise SamplingError(str(error).replace("structured_outputs", name)) from error
+    if len(forms) > 1:
+        raise SamplingError(f"{' and '.join(forms)} both ask for a form of the text; give one of them")
+    body.put("structured_outputs", next(iter(forms.values()), None))
+
+
+def _take_stops(body: Body) -> None:
+    """Drops empty stop strings, which end nothing: pages send "" for none."""
+    for name in ("stop", "stop_strings", "stop_sequences"):
+        given = body.take(name)
+        if isinstance(given, list):
+            given = [each for each in given if each != ""]
+        body.put(name, given or None)
+
+
+def _take_breakers(body: Body) -> None:
+    """Reads dry_sequence_breakers that are a list in a text, as SillyTavern sends them."""
+    for name in ("dry_sequence_breakers", "dry_sequence_breaker"):
+        given = body.take(name)
+        if isinstance(given, str) and given.startswith("[") and len(given) <= _LONGEST_LIST:
+            with contextlib.suppress(ValueError, RecursionError):
+                given = json.loads(given)
+        body.put(name, given)
+
+
+def _take_limits(body: Body) -> None:
+    """Drops max_tokens beside another max_completion_tokens, the newer name, which holds as in OpenAI and vLLM."""
+    newer, older = body.take("max_completion_tokens"), body.take("max_tokens")
+    if newer is not None and older is not None and older != newer:
+        body.ignore("max_tokens", older, f"max_completion_tokens is {show(newer)}")
+        older = None
+    body.put("max_completion_tokens", newer)
+    body.put("max_tokens", older)
+
+
+def _take_samplers(body: Body) -> None:
+    """Reads samplers: a list of names, or of letters in a text. Those that are not there are ignored by name."""
+    given = body.take("samplers")
+    if given is None:
+        return
+    names = list(given) if isinstance(given, (str, list)) else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise SamplingError(f"samplers is {show(given)}; give a list of names, as ['top_k', 'temperature']")
+    if len(names) > MAX_SAMPLERS:
+        raise SamplingError(f"samplers names {len(names)}; at most {MAX_SAMPLERS} are allowed")
+    found, unknown = known_samplers(names)
+    for name in unknown:
+        body.ignore(f"samplers:{name}", given, f"known are {', '.join(KNOWN)}")
+    body.put("samplers", tuple(found))
+
+
+def _take_text_biases(body: Body) -> tuple[tuple[str, float], ...]:
+    """Takes the biases of texts out of logit_bias, and writes its bans as numbers: llama-server has both."""
+    given = body.take("logit_bias")
+    if given is None:
+        return ()
+    entries = pairs(given, MAX_BIASES + 1)
+    if entries is None:
+        raise SamplingError(
+            f"logit_bias is {show(given)}; give an object from token id to bias, or a list of such pairs"
+        )
+    ids: list[tuple[Any, Any]] = []
+    texts: list[tuple[str, float]] = []
+    seen: set[tuple[Any, Any]] = set()
+    for key, bias in entries:
+        if isinstance(key, (int, str)) and isinstance(bias, (int, float)):
+            if (key, bias) in seen:  # given twice, and the same
+                continue
+            seen.add((key, bias))
+        bias = _BAN if bias is False else bias
+        if isinstance(key, str) and not re.fullmatch(r"-?[0-9]{1,20}", key, re.ASCII):
+            texts.append((key, float(number(SamplingError, f"logit_bias of {show(key)}", bias, -100.0, 100.0))))
+        else:
+            ids.append((key, bias))
+    if len(entries) > MAX_BIASES:
+        raise SamplingError(f"logit_bias holds more than {MAX_BIASES} entries; at most {MAX_BIASES} are allowed")
+    body.put("logit_bias", tuple(ids))
+    return tuple(texts)
+
+
+def read_adapters(body: Body) -> tuple[Mapping[str, float] | None, tuple[tuple[int, float], ...] | None]:
+    """The adapters that a body names, and those whose ids it has. Raises AdapterError."""
+    adapters, lora = _adapters(body.take("adapters")), _lora(body.take("lora"))
+    if lora is not None and adapters is not None:
+        raise AdapterError("adapters and lora are both given; give one of them")
+    return adapters, lora
+
+
+def _adapters(given: object) -> Mapping[str, float] | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return {given: 1.0}
+    if not isinstance(given, Mapping) or len(given) > MAX_ADAPTERS:
+        raise AdapterError(f"adapters is {show(given)}; give names and scales as {{'name': 1.0}}")
+    return {
+        name: float(number(AdapterError, f"the scale of adapter {show(name)}", scale, -MAX_SCALE, MAX_SCALE))
+        for name, scale in given.items()
+    }
+
+
+def _lora(given: object) -> tuple[tuple[int, float], ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) > MAX_ADAPTERS:
+        raise AdapterError(f"lora is {show(given)}; give a list of {{'id': 0, 'scale': 1.0}}")
+    scales: dict[int, float] = {}
+    for each in given:
+        if not isinstance(each, Mapping):
+            raise AdapterError(f"lora holds {show(each)}; give {{'id': 0, 'scale': 1.0}}")
+        index = integer(AdapterError, "an id of lora", each.get("id"), 0, MAX_ADAPTERS)
+        if index in scales:
+            raise AdapterError(f"lora names the id {index} twice; give each once")
+        scales[index] = float(number(AdapterError, "a scale of lora", each.get("scale", 1.0), -MAX_SCALE, MAX_SCALE))
+    return tuple(scales.items())
+
+
+def _request_id(given: object) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) or not _SAFE_ID.fullmatch(given):
+        raise PromptError(f"request_id is {show(given)}; give 1 to 128 letters, digits, points, dashes and underscores")
+    return given
+
+
+def generates_nothing(body: Body) -> bool:
+    """True for a limit of 0 tokens, which becomes 1: a request that scores its prompt takes one step."""
+    _take_limits(body)
+    for name in ("max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens"):
+        if name in body and (value := body.take(name)) is not None:
+            limit = integer(SamplingError, name, value, -1, 2**31 - 1)
+            body.put(name, limit or 1)
+            if limit == 0:
+                return True
+    return False
+
+
+def filled(params: SamplingParams, model: Model) -> FilledParams:
+    """The parameters with a value in every field."""
+    defaults = _defaults.get(model)
+    if defaults is None:
+        defaults = _defaults[model] = defaults_of(model.metadata)
+    return fill(params, defaults)

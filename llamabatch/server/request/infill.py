@@ -1,0 +1,90 @@
+"""A gap in a text as a prompt, with the tokens that a vocabulary has for it ("fill in the middle")."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.errors import PromptError
+
+_FIM = ("fim_pre", "fim_suf", "fim_mid")
+_SNIPPET = "\n\n--- snippet ---\n\n"  # between files, where the vocabulary has no token for it
+_OUTPUT = 128  # tokens of the context that are kept for an output without a limit
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A gap in a text.
+
+    Attributes:
+        prefix, suffix: the texts around it. begun: the beginning of the text in it.
+        extra: names and texts of other files.
+    """
+
+    prefix: str = ""
+    suffix: str = ""
+    begun: str = ""
+    extra: tuple[tuple[str, str], ...] = ()
+
+
+def missing_marks(special_ids: Container[str]) -> list[str]:
+    """Tokens that a model needs to fill a gap, and that its vocabulary lacks."""
+    return [name for name in _FIM if name not in special_ids]
+
+
+def infill_ids(gap: Gap, processor: InputProcessor, max_tokens: int | None, before: Sequence[int] = ()) -> list[int]:
+    """The prompt of a gap: other files, the text before the gap, that behind it, and the beginning of the text in it,
+    with the vocabulary's marks between them (llama-server: format_prompt_infill). What does not fit in the context is
+    left out: the beginning of the other files, the beginning of the prefix, the end of the suffix.
+
+    Args:
+        max_tokens: of the output; None: without a limit, and 128 tokens of the context are kept for it.
+        before: token ids in front of the prompt, which then has no BOS of its own.
+
+    Raises:
+        PromptError: `before` and the beginning of the text in the gap leave no room.
+    """
+    marks = processor.special_ids
+    prefix, suffix, begun = (_plain(text, processor) for text in (gap.prefix, gap.suffix, gap.begun))
+    extra = _extra_ids(gap.extra, marks, processor)
+    bos = [] if before else processor.tokenize("", True, False)
+    room = processor.n_ctx - min(max_tokens or _OUTPUT, processor.n_ctx // 2)
+    fixed = len(before) + len(begun)
+    room -= fixed + len(bos) + len(_FIM)
+    if room < 0:
+        raise PromptError(f"prompt has {fixed} tokens, which leaves no room in a context of {processor.n_ctx}")
+    for_suffix = min(len(suffix), max(room // 4, room - len(prefix)))
+    for_prefix = min(len(prefix), room - for_suffix)
+    for_extra = min(len(extra), room - for_suffix - for_prefix)
+    return [
+        *before,
+        *extra[len(extra) - for_extra :],
+        *bos,
+        marks["fim_pre"],
+        *prefix[len(prefix) - for_prefix :],
+        *begun,
+        marks["fim_suf"],
+        *suffix[:for_suffix],
+        marks["fim_mid"],
+    ]
+
+
+def _extra_ids(files: Sequence[tuple[str, str]], marks: Mapping[str, int], processor: InputProcessor) -> list[int]:
+    found: list[int] = []
+    if "fim_rep" in marks:
+        found += [marks["fim_rep"], *_plain("myproject\n", processor)]
+    for name, text in files:
+        if "fim_sep" in marks:
+            found += [marks["fim_sep"], *_plain(f"{name}\n", processor)]
+        else:
+            found += _plain(_SNIPPET, processor)
+        found += _plain(text, processor)
+    if "fim_sep" in marks:
+        found += [marks["fim_sep"], *_plain("filename\n", processor)]
+    return found
+
+
+def _plain(text: str, processor: InputProcessor) -> list[int]:
+    found: list[int] = processor.tokenize(text, False, False) if text else []
+    return found

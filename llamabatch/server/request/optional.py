@@ -1,0 +1,131 @@
+"""Fields, tools and items of a history that let a service do something, and ask for no other answer.
+
+They are ignored by name, and refused where the server is strict. A wish that changes an answer is never one of them:
+its field has `only` without `optional`, and another value is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any
+
+from llamabatch.config.other_servers import SETTINGS
+from llamabatch.server.request.body import Body, Field, Fields
+
+BETA_HEADER = "anthropic-beta"
+# A line that programs put before the system prompt for a service. It has a number that is new with each request, so
+# that no prefix would be the one before.
+_FOR_A_SERVICE = re.compile(r"(x-anthropic-billing-header):[^\n]*\n*")
+
+
+def _allows(advice: str, *usual: object) -> Field:
+    """A field without effect, whose values `usual` are not even named."""
+    return Field({}, f"without effect: {advice}", usual, advice, optional=True)
+
+
+def _settings(*names: str) -> Fields:
+    """Fields that have flags, too, with the policy of both."""
+    return {
+        name: _allows(each.advice, *each.usual) if each.optional else Field({}, "", each.usual, each.advice)
+        for name, each in SETTINGS.items()
+        if name in names
+    }
+
+
+_NO_EDITS = "the messages of a body are read as they are"
+
+_ONLY_CHATS = ("mm_processor_kwargs", "media_io_kwargs")
+
+GENERATION: Fields = {
+    **_settings(*(name for name in SETTINGS if name not in _ONLY_CHATS)),
+    "id_slot": _allows("slots are leased, and a known prefix is found in whichever has it", -1),
+    "n_indent": _allows("lines of any indentation may come", 0),
+    "response_fields": _allows("the answer is whole; /completion has it", []),
+}
+CHAT: Fields = {
+    **_settings(*_ONLY_CHATS),
+    "prediction": _allows("speculation is an option of the server"),
+    "verbosity": _allows("ask for it in a message", "medium"),
+    "web_search_options": _allows("there is no search"),
+}
+RESPONSES: Fields = {"context_management": _allows(_NO_EDITS, [])}
+MESSAGES: Fields = {
+    "context_management": _allows(_NO_EDITS, {}, {"edits": []}),
+    "container": _allows("there are no containers"),
+    "mcp_servers": _allows("call tools from your program", []),
+}
+
+# Items and blocks that a service writes into its answers, about tools that it has run.
+RESPONSES_ITEMS = frozenset(
+    (
+        *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
+        *("tool_search_call", "tool_search_output", "local_shell_call", "local_shell_call_output"),
+        *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+    )
+)
+MESSAGES_BLOCKS = frozenset(
+    (
+        *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "tool_search_tool_result"),
+        *("code_execution_tool_result", "bash_code_execution_tool_result", "container_upload"),
+        *("text_editor_code_execution_tool_result", "mcp_tool_use", "mcp_tool_result"),
+    )
+)
+
+
+def own_tools(
+    given: Body, tools: Iterable[Any], kinds: Container[str], where: str = "tools"
+) -> Iterator[tuple[str, Any]]:
+    """The tools that the caller runs, each with its place. Those of another type belong to a service, which is not
+    there: they are ignored by name. Raises ApiError where the server is strict.
+
+    Args:
+        kinds: types of the caller's own tools.
+        where: the place of the list.
+    """
+    for number, tool in enumerate(tools):
+        place, kind = f"{where}[{number}]", tool.get("type") if isinstance(tool, Mapping) else None
+        if isinstance(kind, str) and kind not in kinds:
+            why = "tools that a service runs are not there, only functions of your own"
+            given.ignore_kind(place, kind, why, "unsupported_tool")
+        else:
+            yield place, tool
+
+
+def ignore_betas(given: Body, headers: Iterable[str]) -> None:
+    """Names each beta that a program asks for: the fields that belong to betas are read in any case.
+
+    Args:
+        headers: values of BETA_HEADER.
+
+    Raises:
+        ApiError: the server is strict.
+    """
+    for name in (each.strip() for header in headers for each in header.split(",")):
+        if name:
+            given.ignore(f"{BETA_HEADER}:{name}", name, "no field needs a beta here")
+
+
+def without_service_line(given: Body, place: str, text: str) -> str:
+    """The text of a system prompt without a first line that is for a service, which is ignored by name. Raises ApiError
+    where the server is strict."""
+    line = _FOR_A_SERVICE.match(text)
+    if line is None:
+        return text
+    given.ignore(f"{place}:{line[1]}", line[0].rstrip(), "it is for a service, and no part of the prompt")
+    return text[line.end() :]
+
+
+def behind(answers: Iterable[int]) -> int:
+    """The place behind the last answer of a history, from which on the caller asks.
+
+    Args:
+        answers: places of what the model said, in order.
+    """
+    return max(answers, default=-1) + 1
+
+
+def media_text(given: Body, place: str, kind: str) -> str:
+    """The text that stands for a picture or another medium of a history, which the model cannot see. Raises ApiError
+    where the server is strict."""
+    given.ignore_kind(place, kind, "messages are text", "unsupported_content_part")
+    return f"[{kind}: not shown, as this model reads text alone]"

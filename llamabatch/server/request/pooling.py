@@ -1,0 +1,116 @@
+"""The part that bodies of embeddings, ranks and classes have in common: texts that go through the model at once."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.entrypoints.submission import Submission
+from llamabatch.request.outputs import RequestOutput
+from llamabatch.server.http.errors import ApiError, check_ends
+from llamabatch.server.request.body import TIMEOUT_HEADER, Body, Field, Fields, Json, Rules
+from llamabatch.server.request.generation import read_adapters, scales_of
+from llamabatch.server.request.reading import adapter_ids
+from llamabatch.server.serving.serving import Serving
+
+# Fields of every body whose texts go through the model at once.
+POOLING: Fields = {
+    "model": Field({"type": ["string", "null"]}, "a name of /v1/models"),
+    "lora": Field({"type": ["array", "null"], "items": {"type": "object"}}, "ids of /lora-adapters and their scales"),
+    "adapters": Field({}, "names of adapters and their scales"),
+    "user": Field({}, "kept by other services; without effect here"),
+    "truncate_prompt_tokens": Field({}, "", (), "give shorter texts"),
+    "priority": Field({}, "", (0,), "texts go through the model as they come"),
+    "add_special_tokens": Field({}, "", (True,), "give token ids for texts without special tokens"),
+}
+
+
+@dataclass(frozen=True)
+class PooledBody(ABC):
+    """The part that bodies of embeddings, ranks and classes have in common.
+
+    Attributes:
+        model, adapters, lora: as in Generation.
+        timeout_s: seconds until it ends as an error.
+        ignored: names of unknown fields.
+    """
+
+    model: str | None = None
+    adapters: Mapping[str, float] | None = None
+    lora: tuple[tuple[int, float], ...] | None = None
+    timeout_s: float | None = None
+    ignored: tuple[str, ...] = ()
+
+    def adapter_scales(self, loaded: Sequence[str]) -> Mapping[str, float] | None:
+        """As Generation.adapter_scales."""
+        return scales_of(self.adapters, self.lora, loaded)
+
+    @property
+    @abstractmethod
+    def n_texts(self) -> int:
+        """The number of texts."""
+
+    @abstractmethod
+    def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
+        """The requests. Raises InputError.
+
+        Args:
+            loaded: names of the adapters in the order of llama-server's ids.
+        """
+
+
+def read_pooled(body: Body, rules: Rules) -> dict[str, Any]:
+    """The values of a PooledBody by name. Raises InputError."""
+    found: dict[str, Any] = {"model": body.label("model"), "timeout_s": rules.timeout_s}
+    found["adapters"], found["lora"] = read_adapters(body)
+    found["ignored"] = tuple(body.ignored)
+    return found
+
+
+def cut_ids(processor: InputProcessor, ids: Sequence[int], longest: int, *, keeps_end: bool = False) -> list[int]:
+    """So many tokens of a text, its first ones or its last; those that stand around any text stay.
+
+    Args:
+        ids: of the whole text.
+    """
+    if len(ids) <= longest:
+        return list(ids)
+    around = processor.tokenize("", True, False)
+    n_first = 1 if around and ids[0] == around[0] else 0
+    n_last = 1 if len(around) > n_first and ids[-1] == around[-1] else 0
+    inner = ids[n_first : len(ids) - n_last]
+    room = max(0, longest - n_first - n_last)
+    kept = inner[len(inner) - room :] if keeps_end else inner[:room]
+    return [*ids[:n_first], *kept, *ids[len(ids) - n_last :]][:longest]
+
+
+def pooled_usage(outputs: Sequence[RequestOutput]) -> Json:
+    """Counts of tokens of texts that nothing is generated for."""
+    n_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    return {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+
+
+async def pooled_outputs(serving: Serving, body: PooledBody) -> list[RequestOutput]:
+    """The outputs of texts, for which the engine knows no deadline.
+
+    Raises:
+        ApiError: one of them failed; 504 where they took longer than the header X-Request-Timeout allows. What
+            Serving.submit raises.
+    """
+
+    async def found() -> list[RequestOutput]:
+        call = await serving.submit(partial(body.submission, loaded=adapter_ids(serving)), body.n_texts)
+        return await call.outputs()
+
+    try:
+        outputs = await asyncio.wait_for(found(), body.timeout_s)
+    except (asyncio.TimeoutError, TimeoutError):  # two classes before Python 3.11
+        raise ApiError(504, f"{TIMEOUT_HEADER} is {body.timeout_s:g}, and the texts took longer") from None
+    for output in outputs:
+        check_ends(output)
+    return outputs

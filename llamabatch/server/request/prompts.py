@@ -1,0 +1,149 @@
+"""Prompts of a body: texts, token ids, and both mixed in one list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llamabatch.engine.validation import check_length
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.errors import PromptError
+from llamabatch.jobs.input.lines import text_or_ids
+from llamabatch.request.sampling_params import MAX_TOKEN_ID
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.request.body import Json
+from llamabatch.utils.checks import integer, show
+
+Prompt = str | tuple[int, ...]
+
+
+Mixed = str | tuple[int | str, ...]  # a text, or token ids and texts one behind another
+
+
+MAX_PROMPTS = 16_384  # of a body
+
+
+PROMPT_SCHEMA: Json = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "minItems": 1},
+    ]
+}
+
+
+MIXED_SCHEMA: Json = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": ["integer", "string", "array", "object"]}, "minItems": 1},
+        {"type": "object", "properties": {"prompt_string": {"type": "string"}}},
+    ]
+}
+
+
+def as_prompts(
+    processor: InputProcessor, prompts: Sequence[Prompt], *, add_special: bool = True, longest: int | None = None
+) -> Any:
+    """Prompts in the form of InputProcessor.prompts: alone, or a list of several.
+
+    <|im_end|> and its like in a text are the tokens that they name, as in vLLM and llama-server: callers of both write
+    the template of a chat into a prompt. A text that begins with BOS gets no second one.
+
+    Args:
+        add_special: put BOS in front where the model wants it.
+        longest: tokens that a text may have; None: any number.
+
+    Raises:
+        ContextLengthError: a text has more. A look at each of a million tokens would hold other requests up.
+    """
+    bos, found = processor.bos_text, []
+    for place, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            wants = add_special and not (bos and prompt.startswith(bos))
+            ids = processor.tokenize(prompt, wants, True)
+            if longest is not None:
+                check_length(len(ids), longest, f"prompts[{place}]: " if len(prompts) > 1 else "")
+            found.append({"prompt": prompt, "prompt_token_ids": ids})
+        else:
+            found.append({"prompt_token_ids": list(prompt)})
+    return found if len(found) > 1 else found[0]
+
+
+def read_prompts(name: str, given: object) -> tuple[Prompt, ...]:
+    """One prompt or several: texts and token ids. Raises PromptError.
+
+    Args:
+        name: of the field, for messages.
+    """
+    if isinstance(given, list) and given and not _is_ids(given):
+        if len(given) > MAX_PROMPTS:
+            raise PromptError(f"{name} is a list of {len(given)}; at most {MAX_PROMPTS} are allowed")
+        return tuple(text_or_ids(f"{name}[{index}]", each) for index, each in enumerate(given))
+    if not isinstance(given, (str, list)):
+        raise PromptError(f"{name} is {show(given)}; give a text, token ids, or a list of them")
+    return (text_or_ids(name, given),)
+
+
+def _is_ids(given: list[Any]) -> bool:
+    return all(isinstance(each, (int, float)) for each in given)
+
+
+def read_mixed(given: object, name: str = "prompt") -> tuple[tuple[Mixed, ...], bool]:
+    """The prompts, and True where they were given as a list of several. Raises PromptError, ApiError.
+
+    A list that holds a number is one prompt; its texts and numbers stand one behind another.
+
+    Args:
+        name: of the field, for messages.
+    """
+    if isinstance(given, list) and given and not any(isinstance(each, int) for each in given):
+        if len(given) > MAX_PROMPTS:
+            raise PromptError(f"{name} is a list of {len(given)}; at most {MAX_PROMPTS} are allowed")
+        return tuple(_mixed(f"{name}[{place}]", each) for place, each in enumerate(given)), True
+    return (_mixed(name, given),), False
+
+
+def _mixed(name: str, given: object) -> Mixed:
+    if isinstance(given, str):
+        return given
+    if isinstance(given, dict):
+        if given.get("multimodal_data"):
+            raise ApiError(400, f"{name} has multimodal_data, and the model reads texts alone", param=name)
+        if "content" in given:
+            return _parts_of(name, given["content"])
+        text = given.get("prompt_string")
+        if not isinstance(text, str):
+            raise PromptError(f"{name} is {show(given)}; give an object with the text prompt_string")
+        return text
+    if isinstance(given, list) and given:
+        return tuple(each if isinstance(each, str) else _token(name, each) for each in given)
+    raise PromptError(f"{name} is {show(given)}; give a text, token ids, or both in one list")
+
+
+def _parts_of(name: str, content: object) -> str:
+    """The text of a content of parts, as those of a message."""
+    if not isinstance(content, list) or not content:
+        raise PromptError(f'content of {name} is {show(content)}; give parts, as [{{"type": "text", "text": "Hello"}}]')
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise PromptError(f"content of {name} has the part {show(part)}; only parts of type 'text' are read")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _token(name: str, given: object) -> int:
+    return integer(PromptError, f"a token id of {name}", given, 0, MAX_TOKEN_ID)
+
+
+def mixed_ids(prompt: Mixed, processor: InputProcessor) -> list[int]:
+    """The token ids of a prompt. A text at its beginning gets the tokens that the vocabulary puts before a text."""
+    found: list[int] = []
+    for place, part in enumerate((prompt,) if isinstance(prompt, str) else prompt):
+        if isinstance(part, int):
+            found.append(part)
+        elif part or place == 0:
+            found += processor.tokenize(part, place == 0, True)
+    return found

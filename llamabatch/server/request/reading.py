@@ -1,0 +1,108 @@
+"""From an HTTP request to the body of an endpoint: its bytes read, its fields checked, its model found."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llamabatch.chat.conversation import template_variables
+from llamabatch.chat.formats import reasoning_of
+from llamabatch.errors import ConfigError
+from llamabatch.server.http.errors import model_not_found
+from llamabatch.server.request.body import Json, Rules, read_json, timeout_of
+from llamabatch.server.serving.serving import Serving
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+B = TypeVar("B")
+G = TypeVar("G")
+
+_ON_LOOP = 2**16  # bytes; a larger body is read on a worker's thread
+_LARGE = 2**20  # bytes; one body of more is read at a time
+
+
+async def read_body(request: HttpRequest, serving: Serving, read: Callable[[Json, Rules], B]) -> B:
+    """The body of a request.
+
+    Args:
+        read: the reader of the endpoint; it makes the body of the JSON object and the rules.
+
+    Raises:
+        ApiError: the model is not there; the body is no JSON, or a field is refused.
+    """
+    serving.check_ready()
+    # request.body() would keep the bytes for as long as the answer streams
+    data = b"".join([part async for part in request.stream()])
+    headers = request.headers
+    rules = rules_of(serving, timeout_of(headers))
+
+    def parse() -> B:
+        return read(read_json(data, headers), rules)
+
+    if len(data) <= _ON_LOOP:
+        return parse()
+    return await (serving.on_thread(parse) if len(data) <= _LARGE else serving.in_turn(parse))
+
+
+def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
+    """The rules of a server by which its bodies are read."""
+    options, config = serving.options, serving.plan.config
+    template = options.chat_template or serving.model.chat_template
+    return Rules(
+        strict=options.strict,
+        max_logprobs=options.max_logprobs,
+        trust_templates=options.trust_request_chat_template,
+        sampling=options.sampling,
+        template=options.chat_template,
+        template_kwargs=options.chat_template_kwargs,
+        enable_thinking=options.enable_thinking,
+        verbose=options.log_level == "debug",
+        timeout_s=timeout_s,
+        variables=_variables_of(template),
+        thinks=reasoning_of(template, config.reasoning_tags, config.reasoning_format) is not None,
+    )
+
+
+@functools.lru_cache(4)
+def _variables_of(template: str | None) -> frozenset[str] | None:
+    """Names that a template reads; None: there is none, or it cannot be compiled, which is the error of each chat."""
+    try:
+        return None if template is None else template_variables(template)
+    except ConfigError:
+        return None
+
+
+def with_model(body: G, serving: Serving) -> G:
+    """A Generation with the adapters that its model's name, or the server, asks for where it names none itself.
+
+    Raises:
+        ApiError: no model has this name (404). Without names of its own, or with any_model, a server takes any.
+    """
+    given: Any = body
+    if given.adapters is not None or given.lora is not None:
+        check_model(given.model, serving)
+        return body
+    loaded = serving.client.adapters
+    if given.model is not None and given.model in loaded and given.model not in serving.names:
+        return replace(given, adapters={given.model: 1.0})  # type: ignore[no-any-return]
+    check_model(given.model, serving)
+    default = serving.options.default_adapters
+    return replace(given, adapters=dict(default)) if default else body
+
+
+def check_model(name: str | None, serving: Serving) -> None:
+    """Raises ApiError (404) for a name that is not served."""
+    named = serving.options.served_model_names
+    takes_any = not named or serving.options.any_model
+    if name is not None and not takes_any and name not in named and name not in serving.client.adapters:
+        raise model_not_found(name, [*named, *serving.client.adapters])
+
+
+def adapter_ids(serving: Serving) -> list[str]:
+    """Names of the adapters in the order of llama-server's ids: those of the start, then those loaded since."""
+    loaded = serving.client.adapters
+    first = [name for name, _ in serving.plan.config.adapters if name in loaded]
+    return first + [name for name in loaded if name not in first]

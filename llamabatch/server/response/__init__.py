@@ -1,0 +1,1 @@
+"""Answers: outputs as JSON, whole or as a stream of events."""

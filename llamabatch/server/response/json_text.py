@@ -1,0 +1,112 @@
+"""JSON for answers of any size: without blanks, in pieces, its longest lists made while they are written; and the work
+that outputs take to be written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from json.encoder import encode_basestring
+from typing import Any
+
+from llamabatch.request.logprobs import count
+from llamabatch.request.outputs import RequestOutput, SequenceOutput
+
+quoted = encode_basestring  # a str as JSON; compiled
+
+
+class Rows(Sequence[Any]):
+    """A list for JSON whose entries are made when they are written: those of logprobs take ten times the memory that
+    they are made of.
+
+    Args:
+        given: one for each entry. make: an entry of it.
+    """
+
+    def __init__(self, given: Sequence[Any], make: Callable[[Any], Any]) -> None:
+        self._given = given
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __getitem__(self, at: Any) -> Any:
+        found = self._given[at]
+        return list(map(self._make, found)) if isinstance(at, slice) else self._make(found)
+
+    def __add__(self, other: Rows) -> Rows:
+        """The entries of both, which are made alike."""
+        return Rows([*self._given, *other._given], self._make)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (list, Rows)) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False, default=list).encode
+
+
+_SLICE = 1024  # entries of a list that are written at once
+
+
+_ROWS = 64  # the same, of a Rows
+
+
+def dump(value: Any) -> str:
+    """A value as JSON, without blanks."""
+    return _dump(value)
+
+
+def dump_in_pieces(value: Any) -> Iterator[str]:
+    """The text of dump in pieces, for large values, on a worker's thread. The encoder lets no other thread run before
+    its end, so it gets long lists in slices."""
+    if isinstance(value, dict) and not _is_flat(value):
+        before = "{"
+        for key, each in value.items():
+            yield f"{before}{_dump(key)}:"
+            yield from dump_in_pieces(each)
+            before = ","
+        yield "}"
+    elif not isinstance(value, (list, Rows)) or len(value) == 0:
+        yield _dump(value)
+    elif isinstance(value, Rows) or _is_flat(value[0]):  # entries of a list are of one kind
+        step, before = _ROWS if isinstance(value, Rows) else _SLICE, "["
+        for start in range(0, len(value), step):
+            yield before + _dump(value[start : start + step])[1:-1]
+            before = ","
+        yield "]"
+    else:
+        before = "["
+        for each in value:
+            yield before
+            yield from dump_in_pieces(each)
+            before = ","
+        yield "]"
+
+
+def _is_flat(value: Any) -> bool:
+    """No list, and no object that holds one or another object."""
+    return not isinstance(value, (list, Rows)) and not (
+        isinstance(value, dict) and any(isinstance(each, (dict, list, Rows)) for each in value.values())
+    )
+
+
+LIGHT = 512  # of `weight`: written in a few milliseconds at most
+
+
+def weight(outputs: Sequence[RequestOutput]) -> int:
+    """The work to write outputs as JSON, where 1 is a logprob, or a token by its id."""
+    found = 0
+    for output in outputs:
+        found += len(output.prompt_token_ids) + count(output.prompt_logprobs)
+        for each in output.outputs:
+            found += len(each.token_ids) + len(each.text) // 64 + len(each.reasoning or "") // 64
+            found += count(each.logprobs)
+    return found
+
+
+def weight_of_pieces(outputs: Sequence[SequenceOutput]) -> int:
+    """The same of pieces of a stream."""
+    return sum(
+        len(each.token_ids) + (len(each.text) + len(each.reasoning)) // 64 + count(each.logprobs) for each in outputs
+    )

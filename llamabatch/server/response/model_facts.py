@@ -1,0 +1,109 @@
+"""Facts of the served model and of its file that several dialects tell."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections import Counter
+from typing import Any, NamedTuple
+
+from llamabatch.errors import LlamaBatchError
+from llamabatch.gguf.header import read_tensors
+from llamabatch.llama.model import Model
+from llamabatch.server.request.infill import missing_marks
+from llamabatch.server.request.reading import rules_of
+from llamabatch.server.serving.serving import Serving
+
+Json = dict[str, Any]
+
+
+class FileFacts(NamedTuple):
+    """Numbers of the tensors of a file.
+
+    Attributes:
+        n_params: parameters. n_bytes: their bytes.
+        weight_type: the type of most parameters, as Q8_0; "" where the file is gone.
+    """
+
+    n_params: int = 0
+    n_bytes: int = 0
+    weight_type: str = ""
+
+
+def file_facts(model: Model) -> FileFacts:
+    """The facts, read once; zeros where the file is gone."""
+    found = _facts.get(model)
+    if found is None:
+        try:
+            tensors = read_tensors(model.path)
+        except (OSError, LlamaBatchError):
+            return FileFacts()
+        types: Counter[str] = Counter()
+        for each in tensors:
+            types[each.type_name] += each.n_elements
+        n_bytes = sum(each.n_bytes for each in tensors)
+        found = _facts[model] = FileFacts(sum(types.values()), n_bytes, max(types, key=types.__getitem__, default=""))
+    return found
+
+
+_facts: weakref.WeakKeyDictionary[Model, FileFacts] = weakref.WeakKeyDictionary()
+
+
+def architecture_of(model: Model) -> str:
+    """The architecture that a file names; "": it names none."""
+    return model.metadata.get("general.architecture", "")
+
+
+def model_names(serving: Serving) -> list[str]:
+    """All names under which the model answers: its own, then those of adapters."""
+    return [*serving.names, *serving.client.adapters]
+
+
+def model_card(serving: Serving, name: str) -> Json:
+    """An entry of a list of models as ollama has it, and llama-server beside OpenAI's.
+
+    Args:
+        name: one of model_names.
+    """
+    return {
+        "name": name,
+        "model": name,
+        "size": file_facts(serving.model).n_bytes,
+        "digest": hashlib.sha256(f"{serving.fingerprint}:{name}".encode()).hexdigest(),
+        "details": model_details(serving.model),
+    }
+
+
+def model_details(model: Model) -> Json:
+    """The details of such an entry."""
+    family, facts = architecture_of(model), file_facts(model)
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family],
+        "parameter_size": _short(facts.n_params),
+        "quantization_level": facts.weight_type,
+    }
+
+
+def capabilities(serving: Serving) -> list[str]:
+    """The uses of the model in ollama's words, and "rerank"."""
+    model = serving.model
+    generates = model.cannot_generate is None
+    found = {
+        "completion": generates,
+        "embedding": model.cannot_embed is None,
+        "rerank": model.cannot_classify is None,
+        "tools": generates,  # they are described in a message where the template has no place for them
+        "thinking": generates and rules_of(serving).thinks,
+        "insert": generates and not missing_marks(model.special_ids),
+    }
+    return [name for name, can in found.items() if can]
+
+
+def _short(n_params: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if n_params >= size:
+            return f"{n_params / size:.1f}{unit}"
+    return str(n_params)

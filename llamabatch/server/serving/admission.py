@@ -1,0 +1,271 @@
+"""The wait before a new request, estimated from the requests before it: for Retry-After, and for deadlines that the
+queue alone would miss. Pure Python.
+
+Nothing is asked of the engine: the FrontClient reports requests that come in and end, and a model of the slots says
+which of them run. Each guess errs on the side of a short wait, so that a request which might do is let in.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from llamabatch.request.outputs import FinishReason, RequestOutput
+from llamabatch.request.request import Request
+
+# OpenAI's clients obey a Retry-After of up to a minute, and fall back to their own short waits above it.
+MAX_RETRY_S = 60
+WINDOW_S = 30.0  # of the measured rate
+# Below so many measured requests no deadline is called too short: the first ones pay for warming up.
+MIN_MEASURED = 4
+_KEPT = 64  # measured requests; the speed of an engine changes with its company
+
+_Tier = tuple[bool, int]
+
+
+class EndRate:
+    """Continuations that end per second of busy time, of the last WINDOW_S such seconds."""
+
+    def __init__(self) -> None:
+        self._spans: deque[tuple[float, int]] = deque()  # seconds until that many ended
+        self._busy_s = 0.0
+        self._ended = 0
+        self._open_s = 0.0  # since the last end
+
+    def passed(self, seconds: float) -> None:
+        """The server was busy for so long."""
+        self._open_s += seconds
+
+    def ended(self, n: int) -> None:
+        """`n` continuations have ended."""
+        self._spans.append((self._open_s, n))
+        self._busy_s += self._open_s
+        self._ended += n
+        self._open_s = 0.0
+        while len(self._spans) > 1 and (self._busy_s - self._spans[0][0] > WINDOW_S or len(self._spans) > 4096):
+            seconds, count = self._spans.popleft()
+            self._busy_s -= seconds
+            self._ended -= count
+
+    @property
+    def per_s(self) -> float | None:
+        """None: nothing was measured. While nothing ends it sinks, as if the next end were due now."""
+        if not self._ended:
+            return 1.0 / self._open_s if self._open_s > 0.0 else None
+        seconds = self._busy_s + self._open_s
+        return self._ended / seconds if seconds > 0.0 else None
+
+
+class _Measured(NamedTuple):
+    """Requests that went well: their number, the tokens of their prompts and answers, and the seconds in a slot."""
+
+    requests: int
+    prompt_tokens: int
+    prefill_s: float
+    steps: int
+    decode_s: float
+    output_tokens: int
+
+
+_NOTHING = _Measured(0, 0, 0.0, 0, 0.0, 0)
+
+
+class SlotSpeed:
+    """Seconds of a slot that a token takes, and the usual length of an answer, by the last requests that went well.
+
+    len() is their number.
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[_Measured] = deque(maxlen=_KEPT)
+        self._known_sum: _Measured | None = None  # of the last ones; None: not added up since the latest came
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def measure(self, output: RequestOutput) -> None:
+        """Takes in a request that has ended; one without times or tokens says nothing."""
+        timings, times = output.timings, output.timings.token_times_s
+        ended_well = output.error is None and output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if not ended_well or not times or timings.queued_s is None or timings.ttft_s is None:
+            return
+        computed = max(1, len(output.prompt_token_ids) - output.num_cached_tokens)
+        prefill_s = max(0.0, timings.ttft_s - timings.queued_s)
+        longest = max(len(each.token_ids) for each in output.outputs)
+        self._last.append(_Measured(1, computed, prefill_s, len(times) - 1, times[-1] - times[0], longest))
+        self._known_sum = None
+
+    @property
+    def _sum(self) -> _Measured:
+        """Added up when a wait is asked for, as most requests end without one."""
+        found = self._known_sum
+        if found is None:
+            found = self._known_sum = _Measured(*map(sum, zip(*self._last, strict=True))) if self._last else _NOTHING
+        return found
+
+    def service_s(self, request: Request) -> float:
+        """Seconds in a slot that a request will take, with an answer of the usual length where it may end by itself."""
+        total = self._sum
+        of_prompt = total.prefill_s / total.prompt_tokens if total.prompt_tokens else 0.0
+        of_step = total.decode_s / total.steps if total.steps else 0.0
+        return len(request.prompt_token_ids) * of_prompt + self._expected_tokens(request) * of_step
+
+    def _expected_tokens(self, request: Request) -> float:
+        params = request.params
+        if request.score_from is not None:
+            return 0.0
+        usual = max(self._sum.output_tokens / max(1, self._sum.requests), params.min_tokens)
+        if params.max_tokens is None:
+            return usual
+        return params.max_tokens if params.ignore_eos else min(usual, params.max_tokens)
+
+
+@dataclass
+class _Entered:
+    """A request in flight. started_s: since when its continuations have slots, by the model of them; None: it waits."""
+
+    request: Request
+    number: int
+    started_s: float | None = None
+
+    @property
+    def rank(self) -> tuple[_Tier, int]:
+        return self.request.tier, self.number
+
+
+class Admission:
+    """A model of the slots, and of the requests that have them or wait: a Watcher of the FrontClient. Any thread may
+    call it.
+
+    Args:
+        n_slots: continuations that can run at once.
+        n_in_flight: the client's count of the continuations, and the texts to embed, that run or wait.
+        preempt: better priorities take the slots of worse ones that run.
+    """
+
+    def __init__(self, n_slots: int, n_in_flight: Callable[[], int], *, preempt: bool = False) -> None:
+        self.rate = EndRate()
+        self.speed = SlotSpeed()
+        self.n_slots = n_slots
+        self._lock = threading.Lock()
+        self._preempts = preempt
+        self._counted = n_in_flight
+        self._entered: dict[str, _Entered] = {}
+        self._waiting: list[tuple[tuple[_Tier, int], str]] = []  # a heap; may hold requests that have ended
+        self._n_running = 0  # continuations that have slots
+        self._n_entered = 0
+        self._last_s: float | None = None  # of the clock
+        self._promised_s = 0.0  # the time of the last retry that was named
+
+    @property
+    def n_in_flight(self) -> int:
+        """Continuations, and texts to embed, that run or wait."""
+        return self._counted()
+
+    def enter(self, requests: Iterable[Request], now: float) -> None:
+        """Requests are in flight from `now` on, seconds of any clock that does not go back."""
+        with self._lock:
+            self._advance(now)
+            for request in requests:
+                entered = self._entered[request.request_id] = _Entered(request, self._n_entered)
+                self._n_entered += 1
+                if request.embed:  # it needs no slot
+                    entered.started_s = now
+                else:
+                    heapq.heappush(self._waiting, (entered.rank, request.request_id))
+            self._start(now)
+
+    def leave(self, request_id: str, output: RequestOutput | None, now: float) -> None:
+        """A request has ended, with this output; None: it was never queued. Ids not in flight are ignored."""
+        with self._lock:
+            entered = self._entered.get(request_id)
+            if entered is None:
+                return
+            self._advance(now)
+            del self._entered[request_id]
+            copies = entered.request.params.n_copies
+            if entered.started_s is not None and not entered.request.embed:
+                self._n_running -= copies
+            if output is not None:
+                self.rate.ended(copies)
+                self.speed.measure(output)
+            self._start(now)
+
+    def retry_after_s(self, n: int, now: float) -> int:
+        """Seconds after which a call of `n` continuations that found the queue full should come again.
+
+        Places that become free are promised once, so that callers who were refused together do not come back together;
+        but never later than the queue as it is would be empty. 1 to MAX_RETRY_S.
+        """
+        with self._lock:
+            self._advance(now)
+            per_s = self.rate.per_s
+            if per_s is None:
+                return 1
+            empty_s = now + self.n_in_flight / per_s
+            self._promised_s = min(max(now, self._promised_s) + n / per_s, empty_s)
+            return max(1, min(MAX_RETRY_S, math.ceil(self._promised_s - now)))
+
+    def wait_s(self, request: Request, now: float) -> float | None:
+        """Seconds until a request would get its first slot; None: too little was measured to say.
+
+        Only what is ahead of it counts: what runs, and what waits in its tier or a better one.
+        """
+        if request.embed or len(self.speed) < MIN_MEASURED:
+            return None
+        with self._lock:
+            return self._wait_s(request, now)
+
+    def _wait_s(self, request: Request, now: float) -> float:
+        left_s: list[float] = []  # of each continuation that runs
+        ahead: list[_Entered] = []
+        for entered in self._entered.values():
+            if entered.request.embed:
+                continue
+            if entered.started_s is None:
+                if entered.request.tier <= request.tier:
+                    ahead.append(entered)
+            elif not self._gives_way(entered.request, request):
+                service_s = self.speed.service_s(entered.request)
+                left_s += [max(0.0, service_s - (now - entered.started_s))] * entered.request.params.n_copies
+        left_s.sort()
+        free_at = left_s[: self.n_slots]  # of each slot, seconds from now
+        free_at += [0.0] * (self.n_slots - len(free_at))
+        heapq.heapify(free_at)
+        for seconds in left_s[self.n_slots :]:  # continuations of a request that has not all its slots yet
+            heapq.heapreplace(free_at, free_at[0] + seconds)
+        for entered in sorted(ahead, key=lambda each: each.rank):
+            service_s = self.speed.service_s(entered.request)
+            for _ in range(entered.request.params.n_copies):
+                heapq.heapreplace(free_at, free_at[0] + service_s)
+        return free_at[0]
+
+    def _gives_way(self, running: Request, new: Request) -> bool:
+        """A running request loses its slot to a new one."""
+        if running.params.background and not new.params.background:
+            return True
+        return self._preempts and new.tier < running.tier
+
+    def _start(self, now: float) -> None:
+        """Gives slots that are free to the first that wait."""
+        if len(self._waiting) > 2 * len(self._entered) + 64:  # many have left while they waited
+            self._waiting = [pair for pair in self._waiting if pair[1] in self._entered]
+            heapq.heapify(self._waiting)
+        while self._waiting and self._n_running < self.n_slots:
+            _, request_id = heapq.heappop(self._waiting)
+            entered = self._entered.get(request_id)
+            if entered is None or entered.started_s is not None:
+                continue
+            entered.started_s = now
+            self._n_running += entered.request.params.n_copies
+
+    def _advance(self, now: float) -> None:
+        last_s = now if self._last_s is None else self._last_s
+        self._last_s = max(now, last_s)  # other threads may have come before
+        if self._entered:
+            self.rate.passed(self._last_s - last_s)

@@ -1,0 +1,90 @@
+"""Bounds on texts before they are tokenized: llama.cpp reads a text to its end, with 35 bytes of memory a byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llamabatch.engine.validation import check_length
+from llamabatch.errors import ContextLengthError, PromptError
+from llamabatch.llama.model import Model
+
+# Characters of a text that is tokenized for its tokens alone, or that may be cut to what n_ctx holds.
+MAX_TEXT = 2**20
+# Characters of a text that is too long and is tokenized all the same: its refusal then names the context it needs.
+COUNTED = 2**18
+_MARKS = 2**14  # characters of all the marks that a call has tokenized beside its prompts
+
+
+class BoundedModel:
+    """A Model whose `tokenize` refuses long texts before they are read, but for the first one of moderate length.
+
+    Args:
+        longest: characters of a text.
+        n_texts: so many texts of that length may come; None: any number.
+        refusal: the exception for so many characters.
+        n_ctx: tokens that a text may have. The first text of more than `longest` characters and up to COUNTED is
+            refused by their number; None: each by its characters.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        longest: int,
+        refusal: Callable[[int], Exception],
+        n_texts: int | None = None,
+        n_ctx: int | None = None,
+    ) -> None:
+        self._model = model
+        self._longest = longest
+        self._refusal = refusal
+        self._n_ctx = n_ctx
+        self._left = None if n_texts is None else n_texts * longest + _MARKS
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """As Model.tokenize. Raises the refusal."""
+        if len(text) > self._longest:
+            if self._n_ctx is not None and len(text) <= COUNTED:
+                n_ctx, self._n_ctx = self._n_ctx, None
+                ids = self._model.tokenize(text, add_special=add_special, parse_special=parse_special)
+                check_length(len(ids), n_ctx)
+            raise self._refusal(len(text))
+        if self._left is not None:
+            self._left -= len(text)
+            if self._left < 0:
+                raise self._refusal(self._longest - self._left)
+        return self._model.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+
+def for_prompts(model: Model, n_ctx: int, n_prompts: int, *, cuts: bool) -> Any:
+    """A model for prompts of a call. It refuses what has more than n_ctx tokens for certain, as each character has a
+    byte at least, and no token stands for more than `longest_token` of them.
+
+    Args:
+        cuts: prompts that are too long are cut.
+    """
+    longest = n_ctx * model.longest_token
+
+    def refusal(n: int) -> Exception:
+        if cuts:
+            return PromptError(f"the prompt has {n} characters; up to {max(longest, MAX_TEXT)} are read to be cut")
+        error = ContextLengthError(
+            f"the prompt has {n} characters; n_ctx allows 1 to {n_ctx} tokens, which are {longest} characters at most"
+        )
+        error.n_tokens, error.n_allowed = -(-n // model.longest_token), n_ctx
+        return error
+
+    return BoundedModel(model, max(longest, MAX_TEXT) if cuts else longest, refusal, n_prompts, None if cuts else n_ctx)
+
+
+def for_tokens(model: Model) -> Any:
+    """A model for texts that are tokenized for their tokens alone: MAX_TEXT characters together."""
+    return BoundedModel(
+        model,
+        MAX_TEXT,
+        lambda n: PromptError(f"the text has {n} characters; up to {MAX_TEXT} are tokenized at once, so send parts"),
+        1,
+    )

@@ -1,0 +1,129 @@
+"""Checks of requests before they queue, beside those of every entrypoint: size of the call, bad words, grammars, and
+deadlines that the queue alone would miss. What is refused here has its status before anything of it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from llamabatch.engine.validation import requested_logprobs
+from llamabatch.errors import ContextLengthError
+from llamabatch.llama.model import Model
+from llamabatch.planning.capacity import Plan
+from llamabatch.planning.memory import mib
+from llamabatch.request.request import Request
+from llamabatch.request.structured_outputs import Structure
+from llamabatch.sampling.prepared_params import PreparedParamsCache
+from llamabatch.server.http.errors import ApiError, retry_after
+from llamabatch.server.serving.admission import Admission
+from llamabatch.utils.checks import counted
+from llamabatch.utils.format import file_size
+
+# Prompts and continuations that may wait, unless max_queue says otherwise: 16 turns of 32 slots. What waits behind so
+# many has mostly lost its client, as OpenAI's give up after ten minutes; lists of prompts, of which evaluation programs
+# send some hundred at once, have room.
+MAX_QUEUE = 512
+
+LOGPROB_BYTES = 300  # that a logprob takes as a Python object
+
+
+def check_size(wanted: int, n_slots: int, max_queue: int | None) -> None:
+    """Raises ApiError for a call of so many continuations that has no room in an empty queue, so that waiting would
+    not help it."""
+    if max_queue is not None and wanted > n_slots + max_queue:
+        raise ApiError(
+            400,
+            f"the request asks for {counted(wanted, 'continuation')} at once; allowed are 1 to {n_slots + max_queue}: "
+            f"{n_slots} that run and max_queue={max_queue} that wait; send them in several requests",
+            code="too_many_continuations",
+        )
+
+
+def with_cure(error: ContextLengthError, model: Model, plan: Plan) -> ContextLengthError:
+    """The error with the option that lets the prompt in, and the memory that each slot then takes."""
+    config, architecture = plan.config, model.metadata.get("general.architecture", "")
+    trained = model.metadata.get(f"{architecture}.context_length", "")
+    most = int(trained) if trained.isdigit() else config.n_ctx
+    wanted = 1 << (error.n_tokens + error.n_tokens // 4).bit_length()  # with room for some turns and the answer
+    if not error.is_cured_by_n_ctx or error.n_tokens >= most or error.n_allowed != config.n_ctx:
+        return error  # no option of the server would help
+    wanted = min(wanted, most)
+    cells = plan.memory.kv_cache + sum(gpu.kv_cache for gpu in plan.memory.gpus)
+    each = cells * wanted // (config.kv_cells or config.n_slots * config.n_ctx)
+    found = ContextLengthError(
+        f"{error}; a server with -c {wanted} -np 1 takes it, and each slot (-np) of {wanted} tokens takes "
+        f"{mib(each)} there"
+    )
+    found.n_tokens, found.n_allowed = error.n_tokens, error.n_allowed
+    return found
+
+
+def check_answer(requests: Sequence[Request], n_ctx: int, n_vocab: int, n_held: int, most: int) -> None:
+    """Raises ApiError for logprobs that would take more memory than all bodies and answers may: 400 for a call that
+    asks for too many by itself, 503 while answers that are there already take it.
+
+    Args:
+        n_held: logprobs of answers that have not gone out yet. most: bytes.
+    """
+    wanted = sum(requested_logprobs(request, n_ctx, n_vocab) for request in requests)
+    allowed = most // LOGPROB_BYTES
+    if wanted > allowed:
+        raise ApiError(
+            400,
+            f"the request asks for up to {wanted:,} logprobs; allowed are 0 to {allowed:,}, which are "
+            f"{file_size(most)} (max_bodies_bytes); give a lower max_tokens, n or logprobs",
+            code="too_many_logprobs",
+        )
+    if wanted and n_held > allowed:
+        raise ApiError(
+            503,
+            f"answers with {n_held:,} logprobs are being sent, and at most {allowed:,} may be; try again",
+            headers=retry_after(None),
+        )
+
+
+def check_bad_words(requests: Sequence[Request], model: Model) -> None:
+    """Raises SamplingError for bad_words that the model cannot write; an engine would find that out later."""
+    prepared = None
+    for request in requests:
+        if request.params.forbidden_strings:
+            prepared = prepared or PreparedParamsCache(model)
+            prepared.of(request.params)
+
+
+def structures(requests: Sequence[Request]) -> list[Structure]:
+    """The different forms that requests must hold."""
+    found = (request.params.structure for request in requests)
+    return list(dict.fromkeys(each for each in found if each is not None))
+
+
+async def check_grammars(forms: Sequence[Structure], model: Model) -> None:
+    """Waits for the trials of these forms, in a process of their own.
+
+    Raises:
+        SamplingError: a form cannot be held. EngineError: it cannot be tried.
+    """
+    for structure in forms:
+        await asyncio.wrap_future(model.grammars.check(structure))
+
+
+def check_deadlines(requests: Sequence[Request], admission: Admission, now: float) -> None:
+    """Raises ApiError (504) for a deadline that the queue alone would miss.
+
+    Args:
+        now: time.perf_counter().
+    """
+    for request in requests:
+        deadline_s = request.params.deadline_s
+        if deadline_s is None:
+            continue
+        wait_s = admission.wait_s(request, now)
+        if wait_s is not None and now + wait_s > request.arrival_s + deadline_s:
+            tier = ", in the background" if request.params.background else ""
+            raise ApiError(
+                504,
+                f"deadline_s is {deadline_s:g}, but the request would wait about {wait_s:.1f} s for a slot{tier}: "
+                f"{counted(admission.n_in_flight, 'continuation')} run or wait; it was not queued",
+                headers=retry_after(wait_s),
+            )

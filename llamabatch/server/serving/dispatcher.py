@@ -1,0 +1,345 @@
+"""OutputDispatcher: the one sink of all requests of an event loop, and RequestStream, the end that a handler reads.
+
+The engine's thread hands over the outputs of all requests at once, after a step: it appends them to a deque, and wakes
+the loop unless that is due already. A call_soon_threadsafe for each request costs more than the rest of a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
+
+from llamabatch.entrypoints.submission import Submission
+from llamabatch.errors import EngineError, describe
+from llamabatch.request.joining import joined
+from llamabatch.request.logprobs import count
+from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
+from llamabatch.server.http.errors import log_error
+
+_LOOK_S = 1.0
+# Between two looks at outputs, for each stream that the first one gave something: what faster steps of one engine, or
+# of several, bring goes out together, as to serve a stream once costs the same whatever the number of its tokens.
+# Slower steps are not held up, nor are first tokens and ends.
+_REST_PER_STREAM_S = 0.00025
+_MOST_REST_S = 0.033
+_COMPACT_FROM = 64  # pieces that wait for a slow reader are joined from here on
+
+
+class OutputDispatcher:
+    """Takes outputs on threads of the engine, and gives them to the streams of one event loop.
+
+    Args:
+        loop: the loop on which the streams are read.
+        abort: aborts requests by their ids; it must not block.
+
+    Attributes:
+        sink: the sink of all requests; always the same object, by which the engine's thread groups outputs.
+        n_handovers: calls of the sink. n_wakeups: of those, calls that had to wake the loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, abort: Callable[[list[str]], None]) -> None:
+        self.sink = self._take
+        self.n_handovers = 0
+        self.n_wakeups = 0
+        self._loop = loop
+        self._abort = abort
+        self._outputs: deque[list[SequenceOutput]] = deque()
+        self._is_due = False
+        self._is_resting = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._streams: dict[str, RequestStream] = {}
+
+    def add(self, stream: RequestStream, request_ids: Iterable[str]) -> None:
+        """Lets outputs of these requests go to a stream. Call it before they are submitted, on any thread."""
+        self._streams.update(dict.fromkeys(request_ids, stream))
+
+    def watch(self) -> None:
+        """On the loop, with requests added: looks now and then for outputs that came without a wake-up."""
+        if self._timer is None or self._timer.when() < self._loop.time() - _LOOK_S:  # that look has failed
+            self._timer = self._loop.call_later(_LOOK_S, self._look)
+
+    def remove(self, request_ids: Iterable[str]) -> None:
+        """Drops outputs of these requests from here on. On any thread."""
+        for request_id in request_ids:
+            self._streams.pop(request_id, None)
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Requests that have not ended, and whose readers have not left."""
+        return list(self._streams)
+
+    def _take(self, outputs: list[SequenceOutput]) -> None:
+        """The sink, on a thread of the engine."""
+        self.n_handovers += 1
+        self._outputs.append(outputs)
+        if self._is_due:  # _drain lets this be False before it looks for outputs, and _rested the other one
+            return
+        if self._is_resting and not any(map(self._is_urgent, outputs)):
+            return
+        self._is_due = True
+        self.n_wakeups += 1
+        try:
+            self._loop.call_soon_threadsafe(self._drain)
+        except RuntimeError:  # the loop was closed before its requests had ended
+            self._is_due = False
+            self._outputs.clear()
+            left = list(self._streams)
+            self.remove(left)
+            self._abort(left)
+        except BaseException:
+            self._is_due = False
+            if self._outputs and self._outputs[-1] is outputs:  # else another thread wakes the loop for these, too
+                self._outputs.pop()
+                raise  # and gets them again, one by one
+
+    def _drain(self) -> None:
+        """On the loop: gives all outputs to their streams; while it rests, those of requests that begin or end."""
+        self._is_due = False
+        outputs: list[SequenceOutput] = []
+        later: list[SequenceOutput] = []
+        try:
+            while self._outputs:
+                outputs += self._outputs.popleft()
+            if self._is_resting:
+                urgent = {output.request_id for output in outputs if self._is_urgent(output)}
+                later = [output for output in outputs if output.request_id not in urgent]
+                outputs = [output for output in outputs if output.request_id in urgent]
+            elif outputs:
+                n_streams = len({output.request_id for output in outputs})
+                self._loop.call_later(min(_MOST_REST_S, n_streams * _REST_PER_STREAM_S), self._rested)
+                self._is_resting = True
+        except BaseException:
+            self._outputs.appendleft(outputs + later)  # for _look
+            raise
+        if later:
+            self._outputs.appendleft(later)
+        for output in outputs:
+            try:
+                self._give(output)
+            except BaseException as error:  # of any kind: the others get theirs, and this one's reader an answer
+                self._fail(output, error)
+
+    def _is_urgent(self, output: SequenceOutput) -> bool:
+        """The first output of a stream, or the last one of a request."""
+        if output.finished is not None:
+            return True
+        stream = self._streams.get(output.request_id)
+        return stream is not None and not stream.n_outputs
+
+    def _rested(self) -> None:
+        """On the loop: gives what came meanwhile."""
+        self._is_resting = False
+        if self._outputs:
+            self._drain()
+
+    def _give(self, output: SequenceOutput) -> None:
+        streams = self._streams
+        stream = streams.get(output.request_id)
+        if stream is not None:  # else its reader has left
+            stream.feed(output)
+            if output.finished is not None:  # not before: else _fail would not find it
+                streams.pop(output.request_id, None)
+
+    def _fail(self, output: SequenceOutput, error: BaseException) -> None:
+        """The output has not come to its stream."""
+        with contextlib.suppress(Exception):
+            log_error("an output could not be given to its reader", error)
+        stream = self._streams.pop(output.request_id, None)
+        if stream is not None:
+            stream.fail(error)
+
+    def _look(self) -> None:
+        """Gives what an exception has left lying, for as long as anyone waits."""
+        self._timer = self._loop.call_later(_LOOK_S, self._look) if self._streams else None
+        self._is_resting = False
+        if self._outputs:
+            self._drain()
+
+
+class RequestStream:
+    """The outputs of one submission, for one reader on the event loop.
+
+    `async for outputs in stream` gives a list of SequenceOutput each time: all since the last one, of each continuation
+    joined to one where that loses nothing; an empty list after `poke`. It ends after the last output. Leaving it early
+    calls for `abort`.
+
+    Attributes:
+        submission: the requests; None until they are made.
+        n_outputs: outputs that the engine brought so far.
+        n_logprobs: in whole outputs among them.
+        spend: gets the numbers of its tokens, for the limits of its caller; None: nobody counts.
+        on_end: called once, on the loop, when the reader has the last output or has left.
+    """
+
+    def __init__(self, dispatcher: OutputDispatcher, abort: Callable[[list[str]], None]) -> None:
+        self.submission: Submission | None = None
+        self.n_outputs = 0
+        self.n_logprobs = 0
+        self.spend: Callable[[int], None] | None = None
+        self.on_end: Callable[[], None] | None = None
+        self._dispatcher = dispatcher
+        self._abort = abort
+        self._has_left = False
+        self._is_poked = False
+        self._failure: BaseException | None = None
+        self._spent: dict[str, int] = {}  # tokens by request
+        self._pending: list[SequenceOutput] = []
+        self._compact_at = _COMPACT_FROM
+        self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def has_left(self) -> bool:
+        """The reader waits no more. May be read on any thread."""
+        return self._has_left
+
+    @property
+    def done(self) -> bool:
+        """Every request has ended, and its reader knows it."""
+        return self.submission is not None and self.submission.done
+
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """Tokens of each prompt, once the requests are made."""
+        assert self.submission is not None
+        return [len(each.prompt_token_ids) for each in self.submission.requests]
+
+    def started(self) -> None:
+        """The requests were submitted: the events of those that were refused come first."""
+        assert self.submission is not None
+        self._dispatcher.watch()
+        self._pending = [*self.submission.refused, *self._pending]
+        if self.submission.done and not self._pending:
+            self._end()
+
+    def feed(self, output: SequenceOutput) -> None:
+        """Takes an output, on the loop."""
+        self.n_outputs += 1
+        if self.spend is not None:
+            self._count(output, self.spend)
+        if output.finished is not None:
+            self.n_logprobs += _n_logprobs(output.finished)
+        self._pending.append(output)
+        if len(self._pending) >= self._compact_at:
+            self._pending = joined(self._pending)
+            self._compact_at = max(_COMPACT_FROM, 2 * len(self._pending))
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    def _count(self, output: SequenceOutput, spend: Callable[[int], None]) -> None:
+        """Spends the tokens of an output: the last one of a request that is not streamed stands for all of them."""
+        name, n_tokens = output.request_id, len(output.token_ids)
+        if output.finished is None:
+            self._spent[name] = self._spent.get(name, 0) + n_tokens
+        else:
+            n_tokens = sum(len(each.token_ids) for each in output.finished.outputs) - self._spent.pop(name, 0)
+        if n_tokens > 0:
+            spend(n_tokens)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the iteration with an error, on the loop."""
+        self._failure = error
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def poke(self) -> None:
+        """Lets a reader that waits have an empty list."""
+        if self._reader is not None and not self._reader.done() and not self._pending:
+            self._is_poked = True
+            self._reader.set_result(None)
+
+    def __aiter__(self) -> AsyncIterator[list[SequenceOutput]]:
+        return self
+
+    async def __anext__(self) -> list[SequenceOutput]:
+        """The outputs since the last look.
+
+        Raises:
+            EngineError: a request failed, and its submission raises errors; or an output was lost.
+        """
+        submission = self.submission
+        assert submission is not None, "the stream of a submission that was not made"
+        if submission.done or self._has_left:
+            raise StopAsyncIteration
+        while not self._pending and self._failure is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+            if self._has_left:
+                raise StopAsyncIteration
+            if self._is_poked:
+                self._is_poked = False
+                return []
+        if self._failure is not None:
+            self.abort()
+            raise EngineError(f"an output was lost: {describe(self._failure)}") from self._failure
+        pending, self._pending, self._compact_at = self._pending, [], _COMPACT_FROM
+        try:
+            ready, self._pending = before_failure(joined(pending) if len(pending) > 1 else pending)
+            outputs = list(submission.record(ready))
+        except BaseException:
+            self.abort()
+            raise
+        if submission.done:
+            self._end()
+        return outputs
+
+    async def outputs(self) -> list[RequestOutput]:
+        """The results, in the order of the prompts. Leaving it early aborts the requests.
+
+        Raises:
+            EngineError: a request failed, and its submission raises errors.
+        """
+        try:
+            async for _ in self:
+                pass
+        finally:
+            self.abort()
+        assert self.submission is not None
+        return self.submission.outputs
+
+    def abort(self) -> None:
+        """Ends the requests that still run, without waiting, and the iteration; no effect after the last output."""
+        if self._has_left or self.done:
+            return
+        self._has_left = True
+        self._pending = []
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+        if self.submission is not None:
+            left = self.submission.unfinished
+            self._dispatcher.remove(left)
+            self._abort(left)
+        self._end()
+
+    def _end(self) -> None:
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
+
+
+def _n_logprobs(output: RequestOutput) -> int:
+    """Logprobs of a whole output."""
+    return count(output.prompt_logprobs) + sum([count(each.logprobs) for each in output.outputs])
+
+
+def before_failure(outputs: list[SequenceOutput]) -> tuple[list[SequenceOutput], list[SequenceOutput]]:
+    """The outputs before the first end that was no good one, the last text of that request included; and the rest, from
+    that end on. What raises at an end then takes no text with it.
+    """
+    for at, output in enumerate(outputs):
+        finished = output.finished
+        if finished is None or (finished.error is None and output.finish_reason is not FinishReason.ABORT):
+            continue
+        brings = output.text or output.reasoning or output.token_ids or output.tool_calls
+        if not brings and not at:
+            return outputs, []
+        last = replace(output, token_ids=(), text="", reasoning="", tool_calls=(), logprobs=None)
+        earlier = [replace(output, finished=None, ended=None)] if brings else []
+        return outputs[:at] + earlier, [last, *outputs[at + 1 :]]
+    return outputs, []

@@ -1,0 +1,518 @@
+"""Serving: one loaded model behind a server, its states, and the way of a request from a handler to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from llamabatch.chat.named_templates import DEFAULT
+from llamabatch.client.base import Outage, errors_logged
+from llamabatch.client.connect import connect as connect_engine
+from llamabatch.client.front_client import FrontClient, slots_of
+from llamabatch.config import EngineConfig
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.entrypoints.submission import Submission
+from llamabatch.errors import ContextLengthError, EngineClosedError, LlamaBatchError, QueueFull
+from llamabatch.llama.kv_state import fingerprint as file_fingerprint
+from llamabatch.llama.model import Model
+from llamabatch.planning.capacity import Plan
+from llamabatch.planning.profile_store import library_id
+from llamabatch.request.structured_outputs import Structure
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.http.keys import key_use
+from llamabatch.server.http.private_paths import remember
+from llamabatch.server.options import ServerOptions
+from llamabatch.server.serving.admission import Admission
+from llamabatch.server.serving.bounded_model import for_prompts
+from llamabatch.server.serving.checks import (
+    check_answer,
+    check_bad_words,
+    check_deadlines,
+    check_grammars,
+    check_size,
+    structures,
+    with_cure,
+)
+from llamabatch.server.serving.dispatcher import OutputDispatcher, RequestStream
+from llamabatch.utils.version import __version__
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+State = Literal["loading", "ready", "restarting", "draining", "failed"]
+Prepare = Callable[[InputProcessor], Submission]
+Connect = Callable[[EngineConfig], FrontClient]
+
+_LOOK_S = 0.02  # between two looks whether the last stream has ended
+_AFTER_ABORT_S = 10.0  # for aborted requests to end: a step that is under way may take so long
+_RETRY_AFTER_S = {"loading": 5, "draining": 10, "failed": 30}
+_LONGEST_RETRY_S = 60  # of a server that restarts its engine
+_MESSAGES = {
+    "loading": "the model is being loaded; try again in a moment",
+    "restarting": "the engine's process ended and another one is being started; requests that come now wait for it",
+    "draining": "the server is shutting down and takes no new work; send the request to another one",
+    "failed": "the engine is gone",
+}
+# Options that change neither the text nor its probabilities.
+_WITHOUT_EFFECT_ON_TEXT = (
+    *("model", "draft_model", "max_queue", "log_file", "verbose", "isolate", "trial", "sha256", "profile"),
+)
+
+
+class Part(Protocol):
+    """Work of a server beside its requests. All methods are called on threads, and may be called again."""
+
+    def open(self) -> None:
+        """Called before the model is loaded; what it raises is the error of the load."""
+
+    def start(self) -> None:
+        """Called once the model is ready. Raises nothing."""
+
+    def stop(self) -> None:
+        """Called before requests are drained, and before the model is freed."""
+
+
+@dataclass
+class _Host:
+    """The parts of an engine that an InputProcessor reads, with a model of its own."""
+
+    plan: Plan
+    model: Any
+    client: FrontClient
+
+    @property
+    def adapters(self) -> list[str]:
+        return self.client.adapters
+
+
+class Serving:
+    """One model that is being loaded, served, and closed. Its methods belong to an event loop unless they say more.
+
+    Args:
+        config: the engine's options.
+        options: the server's options.
+        connect: starts the engine; tests have others.
+
+    Attributes:
+        config, options: as given.
+        load_error: what the load raised; None: nothing, so far.
+        created: time.time() of the start, whole seconds.
+        parts: they start and stop with the model.
+    """
+
+    def __init__(self, config: EngineConfig, options: ServerOptions, connect: Connect = connect_engine) -> None:
+        remember(config, options)
+        self.config = config
+        self.options = options
+        self.load_error: BaseException | None = None
+        self.created = int(time.time())
+        self._connect = connect
+        self._state: State = "loading"
+        self._client: FrontClient | None = None
+        self.parts: list[Part] = []
+        self._admission: Admission | None = None
+        self._fingerprint: str | None = None
+        self._loaded: Future[None] | None = None
+        self._n_loading = 0
+        self._load_s = 0.0  # that the load took
+        self._dispatchers: dict[asyncio.AbstractEventLoop, OutputDispatcher] = {}
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+        self._open: set[object] = set()  # calls under way, from before their prompts are read
+        self._answers: set[RequestStream] = set()  # whose responses have not gone out yet
+        self._lock = threading.Lock()
+        self._workers: ThreadPoolExecutor | None = None
+        self._aborting: ThreadPoolExecutor | None = None
+
+    # What a handler reads. Each raises ApiError (503) before the model is there.
+
+    @property
+    def client(self) -> FrontClient:
+        if self._client is None:
+            raise self.unavailable()
+        return self._client
+
+    @property
+    def plan(self) -> Plan:
+        return self.client.plan
+
+    @property
+    def model(self) -> Model:
+        return self.client.model
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model, the first in answers: those that were asked for, else its file's."""
+        return self.options.served_model_names or (_plain_name(self.config.model),)
+
+    @property
+    def fingerprint(self) -> str:
+        """Stands for everything that a text depends on beside its request: file, build, options, version."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint_of(self.client)
+        return self._fingerprint
+
+    @property
+    def is_loading(self) -> bool:
+        """A load is under way, be it one that this has been closed before the end of."""
+        return self._n_loading > 0
+
+    @property
+    def n_open(self) -> int:
+        """Calls under way."""
+        return len(self._open)
+
+    @property
+    def dispatcher(self) -> OutputDispatcher:
+        """The dispatcher of the running event loop."""
+        loop = asyncio.get_running_loop()
+        dispatcher = self._dispatchers.get(loop)
+        if dispatcher is None:
+            for other in [other for other in self._dispatchers if other.is_closed()]:
+                del self._dispatchers[other]
+            dispatcher = self._dispatchers[loop] = OutputDispatcher(loop, self.abort)
+        return dispatcher
+
+    def unavailable(self) -> ApiError:
+        """The error of a call that needs the model while there is none."""
+        state, error = self.state, self.error
+        message = _MESSAGES.get(state, "the model is not there")
+        if state == "failed" and error is not None:
+            message = f"{message}: {error}"
+        outage = self.outage
+        usual_s = min(_LONGEST_RETRY_S, max(1, math.ceil(self._load_s)))  # another engine takes no longer
+        retry_s = _RETRY_AFTER_S.get(state, usual_s)
+        if outage is not None and outage.retry_in_s is not None:
+            retry_s = max(1, math.ceil(outage.retry_in_s))
+        headers = {"Retry-After": str(retry_s)}
+        return ApiError(503, message, type="unavailable_error", code=f"model_{state}", headers=headers)
+
+    @property
+    def state(self) -> State:
+        """ "loading", "ready", "restarting" (engines that died are being replaced, and requests wait for them),
+        "draining" (no new work), or "failed": the load raised, or the engine is gone, be it until the next try."""
+        client = self._client
+        if self._state != "ready" or client is None:
+            return self._state
+        if client.outage is not None:
+            return "failed"
+        beats = client.heartbeats
+        return "restarting" if beats and not any(beat.up for beat in beats) else "ready"
+
+    @property
+    def error(self) -> BaseException | None:
+        """The reason of "failed"; None in other states."""
+        outage = self.outage
+        return self.load_error if outage is None else EngineClosedError(outage.reason)
+
+    @property
+    def outage(self) -> Outage | None:
+        """The engine is gone, and why; None while it is there, is loaded or replaced, or this server ends it."""
+        client = self._client
+        return client.outage if client is not None and self._state == "ready" else None
+
+    @property
+    def admission(self) -> Admission:
+        """The wait that a new request has before it."""
+        if self._admission is None:
+            raise self.unavailable()
+        return self._admission
+
+    def check_ready(self) -> None:
+        """Raises ApiError (503) unless requests are taken, be it to wait for an engine that restarts. Starts the load
+        where no lifespan has: of an app that is mounted in another one."""
+        if self._loaded is None:
+            self.start()
+        if self.state not in ("ready", "restarting"):
+            raise self.unavailable()
+
+    def start(self) -> Future[None]:
+        """Begins to load the model, on a thread, unless that has begun. The result of the future: it is loaded."""
+        with self._lock:
+            if self._loaded is None:
+                self._state, self.load_error = "loading", None
+                self._workers = ThreadPoolExecutor(self.options.threads, thread_name_prefix="llamabatch-server")
+                # a thread of its own: an abort must not wait for a prompt that is being tokenized
+                self._aborting = ThreadPoolExecutor(1, thread_name_prefix="llamabatch-abort")
+                self._loaded = Future()
+                load = partial(self._load, self._loaded)
+                threading.Thread(target=load, name="llamabatch-load", daemon=True).start()
+            return self._loaded
+
+    def _load(self, loaded: Future[None]) -> None:
+        self._n_loading += 1
+        try:
+            self._load_now(loaded)
+        finally:
+            self._n_loading -= 1
+
+    def _load_now(self, loaded: Future[None]) -> None:
+        began_s = time.monotonic()
+        try:
+            for part in self.parts:
+                part.open()
+            client = self._connect(self.config)
+            self._load_s = time.monotonic() - began_s
+        except BaseException as error:
+            self._stop_parts()
+            if not isinstance(error, LlamaBatchError):
+                logger.exception("the model could not be loaded")
+            self.load_error = error
+            self._state = "failed"
+            loaded.set_exception(error)
+            return
+        try:
+            self._check_template(client.model)
+            config = client.plan.config
+            in_flight = client.in_flight
+            admission = Admission(slots_of(config), lambda: in_flight.n_continuations, preempt=config.preempt)
+            in_flight.watch(admission)
+            with self._lock:
+                is_wanted = self._loaded is loaded
+                if is_wanted:
+                    self._client, self._admission = client, admission
+                    if self._state == "loading":
+                        self._state = "ready"
+            if is_wanted:
+                with errors_logged("the fingerprint of the model could not be made"):
+                    self._fingerprint = fingerprint_of(client)
+                if self._state == "ready":
+                    for part in self.parts:
+                        part.start()
+                if self._loaded is not loaded:  # closed since then
+                    self._stop_parts()
+            else:  # closed meanwhile
+                client.close()
+        finally:
+            loaded.set_result(None)
+
+    def _check_template(self, model: Model) -> None:
+        """Takes llama-server's template for chats with a model that has none."""
+        if self.options.chat_template is None and model.chat_template is None and not model.pools_only:
+            name = _plain_name(self.config.model)
+            logger.warning("%s has no chat template: chats take %s (--chat-template gives another)", name, DEFAULT)
+            self.set_options(chat_template=DEFAULT)
+
+    def set_options(self, **changes: Any) -> None:
+        """Sets options of the server that later requests read. Raises ConfigError for a bad value; none is set then."""
+        # keys of the file are among api_keys since the start, and the file may be gone
+        self.options = replace(self.options, api_key_file=None, **changes)
+
+    async def on_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Calls a function that takes long, or that asks the engine, on a worker's thread."""
+        workers = self._workers
+        if workers is None:
+            raise self.unavailable()
+        try:
+            future = workers.submit(function, *arguments)
+        except RuntimeError as error:  # it is being closed
+            raise self.unavailable() from error
+        return await asyncio.wrap_future(future)
+
+    async def in_turn(self, function: Callable[[], T]) -> T:
+        """As on_thread, one after another: what takes much memory, or steps in which no other thread runs."""
+        loop = asyncio.get_running_loop()
+        turn = self._turns.get(loop)
+        if turn is None:
+            turn = self._turns[loop] = asyncio.Lock()
+        async with turn:
+            return await self.on_thread(function)
+
+    async def submit(
+        self, prepare: Prepare, n_prompts: int = 1, n: int = 1, *, cuts: bool = False, stream: bool = False
+    ) -> RequestStream:
+        """Makes requests and submits them; both on a worker's thread.
+
+        They are aborted when the task of the caller ends or is cancelled, unless they have ended.
+
+        Args:
+            prepare: makes the Submission; its errors policy holds for the stream, too.
+            n_prompts, n: prompts, and continuations of each: a call of too many is refused before any work.
+            cuts: prompts that are too long are cut.
+            stream: the stream brings each token; otherwise whole outputs.
+
+        Raises:
+            ApiError: the model is not there (503). What `prepare` raises. QueueFull. EngineClosedError.
+        """
+        self.check_ready()
+        check_size(n_prompts * n, self.admission.n_slots, self.config.max_queue)
+        dispatcher, call = self.dispatcher, RequestStream(self.dispatcher, self.abort)
+        task = asyncio.current_task()
+        assert task is not None
+        use = key_use.get()
+        call.spend = None if use is None else use.spend
+        self._open.add(call)
+        self._answers.add(call)
+        task.add_done_callback(lambda _: self._answers.discard(call))  # its response has gone out
+
+        def end(_: object) -> None:
+            call.abort()
+            self._open.discard(call)
+
+        task.add_done_callback(end)
+        call.on_end = partial(self._forget, task, end, call)
+        try:
+            forms = await self.on_thread(self._make, prepare, n_prompts, cuts, call, dispatcher, stream)
+            if forms:
+                await check_grammars(forms, self.model)
+                await self.on_thread(self._send, call, dispatcher, stream)
+        except BaseException:
+            call.abort()
+            self._forget(task, end, call)
+            raise
+        call.started()
+        return call
+
+    def _forget(self, task: asyncio.Task[Any], end: Callable[[object], None], call: RequestStream) -> None:
+        task.remove_done_callback(end)
+        self._open.discard(call)
+
+    def _make(
+        self,
+        prepare: Prepare,
+        n_prompts: int,
+        cuts: bool,
+        call: RequestStream,
+        dispatcher: OutputDispatcher,
+        stream: bool,
+    ) -> list[Structure]:
+        """On a worker's thread: makes the requests. Returns the forms to try first; without any, it submits them."""
+        client = self.client
+        host = _Host(client.plan, for_prompts(client.model, client.plan.config.n_ctx, n_prompts, cuts=cuts), client)
+        try:
+            submission = prepare(InputProcessor(host, lambda: call.has_left, client.next_seed))
+        except ContextLengthError as error:
+            raise with_cure(error, client.model, client.plan) from None
+        call.submission = submission
+        held, config = sum(each.n_logprobs for each in list(self._answers)), client.plan.config
+        check_answer(submission.requests, config.n_ctx, client.model.n_vocab, held, self.options.max_bodies_bytes)
+        check_bad_words(submission.requests, client.model)
+        forms = structures(submission.requests)
+        if not forms:
+            self._send(call, dispatcher, stream)
+        return forms
+
+    def _send(self, call: RequestStream, dispatcher: OutputDispatcher, stream: bool) -> None:
+        """On a worker's thread: submits the requests."""
+        client, admission, submission = self.client, self.admission, call.submission
+        assert submission is not None
+        if call.has_left:
+            raise CancelledError
+        requests, now = submission.requests, time.perf_counter()
+        check_deadlines(requests, admission, now)
+        ids = [request.request_id for request in requests]
+        dispatcher.add(call, ids)
+        try:
+            client.submit(requests, dispatcher.sink, stream=stream)
+        except BaseException as error:
+            dispatcher.remove(ids)
+            if isinstance(error, QueueFull):
+                wanted = sum(request.params.n_copies for request in requests)
+                error.retry_after_s = admission.retry_after_s(wanted, now)
+            raise
+        if call.spend is not None:
+            call.spend(sum(len(request.prompt_token_ids) for request in requests))
+        if submission.refused:
+            client.count_refused(submission.refused)
+        if call.has_left:  # while they were submitted: that abort may have come too early
+            dispatcher.remove(ids)
+            client.abort(ids)
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Aborts requests without waiting. On any thread."""
+        client, aborting = self._client, self._aborting
+        if client is not None and aborting is not None and request_ids:
+            with contextlib.suppress(RuntimeError):  # closed: all requests have ended
+                aborting.submit(client.abort, request_ids)
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no new work, waits until the calls under way have ended, and aborts what is left after so long."""
+        if self._state in ("ready", "loading"):
+            self._state = "draining"
+        await asyncio.get_running_loop().run_in_executor(None, self._stop_parts)
+        until = time.monotonic() + seconds
+        while self._open and time.monotonic() < until:
+            await asyncio.sleep(_LOOK_S)
+        if self._open:
+            logger.warning("%d calls were still running after %g s and are ended", len(self._open), seconds)
+        await self._abort_all()
+
+    async def _abort_all(self) -> None:
+        for dispatcher in list(self._dispatchers.values()):
+            ids = dispatcher.request_ids
+            self.abort(ids)  # their streams go on to their ends, with finish_reason "abort"
+        until = time.monotonic() + _AFTER_ABORT_S
+        while self._open and time.monotonic() < until:
+            await asyncio.sleep(_LOOK_S)
+
+    async def aclose(self) -> None:
+        """Ends all requests and frees the model. May be called twice; `start` may follow."""
+        await asyncio.get_running_loop().run_in_executor(None, self.close)
+
+    def close(self) -> None:
+        """As aclose, on any thread but a sink's. Waits for the step under way, not for a load."""
+        self._stop_parts()
+        with self._lock:
+            client, self._client = self._client, None
+            self._loaded = None  # a load that is under way closes what it has made
+            workers, self._workers = self._workers, None
+            aborting, self._aborting = self._aborting, None
+            if self._state != "failed":
+                self._state = "draining"
+        if client is not None:
+            client.close()
+        for pool in (workers, aborting):
+            if pool is not None:
+                pool.shutdown()
+
+    def _stop_parts(self) -> None:
+        for part in self.parts:
+            part.stop()
+
+
+def serving_of(request: HttpRequest) -> Serving:
+    """The Serving of the application that a request came to."""
+    serving: Serving = request.app.state.serving
+    return serving
+
+
+def fingerprint_of(client: FrontClient) -> str:
+    """`fp_` and twelve digits, as OpenAI's system_fingerprint."""
+    config = client.plan.config
+    options = {name: repr(value) for name, value in sorted(vars(config).items()) if name not in _WITHOUT_EFFECT_ON_TEXT}
+    adapters = [(name, file_fingerprint_or_none(path)) for name, path in config.adapters]
+    parts = [__version__, library_id(), file_fingerprint_or_none(client.model.path), options, adapters]
+    digest = hashlib.blake2b(json.dumps(parts, default=str).encode(), digest_size=6)
+    return f"fp_{digest.hexdigest()}"
+
+
+def file_fingerprint_or_none(path: Any) -> str | None:
+    try:
+        return file_fingerprint(Path(path))
+    except (OSError, LlamaBatchError):
+        return None
+
+
+@cache
+def _plain_name(model: str) -> str:
+    """The file's name without folder and ending; a name on Hugging Face's hub as it is."""
+    if ":" in model and not model.endswith(".gguf") and not os.path.isabs(model):
+        return model
+    name = PurePath(model).name
+    return name.removesuffix(".gguf") or model

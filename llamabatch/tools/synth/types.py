@@ -1,0 +1,70 @@
+"""The tensors of a shape, each in the type that llama.cpp's own quantiser chooses for it (llama-quant.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from llamabatch.tools.synth.architectures import Weights, weights_of
+from llamabatch.tools.synth.blocks import F16, F32, MXFP4, Q4_0, Q4_K, Q5_0, Q6_K, Q8_0, BlockType
+from llamabatch.tools.synth.shapes import Shape
+
+QUANTS = ("Q8_0", "Q4_0", "Q4_K_M", "MXFP4_MOE", "F16")
+FILE_TYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "MXFP4_MOE": 38}  # llama_ftype
+_BASE_TYPES = {"F16": F16, "Q4_0": Q4_0, "Q8_0": Q8_0, "Q4_K_M": Q4_K, "MXFP4_MOE": Q8_0}
+_SMALLER_BLOCKS = {"Q4_K": Q5_0, "Q6_K": Q8_0}  # of 32 weights in place of 256
+_UNQUANTISED = ("_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d.weight", "shortconv.conv.weight")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor to write: random weights of standard deviation `std`, or given values; `matrices` of rows x columns."""
+
+    name: str
+    kind: BlockType
+    rows: int
+    columns: int
+    std: float
+    values: Any = None
+    matrices: int = 1
+
+    @property
+    def blocks(self) -> int:
+        return self.matrices * self.rows * self.columns // self.kind.weights
+
+    @property
+    def size(self) -> int:
+        return self.blocks * self.kind.size
+
+
+def tensors_of(shape: Shape, quant: str) -> Iterator[Tensor]:
+    """The tensors of one of QUANTS, in the order of llama.cpp's own converter."""
+    parts = list(weights_of(shape))
+    values = [part.name for part in parts if part.name.endswith(("attn_v.weight", "attn_qkv.weight"))]
+    downs = [part.name for part in parts if part.name.endswith(("ffn_down.weight", "ffn_down_exps.weight"))]
+    # with more bits in Q4_K_M; the quantiser counts the layers of a model, also where some have no such matrix
+    better = {name for i, name in enumerate(values) if _more_bits(i, len(values))}
+    better |= {name for i, name in enumerate(downs) if _more_bits(i, shape.n_layer)}
+    for part in parts:
+        kind = _type(part, quant, shape.tied, part.name in better)
+        yield Tensor(part.name, kind, part.rows, part.columns, part.std, part.values, part.matrices)
+
+
+def _type(part: Weights, quant: str, tied: bool, is_better: bool) -> BlockType:
+    if part.is_vector or not part.name.endswith(".weight") or part.name.endswith(_UNQUANTISED):
+        return F32
+    kind = _BASE_TYPES[quant]
+    if part.name == ("token_embd.weight" if tied else "output.weight"):
+        kind = Q6_K if quant in {"Q4_0", "Q4_K_M"} else kind
+    elif quant == "Q4_K_M" and is_better:
+        kind = Q6_K
+    elif quant == "MXFP4_MOE" and part.matrices > 1:
+        kind = MXFP4
+    return kind if part.columns % kind.weights == 0 else _SMALLER_BLOCKS[kind.name]
+
+
+def _more_bits(layer: int, n_layer: int) -> bool:
+    """llama-quant.cpp, use_more_bits: the layers where Q4_K_M keeps attn_v and ffn_down at Q6_K."""
+    eighth = n_layer // 8
+    return layer < eighth or layer >= 7 * n_layer // 8 or (layer - eighth) % 3 == 2

@@ -1,0 +1,148 @@
+"""Differences between Linux, macOS and Windows: signals, locks, limits, cores, sockets, files of the kernel.
+
+The other rooms call these functions and name nothing that one of the systems lacks. Where a system lacks something, the
+function says so by what comes back, and raises nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+INHERITS_SOCKETS = sys.platform != "win32"  # a child process gets open sockets of its parent by their number
+NEW_GROUP = 0  # for Popen, beside start_new_session, which Windows ignores: Ctrl-C reaches the parent alone
+if sys.platform == "win32":
+    NEW_GROUP = subprocess.CREATE_NEW_PROCESS_GROUP
+_LOCK_AGAIN_S = 0.1
+_MOST_NAME_BYTES = 255
+# Windows has no signals between processes: a crash is an exit code, here with the signal that other systems would send.
+_FIRST_EXCEPTION = 0xC0000000
+_EXCEPTIONS = {
+    0xC0000005: "SIGSEGV",  # STATUS_ACCESS_VIOLATION
+    0xC0000006: "SIGBUS",  # STATUS_IN_PAGE_ERROR: a mapped file that cannot be read
+    0xC000001D: "SIGILL",  # STATUS_ILLEGAL_INSTRUCTION
+    0xC0000094: "SIGFPE",  # STATUS_INTEGER_DIVIDE_BY_ZERO
+    0xC00000FD: "SIGSEGV",  # STATUS_STACK_OVERFLOW
+    0xC0000409: "SIGABRT",  # STATUS_STACK_BUFFER_OVERRUN, which abort() ends with
+}
+
+
+def fatal_signal(code: int) -> str | None:
+    """The name of the signal that ended a child process; None: it exited by itself.
+
+    Args:
+        code: Popen.returncode.
+    """
+    if code >= _FIRST_EXCEPTION:
+        return _EXCEPTIONS.get(code, f"exception 0x{code:X}")
+    if code >= 0:
+        return None
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # a real-time one
+        return f"signal {-code}"
+
+
+def lock(fd: int, byte: int = 0, *, wait: bool = False) -> bool:
+    """Locks an open file for this process. A file system without locks counts as unlocked.
+
+    Args:
+        byte: where Windows locks, since other processes cannot read a locked byte there.
+        wait: until the file is free.
+
+    Returns:
+        False if another process holds the lock.
+    """
+    while not _lock_now(fd, byte):
+        if not wait:
+            return False
+        time.sleep(_LOCK_AGAIN_S)
+    return True
+
+
+def _lock_now(fd: int, byte: int) -> bool:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(fd, byte, os.SEEK_SET)
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+    return True
+
+
+def limits(name: str) -> tuple[int | None, int | None]:
+    """The soft and the hard limit of a resource, as "RLIMIT_AS"; None: no limit, or no such resource here."""
+    if sys.platform == "win32":
+        return None, None
+    import resource
+
+    if not hasattr(resource, name):
+        return None, None
+    soft, hard = resource.getrlimit(getattr(resource, name))
+    none = resource.RLIM_INFINITY
+    return None if soft == none else soft, None if hard == none else hard
+
+
+def set_limits(name: str, soft: int, hard: int | None) -> None:
+    """Sets the limits of a resource as far as the system lets this process."""
+    if sys.platform != "win32":
+        import resource
+
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            resource.setrlimit(getattr(resource, name), (soft, resource.RLIM_INFINITY if hard is None else hard))
+
+
+def affinity() -> int:
+    """Number of cores that this process may run on; all of them where the system has no such call."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def most_name_bytes(folder: Path) -> int:
+    """The length limit of a file's name in a folder."""
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError, ValueError):
+            return os.pathconf(folder, "PC_NAME_MAX")
+    return _MOST_NAME_BYTES
+
+
+def unix_socket() -> socket.socket | None:
+    """A new UNIX socket; None where there are none."""
+    if hasattr(socket, "AF_UNIX"):
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    return None
+
+
+def kernel_lines(path: str) -> list[str]:
+    """The lines of a file that Linux keeps, as "/proc/self/maps"; none elsewhere."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as lines:
+            return lines.read().splitlines()
+    except OSError:
+        return []
+
+
+def edit_lines(complete: Callable[[str, int], str | None], delimiters: str) -> None:
+    """Gives `input` history, the keys of a line editor, and Tab. The console of Windows has the first two itself."""
+    if sys.platform != "win32":
+        with contextlib.suppress(ImportError):
+            import readline
+
+            readline.set_completer(complete)
+            readline.set_completer_delims(delimiters)
+            readline.parse_and_bind("tab: complete")

@@ -1,0 +1,305 @@
+#pragma once
+
+// Products of many queries with a block of K and V in F32. A vector holds an element of EPR queries, so that sums and the
+// softmax need no sums over lanes, and every head size is whole; the bits are those of fattn-few.h, query by query: a
+// score is the sum of four chains of products, weights are added up in the order of ggml_vec_soft_max_f32.
+
+#include "fattn-few.h"
+#include "vec.h"
+
+#if defined(GGML_FATTN_FEW)
+
+namespace fattn_many {
+
+using fattn_few::EPR;
+
+// A tile of sums is VECTORS vectors of queries wide and TILE keys of K, or columns of V, high: what the registers hold.
+#if defined(__AVX512F__) || defined(__aarch64__)
+static constexpr int VECTORS = 4;
+static constexpr int TILE = 6;
+#else
+static constexpr int VECTORS = 3;
+static constexpr int TILE = 4;
+#endif
+
+// Most queries that are handled together: their scores with a block of keys stay in the first level cache.
+static constexpr int64_t LANES = 64;
+
+// parts: calls f, which takes a number as a constant and the first of them, for all of n in parts of about equal size
+template <int M, typename F> static FATTN_INLINE void part(int64_t n, int64_t first, F f) {
+    if (n == M) {
+        f(std::integral_constant<int, M>(), first);
+    } else if constexpr (M > 1) {
+        part<M - 1>(n, first, f);
+    }
+}
+template <int M, typename F> static FATTN_INLINE void parts(int64_t n, F f) {
+    const int64_t n_parts = (n + M - 1) / M;
+    for (int64_t i = 0, first = 0; i < n_parts; ++i) {
+        const int64_t size = n / n_parts + (i < n % n_parts);
+        part<M>(size, first, f);
+        first += size;
+    }
+}
+
+// y[i][j] = x[j][i], for 4 x 4 elements
+static FATTN_INLINE void turn_four(const float * x, int64_t x_stride, float * y, int64_t y_stride) {
+#if defined(__AVX2__) || defined(__AVX512F__)
+    __m128 a = _mm_loadu_ps(x), b = _mm_loadu_ps(x + x_stride);
+    __m128 c = _mm_loadu_ps(x + 2 * x_stride), d = _mm_loadu_ps(x + 3 * x_stride);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_storeu_ps(y, a);
+    _mm_storeu_ps(y + y_stride, b);
+    _mm_storeu_ps(y + 2 * y_stride, c);
+    _mm_storeu_ps(y + 3 * y_stride, d);
+#else
+    for (int64_t i = 0; i < 4; ++i) {
+        for (int64_t j = 0; j < 4; ++j) {
+            y[i * y_stride + j] = x[j * x_stride + i];
+        }
+    }
+#endif
+}
+
+// Queries as they are multiplied, from [lanes][dk]: a score is the sum of four chains of products, those of the elements
+// c, c + 4, c + 8 .. for c = 0 .. 3, so that is the order of the elements.
+static inline void turn_queries(const float * x, int64_t dk, int64_t lanes, float * y) {
+    for (int64_t lane = 0; lane < lanes; lane += 4) {
+        for (int64_t i = 0; i < dk; i += 4) {
+            turn_four(x + lane * dk + i, dk, y + i / 4 * lanes + lane, dk / 4 * lanes);
+        }
+    }
+}
+
+// [dv][lanes] to [lanes][dv]
+static inline void turn_sums(const float * x, int64_t dv, int64_t lanes, float * y) {
+    for (int64_t i = 0; i < dv; i += 4) {
+        for (int64_t lane = 0; lane < lanes; lane += 4) {
+            turn_four(x + i * lanes + lane, lanes, y + lane * dv + i, dv);
+        }
+    }
+}
+
+// As GGML_F32_VEC_LOAD, into a register: GCC may repeat a load for each product with it, and with AVX2 loads are the limit.
+static FATTN_INLINE GGML_F32_VEC load_once(const float * x) {
+    GGML_F32_VEC y = GGML_F32_VEC_LOAD(x);
+#if defined(__GNUC__) && defined(__AVX2__) && !defined(__AVX512F__)
+    __asm__("" : "+x"(y));
+#endif
+    return y;
+}
+
+// One chain of the scores of K keys and V vectors of queries: y = the chain, y = y + the chain, or, given other chains,
+// y = y + (x + the chain).
+enum chain_goes { ALONE, TO_Y, TO_X_AND_Y };
+template <int K, int V, chain_goes GOES>
+static FATTN_INLINE void scores_chain(const float * k, int64_t dk, const float * q, int64_t lanes, const float * x,
+                                      float * y, int64_t y_lanes) {
+    GGML_F32_VEC sums[K][V];
+    for (int j = 0; j < K; ++j) {
+        for (int v = 0; v < V; ++v) {
+            sums[j][v] = GGML_F32_VEC_ZERO;
+        }
+    }
+    for (int64_t i = 0; i < dk; i += 4) {
+        GGML_F32_VEC queries[V];
+        for (int v = 0; v < V; ++v) {
+            queries[v] = load_once(q + v * EPR);
+        }
+        for (int j = 0; j < K; ++j) {
+            const GGML_F32_VEC key = GGML_F32_VEC_SET1(k[j * dk + i]);
+            for (int v = 0; v < V; ++v) {
+                sums[j][v] = GGML_F32_VEC_FMA(sums[j][v], queries[v], key);
+            }
+        }
+        q += lanes;
+    }
+#pragma GCC unroll 8 // or all sums go to memory and back, before the loop too
+    for (int j = 0; j < K; ++j) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            float * to = y + j * y_lanes + v * EPR;
+            if constexpr (GOES == TO_X_AND_Y) {
+                sums[j][v] = GGML_F32_VEC_ADD(GGML_F32_VEC_LOAD(x + (j * V + v) * EPR), sums[j][v]);
+            }
+            if constexpr (GOES != ALONE) {
+                sums[j][v] = GGML_F32_VEC_ADD(GGML_F32_VEC_LOAD(to), sums[j][v]);
+            }
+            GGML_F32_VEC_STORE(to, sums[j][v]);
+        }
+    }
+}
+
+// s[j][lane] = q[lane] * k[j] for K keys and V vectors of queries
+template <int K, int V>
+static void scores_tile(const float * k, int64_t dk, const float * q, int64_t lanes, float * s) {
+    float third[K * V * EPR];
+    const int64_t chain = dk / 4 * lanes;
+    scores_chain<K, V, ALONE>(k, dk, q, lanes, nullptr, s, lanes);
+    scores_chain<K, V, TO_Y>(k + 1, dk, q + chain, lanes, nullptr, s, lanes);
+    scores_chain<K, V, ALONE>(k + 2, dk, q + 2 * chain, lanes, nullptr, third, V * EPR);
+    scores_chain<K, V, TO_X_AND_Y>(k + 3, dk, q + 3 * chain, lanes, third, s, lanes);
+}
+
+// s[j] = q * k[j] for n keys; q is what turn_queries makes
+static inline void scores(const float * k, int64_t n, int64_t dk, const float * q, int64_t lanes, float * s) {
+    parts<VECTORS>(lanes / EPR, [&](auto v, int64_t first) {
+        parts<TILE>(n, [&](auto keys, int64_t j) {
+            scores_tile<decltype(keys)::value, decltype(v)::value>(k + j * dk, dk, q + first * EPR, lanes,
+                                                                   s + j * lanes + first * EPR);
+        });
+    });
+}
+
+// y[i][lane] = y[i][lane] * old[lane] + the sum of p[j][lane] * v[j][i], for D columns and V vectors of queries
+template <int D, int V>
+static void weighted_tile(const float * v, int64_t n, int64_t stride, const float * p, int64_t lanes, const float * old,
+                          float * y) {
+    GGML_F32_VEC sums[D][V];
+    for (int i = 0; i < D; ++i) {
+        for (int c = 0; c < V; ++c) {
+            sums[i][c] = GGML_F32_VEC_LOAD(y + i * lanes + c * EPR);
+            if (old) {
+                sums[i][c] = GGML_F32_VEC_MUL(sums[i][c], GGML_F32_VEC_LOAD(old + c * EPR));
+            }
+        }
+    }
+    for (int64_t j = 0; j < n; ++j) {
+        GGML_F32_VEC weights[V];
+        for (int c = 0; c < V; ++c) {
+            weights[c] = load_once(p + j * lanes + c * EPR);
+        }
+        for (int i = 0; i < D; ++i) {
+            const GGML_F32_VEC value = GGML_F32_VEC_SET1(v[j * stride + i]);
+            for (int c = 0; c < V; ++c) {
+                sums[i][c] = GGML_F32_VEC_FMA(sums[i][c], value, weights[c]);
+            }
+        }
+    }
+    for (int i = 0; i < D; ++i) {
+        for (int c = 0; c < V; ++c) {
+            GGML_F32_VEC_STORE(y + i * lanes + c * EPR, sums[i][c]);
+        }
+    }
+}
+
+// A tile reads a few columns of all rows of V: with rows of 2^n bytes they would share too few sets of the first cache.
+static inline int64_t stride(int64_t dv) { return dv + 16; }
+
+// y is [dv][lanes]; old: nullptr, or what the sums so far are multiplied with
+static inline void weighted(const float * v, int64_t n, int64_t dv, int64_t stride, const float * p, int64_t lanes,
+                            const float * old, float * y) {
+    parts<VECTORS>(lanes / EPR, [&](auto c, int64_t first) {
+        parts<TILE>(dv, [&](auto d, int64_t i) {
+            weighted_tile<decltype(d)::value, decltype(c)::value>(v + i, n, stride, p + first * EPR, lanes,
+                                                                  old ? old + first * EPR : nullptr,
+                                                                  y + i * lanes + first * EPR);
+        });
+    });
+}
+
+#if defined(__AVX512F__)
+static FATTN_INLINE GGML_F32_VEC minus(GGML_F32_VEC a, GGML_F32_VEC b) { return _mm512_sub_ps(a, b); }
+static FATTN_INLINE bool any_larger(GGML_F32_VEC a, GGML_F32_VEC b) {
+    return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0;
+}
+// the lanes of a that are -INFINITY become 0
+static FATTN_INLINE GGML_F32_VEC finite(GGML_F32_VEC a) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ), a);
+}
+static FATTN_INLINE void add_doubles(double * y, GGML_F32_VEC x) {
+    const __m256 low = _mm512_castps512_ps256(x), high = _mm512_extractf32x8_ps(x, 1);
+    _mm512_storeu_pd(y, _mm512_add_pd(_mm512_loadu_pd(y), _mm512_cvtps_pd(low)));
+    _mm512_storeu_pd(y + 8, _mm512_add_pd(_mm512_loadu_pd(y + 8), _mm512_cvtps_pd(high)));
+}
+#elif defined(__AVX2__)
+static FATTN_INLINE GGML_F32_VEC minus(GGML_F32_VEC a, GGML_F32_VEC b) { return _mm256_sub_ps(a, b); }
+static FATTN_INLINE bool any_larger(GGML_F32_VEC a, GGML_F32_VEC b) {
+    return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0;
+}
+static FATTN_INLINE GGML_F32_VEC finite(GGML_F32_VEC a) {
+    return _mm256_and_ps(a, _mm256_cmp_ps(a, _mm256_set1_ps(-INFINITY), _CMP_NEQ_UQ));
+}
+static FATTN_INLINE void add_doubles(double * y, GGML_F32_VEC x) {
+    const __m128 low = _mm256_castps256_ps128(x), high = _mm256_extractf128_ps(x, 1);
+    _mm256_storeu_pd(y, _mm256_add_pd(_mm256_loadu_pd(y), _mm256_cvtps_pd(low)));
+    _mm256_storeu_pd(y + 4, _mm256_add_pd(_mm256_loadu_pd(y + 4), _mm256_cvtps_pd(high)));
+}
+#else
+static FATTN_INLINE GGML_F32_VEC minus(GGML_F32_VEC a, GGML_F32_VEC b) { return vsubq_f32(a, b); }
+static FATTN_INLINE bool any_larger(GGML_F32_VEC a, GGML_F32_VEC b) { return vmaxvq_u32(vcgtq_f32(a, b)) != 0; }
+static FATTN_INLINE GGML_F32_VEC finite(GGML_F32_VEC a) {
+    return vbslq_f32(vceqq_f32(a, vdupq_n_f32(-INFINITY)), vdupq_n_f32(0.0f), a);
+}
+static FATTN_INLINE void add_doubles(double * y, GGML_F32_VEC x) {
+    vst1q_f64(y, vaddq_f64(vld1q_f64(y), vcvt_f64_f32(vget_low_f32(x))));
+    vst1q_f64(y + 2, vaddq_f64(vld1q_f64(y + 2), vcvt_high_f64_f32(x)));
+}
+#endif
+
+// x[j] = exp(x[j] - top) for EPR / STEP keys of a group of EPR, from j on, and their sum, in the order in which
+// ggml_vec_soft_max_f32 adds up the lanes of a vector: its halves on x86, neighbours on ARM
+template <int STEP> static FATTN_INLINE GGML_F32_VEC weights(float * x, int64_t lanes, int j, GGML_F32_VEC top) {
+    if constexpr (STEP == EPR) {
+        const GGML_F32_VEC y = ggml_v_expf(minus(GGML_F32_VEC_LOAD(x + j * lanes), top));
+        GGML_F32_VEC_STORE(x + j * lanes, y);
+        return y;
+    } else {
+#if defined(__aarch64__)
+        constexpr int OTHER = EPR / (2 * STEP);
+#else
+        constexpr int OTHER = STEP;
+#endif
+        const GGML_F32_VEC first = weights<2 * STEP>(x, lanes, j, top);
+        return GGML_F32_VEC_ADD(first, weights<2 * STEP>(x, lanes, j + OTHER, top));
+    }
+}
+
+// one step of the online softmax for all lanes, as fa_softmax: turns the scores of n keys into weights, and of those up to
+// `width`, which are none, into zeros. mask: nullptr, or [n][lanes]. Returns true if sums so far must be multiplied with
+// old[lane].
+static inline bool softmax(float * s, int64_t n, int64_t width, int64_t lanes, const float * mask, const float * slope,
+                           float * M, float * S, float * old) {
+    bool grown = false;
+    for (int64_t lane = 0; lane < lanes; lane += EPR) {
+        GGML_F32_VEC top = GGML_F32_VEC_SET1(-INFINITY);
+        for (int64_t j = 0; j < n; ++j) {
+            GGML_F32_VEC x = GGML_F32_VEC_LOAD(s + j * lanes + lane);
+            if (mask) {
+                x = GGML_F32_VEC_FMA(x, GGML_F32_VEC_LOAD(mask + j * lanes + lane), GGML_F32_VEC_LOAD(slope + lane));
+                GGML_F32_VEC_STORE(s + j * lanes + lane, x);
+            }
+            top = fattn_few::larger(top, x);
+        }
+        for (int64_t j = n; j < width; ++j) {
+            GGML_F32_VEC_STORE(s + j * lanes + lane, GGML_F32_VEC_SET1(-INFINITY));
+        }
+        float * const m = M + lane;
+        GGML_F32_VEC_STORE(old + lane, GGML_F32_VEC_SET1(1.0f));
+        if (any_larger(top, GGML_F32_VEC_LOAD(m))) {
+            float tops[EPR];
+            GGML_F32_VEC_STORE(tops, top);
+            for (int64_t l = 0; l < EPR; ++l) {
+                if (tops[l] > m[l]) {
+                    old[lane + l] = m[l] == -INFINITY ? 0.0f : expf(m[l] - tops[l]);
+                    S[lane + l] *= old[lane + l];
+                    m[l] = tops[l];
+                }
+            }
+            grown = true;
+        }
+        top = finite(GGML_F32_VEC_LOAD(m)); // without keys all weights are 0
+
+        double sums[EPR] = { 0.0 };
+        for (int64_t j = 0; j < width; j += EPR) {
+            add_doubles(sums, weights<1>(s + j * lanes + lane, lanes, 0, top));
+        }
+        for (int64_t l = 0; l < EPR; ++l) {
+            S[lane + l] += sums[l];
+        }
+    }
+    return grown;
+}
+
+} // namespace fattn_many
+#endif

@@ -1,0 +1,132 @@
+"""Random histories of chats on a small random model, in few slots, with states that are forked, saved and restored.
+
+Each request has a fresh engine's bits: those of the same prompt alone, without any prefix.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llamabatch.config import EngineConfig
+from llamabatch.engine.engine import Engine
+from llamabatch.request.outputs import RequestOutput
+from llamabatch.request.request import Request
+from llamabatch.request.sampling_params import SamplingParams
+
+N_CTX = 256
+N_VOCAB = 128
+MOST_TOKENS = 3
+SIZES: dict[str, Any] = {
+    "n_ctx": N_CTX, "n_threads": 1, "n_threads_batch": 1, "n_batch": 64, "n_ubatch": 32, "profile": False,
+    "trial": "off",
+}  # fmt: skip
+# architecture, options, tolerance: 0 for equal bits
+KINDS: list[tuple[str, dict[str, Any], float]] = [
+    ("llama", {}, 0.0),
+    ("llama", {"flash_attn": "off"}, 1e-4),
+    ("llama", {"kv": "unified", "kv_cells": 512}, 1e-4),
+    ("qwen35", {}, 0.0),
+    ("granitehybrid", {}, 0.0),
+    ("falcon-h1", {}, 0.0),
+    ("mamba2", {}, 0.0),
+    ("qwen35", {"kv": "unified", "kv_cells": 512}, 1e-4),
+    ("lfm2", {}, 1e-4),
+    ("gpt-oss", {}, 1e-4),
+    ("gpt-oss", {"swa_full": False}, 1e-4),
+]
+Text = tuple[tuple[int, ...], tuple[float, ...]]
+
+
+class Histories:
+    """An engine of few slots beside one of a single slot that keeps nothing.
+
+    Args:
+        path: the model.
+        tolerance: logprobs may differ by so much, and a text may end where the two best are as close: 0 for equal bits.
+    """
+
+    def __init__(self, path: Path, tolerance: float = 0.0, **options: Any) -> None:
+        given = {"n_slots": 3, "strategy": "batched", "preempt": True, "cache_ram": 1, **SIZES, **options}
+        self.engine = Engine(EngineConfig(str(path), **given))
+        alone: dict[str, Any] = {"n_slots": 1, "strategy": "sequential", "cache_prefix": False, "cache_ram": 0, **SIZES}
+        alone |= {name: value for name, value in options.items() if name in ("swa_full", "flash_attn")}
+        self._alone = Engine(EngineConfig(str(path), **alone))
+        self._tolerance = tolerance
+        self._known: dict[tuple[int, ...], Text] = {}
+
+    def close(self) -> None:
+        self.engine.close()
+        self._alone.close()
+
+    def case(self, number: int) -> None:
+        """One history; raises AssertionError where a request has other bits than alone."""
+        rng = random.Random(number)
+        head = [rng.randrange(N_VOCAB) for _ in range(40)]
+        chats = [[*head[: rng.choice([12, 24, 40])], *_tokens(rng, 1, 20)] for _ in range(3)]
+        salts = [rng.choice([None, None, "tenant"]) for _ in chats]
+        asked: dict[str, tuple[int, ...]] = {}
+        outputs: dict[str, RequestOutput] = {}
+        for turn in range(3):
+            for _ in range(rng.choice([1, 2, 3])):
+                chat = rng.randrange(len(chats))
+                prompt, name = tuple(chats[chat]), f"{number}.{turn}.{len(asked)}"
+                asked[name] = prompt
+                self.engine.add(_request(name, prompt, rng.choice([0, 0, 1]), salts[chat]))
+                if len(prompt) < 170:
+                    own = self._text(prompt)[0] if rng.random() < 0.6 else ()
+                    chats[chat] = [*prompt, *own, *_tokens(rng, 1, 12)]
+            for _ in range(rng.randrange(1, 9)):
+                self._step(outputs)
+            if asked and rng.random() < 0.15:
+                victim = rng.choice(list(asked))
+                if self.engine.abort(victim) is not None:
+                    del asked[victim]
+        while self.engine.has_work:
+            self._step(outputs)
+        if rng.random() < 0.1:
+            self.engine.reset_prefix_cache()
+        for name, prompt in asked.items():
+            self._compare(prompt, _of(outputs[name]))
+
+    def _step(self, outputs: dict[str, RequestOutput]) -> None:
+        for output in self.engine.step():
+            if output.finished is not None:
+                outputs[output.request_id] = output.finished
+
+    def _text(self, prompt: tuple[int, ...]) -> Text:
+        if prompt not in self._known:
+            self._alone.add(_request("alone", prompt, 0))
+            while self._alone.has_work:
+                for output in self._alone.step():
+                    if output.finished is not None:
+                        self._known[prompt] = _of(output.finished)
+        return self._known[prompt]
+
+    def _compare(self, prompt: tuple[int, ...], found: Text) -> None:
+        wanted = self._text(prompt)
+        if not self._tolerance:
+            assert found == wanted, f"{len(prompt)} tokens: {found} in place of {wanted}"
+            return
+        for token, other, a, b in zip(found[0], wanted[0], found[1], wanted[1], strict=True):
+            assert abs(a - b) < self._tolerance, f"{len(prompt)} tokens: a logprob of {a} in place of {b}"
+            if token != other:
+                return
+
+
+def _tokens(rng: random.Random, least: int, most: int) -> list[int]:
+    return [rng.randrange(N_VOCAB) for _ in range(rng.randint(least, most))]
+
+
+def _request(name: str, prompt: tuple[int, ...], priority: int, salt: str | None = None) -> Request:
+    params = SamplingParams(temperature=0, max_tokens=MOST_TOKENS, ignore_eos=True, logprobs=1, priority=priority)
+    return Request(name, prompt, replace(params, cache_salt=salt))
+
+
+def _of(output: RequestOutput) -> Text:
+    assert output.error is None, output.error
+    [completion] = output.outputs
+    rows = completion.logprobs or ()
+    return completion.token_ids, tuple(row[t].logprob for t, row in zip(completion.token_ids, rows, strict=True))

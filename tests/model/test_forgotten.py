@@ -1,0 +1,142 @@
+"""A forgotten LLM ends at once, by its reference count alone: its threads, its processes, its memory."""
+
+import asyncio
+import contextlib
+import gc
+import queue
+import time
+import weakref
+
+import pytest
+
+from llamabatch import LLM, AsyncLLM, LlamaBatchError, Request, SamplingParams
+from llamabatch.compat import Llama
+from tests.clients import innermost
+
+PATIENCE_S = 20  # 0.1 s at rest
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+TOO_LONG = "x " * 2000
+PLACES = {
+    "a thread": {"strategy": "batched", "instances": 1, "max_queue": 8},
+    "two threads": {"strategy": "batched", "instances": 2},
+    "a child": {"strategy": "batched", "isolate": True},
+    "two children": {"strategy": "multi-instance", "instances": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def no_collection():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def use(llm):
+    llm.generate(["x", "y"], SHORT)
+    llm.chat([{"role": "user", "content": "Hi"}], SHORT)
+    llm.score("x", [" y"])
+    llm.generate("x", SamplingParams(max_tokens=8, structured_outputs={"choice": ["a", "b"]}))
+    pieces = llm.stream(["x"] * 3, LONG)
+    next(pieces)
+
+
+def fail(llm):
+    for call in (
+        lambda: llm.generate(TOO_LONG, SHORT),
+        lambda: llm.generate([TOO_LONG, "x"], SHORT, errors="raise"),
+        lambda: llm.score("x", [TOO_LONG]),
+        lambda: llm.generate("x", SamplingParams(structured_outputs={"grammar": "root ::= ("})),
+        lambda: llm.load_adapter("a", "nowhere.gguf"),
+        lambda: llm.load_prefix("nowhere"),
+        lambda: llm.chat([{"role": "user", "content": "Hi"}], chat_template="{{ raise_exception('no') }}"),
+    ):
+        with contextlib.suppress(LlamaBatchError):
+            call()
+
+
+def refuse_in_the_engine(llm):
+    """The last command that its thread gets."""
+    told = queue.SimpleQueue()
+    llm._client.submit([Request("a", (5,) * 2000, SHORT)], told.put)
+    assert told.get(timeout=PATIENCE_S)[0].finished.error is not None
+
+
+USES = {"works": [use], "fails": [fail], "refuses": [refuse_in_the_engine], "all": [use, fail, refuse_in_the_engine]}
+
+
+@pytest.mark.parametrize(
+    ("place", "uses"),
+    [*(("a thread", name) for name in USES if name != "all"), *((place, "all") for place in PLACES)],
+)
+def test_an_llm(place, uses, begun):
+    llm = LLM("tiny", n_slots=2, n_ctx=512, **PLACES[place])
+    for do in USES[uses]:
+        do(llm)
+    client, model = weakref.ref(llm._client), innermost(llm).model
+    assert begun.threads()
+    del llm
+    assert_gone(begun)
+    assert client() is None
+    assert model.handle is None
+
+
+def assert_gone(begun):
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := begun.threads() | begun.children()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left
+
+
+def test_an_engine_leaves_no_cycle_behind(begun):
+    """Logits and the texts of tokens are Python's memory, too."""
+    llm = LLM("tiny", n_slots=2, n_ctx=512, **PLACES["two threads"])
+    use(llm)
+    fail(llm)
+    engines = [client._engine for client in innermost(llm)._clients]
+    kept = [weakref.ref(each) for engine in engines for each in (engine, engine._runner, engine.model)]
+    del llm, engines
+    assert_gone(begun)
+    assert [ref() for ref in kept] == [None] * len(kept)
+
+
+@pytest.mark.parametrize("place", ["a thread", "a child"])
+def test_an_async_llm(place, begun):
+    async def main(left_s):
+        llm = AsyncLLM("tiny", n_slots=2, n_ctx=512, **PLACES[place])
+        if left_s is None:
+            await llm.generate(["x", "y"], SHORT)
+            for call in (lambda: llm.generate(TOO_LONG, SHORT), lambda: llm.load_adapter("a", "nowhere.gguf")):
+                with contextlib.suppress(LlamaBatchError):
+                    await call()
+            left_s = 0.0
+        task = asyncio.create_task(llm.generate("x", LONG))
+        await asyncio.sleep(left_s)
+        del task
+
+    asyncio.run(main(None))
+    asyncio.run(main(0.01))  # cancelled while it loads
+    assert_gone(begun)
+
+
+def test_a_compat_llama(begun, reference):
+    llama = Llama(str(reference._client.model.path), n_ctx=256, verbose=False)
+    llama("x", max_tokens=2)
+    llama.create_chat_completion([{"role": "user", "content": "Hi"}], max_tokens=2)
+    next(llama("x", max_tokens=100, stream=True))
+    with pytest.raises(ValueError, match="exceed context window"):
+        llama(TOO_LONG)
+    del llama
+    assert_gone(begun)
+
+
+def test_a_load_ends_one_in_a_cycle_first(begun):
+    class Holder:
+        pass
+
+    holder = Holder()
+    holder.itself, holder.llm = holder, LLM("tiny", n_slots=2, **PLACES["a thread"])
+    threads = begun.threads()
+    del holder
+    with LLM("tiny", n_slots=2, **PLACES["a thread"]):
+        assert not begun.threads() & threads

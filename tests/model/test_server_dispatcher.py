@@ -1,0 +1,93 @@
+"""One sink for all requests of a server: the engine hands over once a step, in every way to an engine."""
+
+import asyncio
+import threading
+
+import pytest
+
+from llamabatch import SamplingParams
+from llamabatch.chat.conversation import ChatOptions
+from llamabatch.client.connect import connect
+from llamabatch.config import EngineConfig
+from llamabatch.engine.engine import Engine
+from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.server.serving.dispatcher import OutputDispatcher, RequestStream
+
+N, TOKENS = 12, 150
+PARAMS = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0)
+
+
+def submit_one_by_one(client, sink):
+    """Each request by a call of its own, with the same sink; half of them have answers that are parsed."""
+    inputs = InputProcessor(client)
+    for number in range(N):
+        text = f"The number {number} is"
+        if number % 2:
+            submission = inputs.prompts(text, PARAMS)
+        else:
+            submission = inputs.conversations([{"role": "user", "content": text}], PARAMS, ChatOptions())
+        client.submit(submission.requests, sink, stream=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_queue": 64}, {"isolate": True}], ids=str)
+def test_the_engine_hands_over_once_a_step(options, monkeypatch):
+    steps, submitted = [], threading.Event()
+    step = Engine.step
+
+    def counted(engine):
+        submitted.wait(10)  # so that all run together
+        steps.append(1)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", counted)
+    calls, tokens, done = [], {}, threading.Event()
+
+    def sink(outputs):
+        calls.append(len(outputs))
+        for output in outputs:
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        if sum(map(len, tokens.values())) == N * TOKENS:
+            done.set()
+
+    client = connect(EngineConfig.from_options("tiny", {"n_slots": N, "n_ctx": 256, "instances": 1, **options}))
+    try:
+        submit_one_by_one(client, sink)
+        submitted.set()
+        assert done.wait(60)
+    finally:
+        submitted.set()
+        client.close()
+    assert [len(each) for each in tokens.values()] == [TOKENS] * N
+    if options.get("isolate"):  # its steps are counted in the child, and begin before all are there
+        assert max(calls) == N
+    else:
+        assert len(calls) <= len(steps)
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_a_hub_wakes_its_loop_at_most_once_a_hand_over(instances):
+    client = connect(EngineConfig.from_options("tiny", {"n_slots": N, "n_ctx": 256, "instances": instances}))
+
+    async def read():
+        dispatcher = OutputDispatcher(asyncio.get_running_loop(), client.abort)
+        streams = []
+        for number in range(N):
+            stream = RequestStream(dispatcher, client.abort)
+            stream.submission = InputProcessor(client).prompts(f"The number {number} is", PARAMS)
+            dispatcher.add(stream, [request.request_id for request in stream.submission.requests])
+            client.submit(stream.submission.requests, dispatcher.sink, stream=True)
+            streams.append(stream)
+
+        async def tokens(stream):
+            return [token_id async for outputs in stream for each in outputs for token_id in each.token_ids]
+
+        return dispatcher, await asyncio.gather(*map(tokens, streams))
+
+    try:
+        dispatcher, tokens = asyncio.run(read())
+        whole = client.stats()
+    finally:
+        client.close()
+    assert [len(each) for each in tokens] == [TOKENS] * N
+    assert whole.generated_tokens == N * TOKENS
+    assert dispatcher.n_wakeups <= dispatcher.n_handovers <= instances * (TOKENS + 2 * N)

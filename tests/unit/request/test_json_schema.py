@@ -1,0 +1,83 @@
+"""What a grammar does not hold of a JSON schema: left out and named, or refused; unique items of a few values hold."""
+
+import json
+
+import pytest
+
+from llamabatch import SamplingParams
+from llamabatch.errors import SamplingError
+from llamabatch.request.json_schema import UNHELD, read
+
+
+def form(schema, **more):
+    found = SamplingParams(structured_outputs={"json": schema, **more}).structure
+    return json.loads(found.text), found.not_held
+
+
+def test_a_schema_that_is_held_stays():
+    schema = {
+        "type": "object",
+        "properties": {"format": {"type": "string", "format": "date"}, "not": {"enum": [{"if": 1, "format": "x"}]}},
+        "required": ["not"],
+        "default": {"contains": 1},
+    }
+    assert form(schema) == (schema, ())
+
+
+@pytest.mark.parametrize("name", ["path", "password", "json-string", "binary", "int32", "regex"])
+def test_an_unknown_format_is_an_annotation(name):
+    schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": "string", "format": name}]}}}
+    found, not_held = form(schema)
+    assert found == {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}]}}}
+    assert not_held == (f"format {name!r}",)
+
+
+@pytest.mark.parametrize("key", UNHELD)
+def test_a_keyword_that_no_grammar_holds_is_refused_or_named(key):
+    schema = {"type": "array", "items": {"type": "object", "properties": {"a": {key: {"type": "string"}}}}}
+    with pytest.raises(SamplingError, match=f"^{key} of a JSON schema is .*lenient"):
+        form(schema)
+    found, not_held = form(schema, lenient=True)
+    assert found["items"]["properties"] == {"a": {}}
+    assert not_held == (key,)
+
+
+def test_a_set_of_an_enumeration_holds():
+    color = {"enum": ["red", "blue", "red"]}
+    for items in (color, {"$ref": "#/$defs/Color"}):
+        schema = {"type": "array", "items": items, "uniqueItems": True, "title": "Colors", "$defs": {"Color": color}}
+        found, not_held = form(schema)
+        lists = [[each["const"] for each in one["prefixItems"]] for one in found["anyOf"]]
+        assert sorted(lists) == [[], ["blue"], ["blue", "red"], ["red"], ["red", "blue"]]
+        assert (found["title"], not_held) == ("Colors", ())
+    found, _ = form({"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 2})
+    assert len(found["anyOf"]) == 2
+
+
+def test_of_many_values_the_lists_are_in_order():
+    found, _ = read({"type": "array", "items": {"enum": list(range(9))}, "uniqueItems": True}, lenient=False)
+    lists = [[each["const"] for each in one["prefixItems"]] for one in found["anyOf"]]
+    assert len(lists) == 2**9
+    assert all(one == sorted(one) for one in lists)
+
+
+def test_unique_items_of_any_kind_are_refused_or_named():
+    schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    with pytest.raises(SamplingError, match="uniqueItems of a JSON schema is held for lists of a few values"):
+        form(schema)
+    assert form(schema, lenient=True) == ({"type": "array", "items": {"type": "string"}}, ("uniqueItems",))
+    assert form({**schema, "maxItems": 1}) == ({"type": "array", "items": {"type": "string"}, "maxItems": 1}, ())
+    assert form({**schema, "uniqueItems": False})[1] == ()
+
+
+def test_the_names_cross_to_another_process_and_lenient_is_for_json():
+    params = SamplingParams(structured_outputs={"json": {"not": {}}, "lenient": True, "enable_in_reasoning": True})
+    again = SamplingParams(structured_outputs=params.structure)
+    assert again == params
+    assert (again.structure.not_held, again.structure.in_reasoning) == (("not",), True)
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}, "lenient": True}
+    assert SamplingParams(response_format=wanted).structure.not_held == ("not",)
+    with pytest.raises(SamplingError, match="lenient is True beside regex"):
+        SamplingParams(structured_outputs={"regex": "a", "lenient": True})
+    with pytest.raises(SamplingError, match="lenient is 3"):
+        SamplingParams(structured_outputs={"json": {}, "lenient": 3})

@@ -1,0 +1,24 @@
+"""Prefixes of few tokens are worth a copy, so that short prompts take the ways of long ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from unittest.mock import patch
+
+# states of tiny models are small, so that prompts of some tokens are worth one
+SMALL = {"MIN_CHECKPOINT": 16, "MIN_GAIN": 8, "MIN_SHARED": 8}
+_MODULES = ("common_prefix", "kv_cache", "prefix_cache", "prefix_store")
+
+
+@contextmanager
+def small_thresholds() -> Iterator[None]:
+    """Prefixes of eight tokens are shared, and states of sixteen saved."""
+    with ExitStack() as stack:
+        for module in _MODULES:
+            for name, value in SMALL.items():
+                place = f"llamabatch.scheduler.{module}"
+                if hasattr(import_module(place), name):
+                    stack.enter_context(patch(f"{place}.{name}", value))
+        yield
