@@ -12,7 +12,7 @@ MYPY = '--platform linux' '--platform win32 --cache-dir .mypy_cache/win32 --pack
 	'--platform darwin --cache-dir .mypy_cache/darwin --package llamabatch'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test wheels test-native test-llama-server test-server test-archs test-real test-devices test-vulkan test-workflow cuda-build gpu-pack gpu-check test-browser test-pages test-long test-scale bench bench-quick bench-talkers bench-types bench-peers bench-ab bench-isolation bench-server model clean test-agents
+.PHONY: help setup compare test test-steady wheels test-native test-llama-server test-server test-archs test-real test-devices test-vulkan test-workflow cuda-build gpu-pack gpu-check test-browser test-pages test-long test-scale bench bench-quick bench-talkers bench-types bench-peers bench-ab bench-isolation bench-server model clean test-agents
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -29,9 +29,11 @@ test: setup ## all checks: ruff, mypy for three systems, the whole test suite, t
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	printf '%s\n' $(MYPY) | xargs -L 1 -P 3 .venv/bin/mypy
-	.venv/bin/python -m pytest --ignore tests/installed -m "not timed"
-	.venv/bin/python -m tests.paced
-	.venv/bin/python -m pytest tests/installed
+	.venv/bin/python -m pytest -p tests.unsteady --ignore tests/installed
+	.venv/bin/python -m pytest -p tests.unsteady tests/installed
+
+test-steady: setup ## tests in which time matters, with slow and with instant steps (ARGS="tests/model/test_stops.py")
+	@.venv/bin/python -m tests.paced $(ARGS)
 
 wheels: setup ## both wheels, for every CPU, into dist/ (ARGS="--arch aarch64", ARGS="--variants native")
 	@.venv/bin/python -m native_patches.wheels $(ARGS)

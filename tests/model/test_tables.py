@@ -124,6 +124,7 @@ async def call(serving, number, ids):
         pass
 
 
+N_GROUPS, N_CALLS = 8, 8
 WANTED = {"RequestTable._in_flight", "Admission._entered", "OutputDispatcher._streams"}
 
 
@@ -136,11 +137,12 @@ def test_of_a_server(options, steps):
         serving = Serving(EngineConfig.from_options("tiny", ENGINE | options), ServerOptions())
         await asyncio.wrap_future(serving.start())
         try:
-            for group in range(8):
+            for group in range(N_GROUPS):
                 with steps.each_takes(0.05) if group == 1 else contextlib.nullcontext():
-                    calls = [asyncio.ensure_future(call(serving, group * 8 + at, ids)) for at in range(8)]
-                    await asyncio.sleep(0.05)
+                    calls = [asyncio.ensure_future(call(serving, group * N_CALLS + at, ids)) for at in range(N_CALLS)]
                     until = time.monotonic() + PATIENCE_S
+                    while len(ids) < (group + 1) * N_CALLS * 4 and time.monotonic() < until:  # a client that leaves
+                        await asyncio.sleep(0.01)  # before its prompts are read has no request in any table
                     while group == 1 and not tables >= WANTED and time.monotonic() < until:
                         tables.update(tables_of(serving, ids))
                         await asyncio.sleep(0.01)
@@ -156,5 +158,5 @@ def test_of_a_server(options, steps):
             await serving.aclose()
 
     asyncio.run(asyncio.wait_for(main(), 4 * PATIENCE_S))
-    assert len(ids) == 8 * 8 * 4
+    assert len(ids) == N_GROUPS * N_CALLS * 4
     assert tables >= WANTED

@@ -19,17 +19,9 @@ from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import POLICIES, policy
 from llamabatch.scheduler.request_queue import MAX_OVERTAKEN, PREEMPTION_COUNTS
 from llamabatch.scheduler.scheduler import Scheduler
-from tests.unit.fakes import VOCABULARY, FakeModelRunner, drain, expected_output, random_prompt, sequence, step
+from tests.unit.fakes import VOCABULARY, Clock, FakeModelRunner, drain, expected_output, random_prompt, sequence, step
 
 LIMITS = Limits(n_slots=4, n_batch=256, n_ubatch=64, prefill_budget=64)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def engine(name: str = "batched", limits: Limits = LIMITS, **options) -> tuple[Scheduler, FakeModelRunner]:

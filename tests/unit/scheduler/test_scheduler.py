@@ -15,6 +15,7 @@ from llamabatch.scheduler.policies import POLICIES, policy
 from llamabatch.scheduler.scheduler import Scheduler
 from tests.unit.fakes import (
     VOCABULARY,
+    Clock,
     FakeModelRunner,
     drain,
     expected_output,
@@ -28,7 +29,7 @@ LIMITS = Limits(n_slots=8, n_batch=128, n_ubatch=64, prefill_budget=32)
 
 
 def run(name: str, sequences: list[Sequence], limits: Limits = LIMITS, **faults):
-    scheduler, runner = Scheduler(policy(name), limits), FakeModelRunner(limits, **faults)
+    scheduler, runner = Scheduler(policy(name), limits, Clock()), FakeModelRunner(limits, **faults)
     for item in sequences:
         scheduler.add(item)
     return drain(scheduler, runner), scheduler, runner
@@ -275,7 +276,7 @@ def test_no_dummy_rows_where_state_cannot_be_cut():
 
 def test_long_prompts_go_in_chunks_while_others_talk():
     limits = Limits(n_slots=2, n_batch=128, n_ubatch=64, prefill_budget=32)
-    scheduler, runner = Scheduler(policy("batched"), limits), FakeModelRunner(limits)
+    scheduler, runner = Scheduler(policy("batched"), limits, Clock()), FakeModelRunner(limits)
     scheduler.add(sequence("talker", (1, 2), 100, ignore_eos=True))
     for _ in range(3):
         step(scheduler, runner)
