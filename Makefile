@@ -11,8 +11,13 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 MYPY = '--platform linux' '--platform win32 --cache-dir .mypy_cache/win32 --package llamabatch' \
 	'--platform darwin --cache-dir .mypy_cache/darwin --package llamabatch'
 
+GATE = .venv/bin/python -m pytest -p tests.gate.workers -p tests.gate.unsteady
+TESTS = tests/unit tests/model tests/installed
+# Tests start hundreds of programs, each of which would compile the package anew: 1.0 s to import it, not 0.45.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test test-steady wheels test-native test-llama-server test-server test-archs test-real test-devices test-vulkan test-workflow cuda-build gpu-pack gpu-check test-browser test-pages test-long test-scale bench bench-quick bench-talkers bench-types bench-peers bench-ab bench-isolation bench-server model clean test-agents
+.PHONY: help setup compare test test-all test-seconds test-steady wheels test-native test-llama-server test-server test-archs test-real test-devices test-vulkan test-workflow cuda-build gpu-pack gpu-check test-browser test-pages test-long test-scale bench bench-quick bench-talkers bench-types bench-peers bench-ab bench-isolation bench-server model clean test-agents
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -25,12 +30,18 @@ setup: ## make .venv, build what must be built, install llamabatch
 compare: setup ## compare all strategies on the bundled model and prompts
 	@.venv/bin/llamabatch compare $(ARGS)
 
-test: setup ## all checks: ruff, mypy for three systems, the whole test suite, the package as installed
+test: setup ## the gate of a change, five minutes: ruff, mypy for three systems, the tests that are not slow
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	printf '%s\n' $(MYPY) | xargs -L 1 -P 3 .venv/bin/mypy
-	.venv/bin/python -m pytest -p tests.unsteady --ignore tests/installed
-	.venv/bin/python -m pytest -p tests.unsteady tests/installed
+	$(GATE) -n auto --dist loadfile -m "not slow and not alone" $(TESTS)
+	$(GATE) -m "not slow and alone" $$(grep -rlE 'mark\.alone' $(TESTS) --include 'test_*.py')
+
+test-all: setup ## all tests, in parts, those that have not passed since a change that touches them (ARGS="unit", ARGS="--due")
+	@.venv/bin/python -m tests.all $(ARGS)
+
+test-seconds: setup ## measures the tests, on a quiet machine, and writes which are slow (tests/gate/slow.txt; ARGS="tests/unit")
+	@.venv/bin/python -m tests.gate $(ARGS)
 
 test-steady: setup ## tests in which time matters, with slow and with instant steps (ARGS="tests/model/test_stops.py")
 	@.venv/bin/python -m tests.paced $(ARGS)

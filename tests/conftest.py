@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import inspect
+import logging
 import os
 import signal
 import subprocess
@@ -11,8 +12,10 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+import llamabatch
 from llamabatch.planning import profile_store
 from tests import paced
+from tests.gate import marks
 
 # The same examples each time, however slow the machine: `--hypothesis-profile search` looks for others.
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -63,6 +66,17 @@ def handlers_of_signals_stay():
             signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def logs_stay():
+    """A test that serves in this process leaves no log behind, which would write into the output of the next test."""
+    loggers = [logging.getLogger(name) for name in (llamabatch.__name__, "uvicorn.error")]
+    before = [(logger, logger.handlers[:], logger.filters[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, handlers, filters, level, propagate in before:
+        logger.handlers[:], logger.filters[:], logger.propagate = handlers, filters, propagate
+        logger.setLevel(level)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def no_profiles_of_this_machine(tmp_path_factory):
     """Tests run with the rules, without profiles of this machine; a test that sets LLAMABATCH_CACHE has its own."""
@@ -108,6 +122,10 @@ def pytest_itemcollected(item):
     """A test that paces steps is one in which time matters."""
     if "steps" in inspect.signature(getattr(item, "function", None) or print).parameters:
         item.add_marker("timed")
+
+
+def pytest_collection_modifyitems(items):
+    marks.mark(items)
 
 
 @pytest.fixture(autouse=True, scope="session")

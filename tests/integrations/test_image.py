@@ -20,7 +20,6 @@ from tests.manifests import DEPLOY, ROOT
 
 tomllib = pytest.importorskip("tomllib")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(os.environ.get("LLAMABATCH_TEST_IMAGE") != "1", reason="minutes: make test-scale sets it"),
     pytest.mark.skipif(
         sys.version_info[:2] != (3, 11), reason="Debian 12 has Python 3.11, and the wheels are of this one"

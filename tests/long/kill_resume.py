@@ -29,25 +29,26 @@ _HELDOUT = Path(__file__).parents[2] / "models" / "tiny" / "heldout.jsonl"
 _PATIENCE_S = 300.0  # for a machine that has other things to do
 
 
-def case(number: int, folder: Path) -> None:
-    """One job, killed KILLS times, or several where one is done before that; even numbers write in the order of the
+def case(number: int, folder: Path, kills: int = KILLS, n_rows: int = N_ROWS) -> None:
+    """One job, killed so many times, or several where one is done before that; even numbers write in the order of the
     input, odd ones as finished."""
     rng = random.Random(number)
     order = ("input", "finished")[number % 2]
     source = folder / "in.jsonl"
     prompts = [json.loads(line)["messages"] for line in _HELDOUT.read_text(encoding="utf-8").splitlines()]
-    lines = [{"id": f"row {i}", "messages": each[-1:]} for i, each in enumerate(islice(cycle(prompts), N_ROWS))]
+    lines = [{"id": f"row {i}", "messages": each[-1:]} for i, each in enumerate(islice(cycle(prompts), n_rows))]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     whole = folder / "whole.jsonl"
     start = time.monotonic()
     begun_s = _finish(_start(source, whole, order), whole) - start
     compute_s = time.monotonic() - start - begun_s
     wanted, got = _records(whole), folder / "killed.jsonl"
-    kills = 0
-    while kills < KILLS:
-        left = 1.0 - len(_lines(got)) / N_ROWS
-        kills += _run_and_kill(source, got, order, rng.uniform(0, begun_s + left * compute_s))
-        if (code := _exit_code(got)) is not None and kills < KILLS:  # done before the moment came: another one
+    assert len(wanted) == n_rows
+    killed = 0
+    while killed < kills:
+        left = 1.0 - len(_lines(got)) / n_rows
+        killed += _run_and_kill(source, got, order, rng.uniform(0, begun_s + left * compute_s))
+        if (code := _exit_code(got)) is not None and killed < kills:  # done before the moment came: another one
             assert code == 0
             _compare(_records(got), wanted)
             for file in (got, _manifest(got)):
@@ -135,7 +136,7 @@ def _records(out: Path) -> dict[str, dict[str, Any]]:
     assert lines[: len(before)] == before, "what was written has changed"
     records = [json.loads(line) for line in lines]
     found = {record["id"]: record for record in records}
-    assert len(found) == len(records) == N_ROWS, f"{len(records)} lines, {len(found)} ids"
+    assert len(found) == len(records), f"{len(records)} lines, {len(found)} ids"
     return found
 
 

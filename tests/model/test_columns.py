@@ -185,7 +185,6 @@ json.dump(made, open(sys.argv[1], "w"))
 """
 
 
-@pytest.mark.slow
 def test_a_call_that_was_killed_goes_on(tmp_path):
     def start(name):
         return subprocess.Popen([sys.executable, "-c", PROGRAM, name], cwd=tmp_path)

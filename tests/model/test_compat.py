@@ -187,6 +187,7 @@ def plain(answer):
     return chunks
 
 
+SENTENCE = llama_cpp.LlamaGrammar.from_string('root ::= [a-zA-Z ,]+ "."')
 COMPLETIONS = [
     {},
     {"max_tokens": 40},
@@ -199,7 +200,7 @@ COMPLETIONS = [
     {"max_tokens": 20, "logit_bias": {"17": 4.0, "719": -float("inf")}},
     {"max_tokens": 8, "logprobs": 3},
     {"max_tokens": 8, "model": "named"},
-    {"max_tokens": 20, "grammar": llama_cpp.LlamaGrammar.from_string('root ::= [a-zA-Z ,]+ "."')},
+    pytest.param({"max_tokens": 20, "grammar": SENTENCE}, id="grammar"),
 ]
 
 

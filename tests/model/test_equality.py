@@ -5,6 +5,8 @@ import pytest
 from llamabatch import LLM, SamplingParams
 from tests.model.conftest import mixed_conversations
 
+pytestmark = pytest.mark.alone  # threads on all cores
+
 
 @pytest.fixture(scope="module")
 def wanted(reference):

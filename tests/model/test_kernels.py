@@ -1,6 +1,7 @@
 """Kernels for CPUs against float64: native_patches/kernels/tests, compiled for the library in use, and run."""
 
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -10,14 +11,17 @@ import pytest
 
 from llamabatch.llama import build_info, library
 
+pytestmark = pytest.mark.alone  # threads on all cores
+
 SOURCES = Path(__file__).parents[2] / "native_patches" / "kernels" / "tests"
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 
 
+@pytest.mark.parametrize("every", [1, pytest.param(29, marks=pytest.mark.guard)])  # the cases change faster than by 29
 @pytest.mark.parametrize("name", ["flash_attention_check", "matmul_check"])
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 @pytest.mark.skipif(not library.has_fast_attention(), reason="llama.cpp is not the patched build")
-def test_types_shapes_and_threads(tmp_path, name):
+def test_types_shapes_and_threads(tmp_path, name, every):
     libraries = build_info.library_dir(library.load())
     program = tmp_path / "check"
     include = Path(sysconfig.get_path("platlib")) / "llama_cpp" / "include"
@@ -27,6 +31,7 @@ def test_types_shapes_and_threads(tmp_path, name):
     ]  # fmt: skip
     subprocess.run(command, check=True, timeout=300)
     environment = os.environ | {"LD_LIBRARY_PATH": str(libraries), "GOMP_SPINCOUNT": "1000"}
-    done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run([program, "every", str(every)], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "case" in done.stdout
+    failed, of = map(int, re.search(r"(\d+) of (\d+) cases failed", done.stdout).groups())
+    assert failed == 0 < of

@@ -123,7 +123,6 @@ def test_spaces_are_no_danger_where_they_are_no_tokens(tmp_path):
 
 
 @patched
-@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 def test_words_are_those_of_std_regex(tmp_path):
     package = cache_dir() / "sources" / source.FILE_NAME

@@ -148,6 +148,11 @@ def test_killed_at_random_moments(number, tmp_path):
     kill_resume.case(number, tmp_path)
 
 
+@pytest.mark.guard
+def test_killed_once_it_goes_on(tmp_path):
+    kill_resume.case(0, tmp_path, kills=1, n_rows=200)
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_it_in_good_order(signum, code, tmp_path, steps):
     source, out = jsonl(tmp_path / "in.jsonl", asked(5000)), tmp_path / "out.jsonl"

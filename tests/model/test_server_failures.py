@@ -29,6 +29,5 @@ def test_kills(number, tmp_path):
     server_kills.case(number, tmp_path)
 
 
-@pytest.mark.slow
 def test_seconds_of_mixed_load(tmp_path):
     server_soak.case(0, tmp_path, seconds=4)

@@ -5,7 +5,6 @@ import pytest
 from tests.long import soak
 
 
-@pytest.mark.slow
 def test_ten_seconds_of_it(tmp_path):
     soak.case(0, tmp_path, seconds=10)
 

@@ -1,8 +1,10 @@
-"""2,000 requests with random lengths, stops and aborts: every slot free at the end, every result right."""
+"""Many requests with random lengths, stops and aborts: every slot free at the end, every result right."""
 
 import queue
 import random
 import threading
+
+import pytest
 
 from llamabatch import LLM, FinishReason, SamplingParams
 from llamabatch.client.thread_client import ThreadClient
@@ -10,11 +12,13 @@ from llamabatch.config import EngineConfig
 from llamabatch.request.request import Request, new_group
 from tests.model.conftest import mixed_conversations
 
-N_REQUESTS = 2000
+pytestmark = pytest.mark.alone  # threads on all cores
+
 LONGEST = 40
 
 
-def test_2000_requests(reference, logit_gap, assert_equal_by_the_rule):
+@pytest.mark.parametrize("n_requests", [2000, pytest.param(200, marks=pytest.mark.guard)])
+def test_requests_in_bursts(n_requests, reference, logit_gap, assert_equal_by_the_rule):
     rng = random.Random(11)
     conversations = mixed_conversations(120, seed=5)
     whole = reference.chat(conversations, SamplingParams(temperature=0, max_tokens=LONGEST))
@@ -22,7 +26,7 @@ def test_2000_requests(reference, logit_gap, assert_equal_by_the_rule):
     events: queue.SimpleQueue = queue.SimpleQueue()
     asked, outputs = {}, {}
     try:
-        for start in range(0, N_REQUESTS, 100):  # in bursts, while earlier ones run
+        for start in range(0, n_requests, 100):  # in bursts, while earlier ones run
             group = new_group()
             burst = []
             for number in range(start, start + 100):
@@ -35,7 +39,7 @@ def test_2000_requests(reference, logit_gap, assert_equal_by_the_rule):
                 burst.append(request)
             client.submit(burst, events.put)
             client.abort(rng.sample(sorted(asked), 15))
-        while len(outputs) < N_REQUESTS:
+        while len(outputs) < n_requests:
             for event in events.get(timeout=120):
                 assert event.request_id not in outputs, "answered twice"
                 outputs[event.request_id] = event.finished
@@ -44,10 +48,10 @@ def test_2000_requests(reference, logit_gap, assert_equal_by_the_rule):
         client.close()
     assert (stats.running, stats.waiting, stats.free_slots) == (0, 0, 24)
     ended = {reason: sum(o.finish_reason is reason for o in outputs.values()) for reason in FinishReason}
-    assert ended[FinishReason.ABORT] > 50
+    assert ended[FinishReason.ABORT] > 0.02 * n_requests
     assert ended[FinishReason.ERROR] == 0
     differing = [r for r, o in outputs.items() if not _right(o, asked[r][1], whole[asked[r][0]])]
-    assert len(differing) <= 0.01 * N_REQUESTS
+    assert len(differing) <= 0.01 * n_requests
     for request_id in differing:  # what differs must do so where the model itself was undecided
         output, wanted = outputs[request_id], whole[asked[request_id][0]]
         at = next(i for i, (a, b) in enumerate(zip(output.token_ids, wanted.token_ids, strict=False)) if a != b)

@@ -183,7 +183,6 @@ def test_the_command_lists_what_it_knows(arguments, known):
     assert known in result.output.lower()
 
 
-@pytest.mark.slow
 def test_the_half_billion_shape_fits_in_little_memory(tmp_path):
     code = (
         "import os, sys; from pathlib import Path; from llamabatch.tools.processes import PeakMemory\n"

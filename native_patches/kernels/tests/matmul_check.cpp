@@ -235,11 +235,16 @@ bool takes_any_rows(ggml_type type, int n, ggml_backend_buffer_type_t buffer_typ
 struct Count {
     int failed = 0;
     int cases = 0;
+    int every = 1; // of so many products one is checked
+    int seen = 0;
 };
 
 // A kernel may be as far off as the one for plain rows, which rounds its inputs to 8 bits too, and a little further.
 void check(Count & count, ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type,
            int gap = 0, bool extreme = false, int experts = 0) {
+    if (count.seen++ % count.every != 0) {
+        return;
+    }
     Product packed(type, k, n, rows, threads, buffer_type, gap, experts);
     if (!packed.supported()) {
         return;
@@ -268,8 +273,9 @@ void check(Count & count, ggml_type type, int k, int n, int rows, int threads, g
     }
 }
 
-int check_all() {
+int check_all(int every) {
     Count count;
+    count.every = every;
     for (ggml_backend_buffer_type_t buffer_type : extra_buffer_types()) {
         for (ggml_type type : types) {
             const int block = std::max<int>(32, ggml_blck_size(type));
@@ -346,5 +352,5 @@ int main(int argc, char ** argv) {
         fprintf(stderr, "no type %s\n", argv[2]);
         return 2;
     }
-    return check_all();
+    return check_all(argc == 3 && !strcmp(argv[1], "every") ? std::max(1, atoi(argv[2])) : 1);
 }

@@ -147,7 +147,7 @@ def test_the_likeliest_tokens_are_enough(params):
         {"top_n_sigma": 1.0},
         {"xtc_probability": 0.5},
         {"dynatemp_range": 0.3},
-        {"logits_processors": [lambda ids, logits: logits]},
+        pytest.param({"logits_processors": [lambda ids, logits: logits]}, id="logits_processors"),
         {"structured_outputs": {"regex": "a+"}},
     ],
     ids=str,

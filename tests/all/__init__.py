@@ -1,0 +1,1 @@
+"""`make test-all`: all tests, in parts that are remembered when they have passed."""

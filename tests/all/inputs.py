@@ -1,0 +1,78 @@
+"""The files that a test can see change: what it imports, the programs that it starts, and what these import in turn."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import subprocess
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SEEN_BY_ALL = ("pyproject.toml", "Makefile", "models/*", "native_patches/*", "tests/data/*", "tests/gate/*.py")
+
+
+@cache
+def files() -> tuple[str, ...]:
+    """The files of the checkout, those that git does not know yet among them."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE
+    ).stdout.split("\0")
+    return tuple(sorted(name for name in set(listed) if (ROOT / name).is_file()))
+
+
+@cache
+def _modules() -> dict[str, str]:
+    """Files by the names of their modules."""
+    return {
+        name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name
+        for name in files()
+        if name.endswith(".py")
+    }
+
+
+@cache
+def _edges(file: str) -> frozenset[str]:
+    """The files that a file imports or names: a module's name in a string is a program that is started with -m."""
+    known = _modules()
+    named: set[str] = set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            named |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value == "llamabatch" and file.startswith("tests/"):  # the command: any of its parts
+                named |= {name for name in known if name.startswith("llamabatch.")}
+            elif "." in node.value:
+                named.add(node.value)
+    parents = {".".join(parts[:n]) for parts in (name.split(".") for name in named) for n in range(1, len(parts))}
+    return frozenset(known[name] for name in named | parents if name in known)
+
+
+def seen_by(tests: Iterable[str], also: Iterable[str] = ()) -> set[str]:
+    """All files that a run of tests can see.
+
+    Args:
+        tests: the files of the tests.
+        also: patterns of further files, as of documents that the tests read.
+    """
+    conftests = {name for name in files() if name.rpartition("/")[2] == "conftest.py"}
+    new = {*tests}
+    new |= {each for each in conftests for test in tests if test.startswith(each.removesuffix("conftest.py"))}
+    seen: set[str] = set()
+    while new:
+        seen |= new
+        new = {edge for file in new for edge in _edges(file)} - seen
+    patterns = (*SEEN_BY_ALL, *also)
+    return seen | {name for name in files() if any(fnmatch(name, pattern) for pattern in patterns)}
+
+
+def digest(names: Iterable[str]) -> str:
+    """One hash over the names and the contents of files."""
+    total = hashlib.sha256()
+    for name in sorted(names):
+        total.update(f"{name}\0{hashlib.sha256((ROOT / name).read_bytes()).hexdigest()}\0".encode())
+    return total.hexdigest()

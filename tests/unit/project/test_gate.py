@@ -1,0 +1,144 @@
+"""The gate: what fails it, which tests wait for `make test-all`, and a core for each worker."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.all import inputs, parts
+from tests.gate import marks, unsteady
+from tests.gate.__main__ import slow_lines
+
+CHECKOUT = Path(__file__).parents[3]
+BODY = """
+import os, pytest
+calls = {}
+
+@pytest.mark.parametrize("number", range(%d))
+def test_unsteady(number):
+    calls[number] = calls.get(number, 0) + 1
+    assert calls[number] > 1
+
+def test_other():
+    calls["other"] = calls.get("other", 0) + 1
+    assert %s, calls["other"]
+"""
+
+
+def pytest_of(folder, *arguments):
+    """Ends as a run of pytest with the gate's plugin over a folder."""
+    plugins = ["-p", "tests.gate.workers", "-p", "tests.gate.unsteady", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *plugins, "-q", *arguments],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, text=True, capture_output=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("n_unsteady", "other", "file", "code", "says"),
+    [
+        (unsteady.MOST_UNSTEADY, "True", "test_any.py", 0, "UNSTEADY test_any.py::test_unsteady[0]"),
+        (unsteady.MOST_UNSTEADY + 1, "True", "test_any.py", 1, "4 tests are unsteady, more than 3"),
+        (0, "False", "test_any.py", 1, "AssertionError: 3"),
+        (1, "True", "test_equal_bits.py", 1, "1 failed"),
+        (0, "pytest.fail('Timeout (>1.0s)')", "test_any.py", 1, "1 failed, 1 skipped in"),
+    ],
+)
+def test_what_runs_again_and_what_fails_a_run(tmp_path, n_unsteady, other, file, code, says):
+    (tmp_path / file).write_text(BODY % (n_unsteady, other))
+    done = pytest_of(tmp_path)
+    assert done.returncode == code, done.stdout
+    assert says in done.stdout
+    assert ("UNSTEADY" in done.stdout) == (n_unsteady > 0 and file == "test_any.py")
+
+
+def test_unsteady_tests_of_workers_are_named_and_a_worker_that_dies_fails_the_run(tmp_path):
+    (tmp_path / "test_a.py").write_text(BODY % (1, "True"))
+    (tmp_path / "test_b.py").write_text(
+        BODY % (0, "len(getattr(os, 'sched_getaffinity', lambda process: [0])(0)) == 1")
+    )
+    done = pytest_of(tmp_path, "-n", "auto", "--dist", "loadfile")
+    assert done.returncode == 0, done.stdout
+    assert "UNSTEADY test_a.py::test_unsteady[0]" in done.stdout
+    (tmp_path / "test_c.py").write_text(BODY % (0, "os._exit(1)"))
+    done = pytest_of(tmp_path, "-n", "auto", "--dist", "loadfile")
+    assert done.returncode != 0
+    assert "crashed while running 'test_c.py::test_other'" in done.stdout
+    assert "UNSTEADY test_c" not in done.stdout
+
+
+def test_a_test_counts_with_its_own_seconds(tmp_path):
+    (tmp_path / "test_a.py").write_text(
+        "import pytest, time\n"
+        "@pytest.fixture(scope='module')\ndef shared():\n    time.sleep(0.5)\n    yield\n    time.sleep(0.5)\n"
+        "@pytest.fixture\ndef own(shared):\n    time.sleep(0.1)\n"
+        "def test_first(own):\n    time.sleep(0.1)\n"
+        "def test_second():\n    pass\n"
+    )
+    done = pytest_of(tmp_path, "-p", "tests.gate.seconds", "--seconds", "out.json")
+    assert done.returncode == 0, done.stdout
+    seconds = json.loads((tmp_path / "out.json").read_text())
+    assert list(seconds) == ["test_a.py::test_first", "test_a.py::test_second"]
+    assert seconds["test_a.py::test_first"] >= 0.2
+    assert seconds["test_a.py::test_second"] < 0.5
+
+
+def test_the_file_of_slow_tests():
+    slow, quick = marks.SLOW_S + 1, marks.SLOW_S / 2
+    seconds = {
+        "a.py::one[x]": slow,
+        "a.py::one[y]": slow + 1,
+        "a.py::two[x]": slow,
+        "a.py::two[y]": quick,
+        "a.py::three": quick,
+    }
+    known = ["9.0 a.py::three", f"2.0 {Path(__file__)}::kept", "2.0 gone.py::test"]
+    assert slow_lines(seconds, known) == [f"2.0 {Path(__file__)}::kept", "2.5 a.py::one", "1.5 a.py::two[x]"]
+
+
+def test_marks(request, monkeypatch):
+    monkeypatch.setattr(marks, "slow", lambda: {"a.py::test_a", "a.py::test_b[x]", "a.py::test_c"})
+
+    class Item:
+        def __init__(self, nodeid, *given):
+            self.nodeid, self.given = nodeid, list(given)
+
+        def get_closest_marker(self, name):
+            return name if name in self.given else None
+
+        def add_marker(self, name):
+            self.given.append(name)
+
+    items = [Item("a.py::test_a[1]"), Item("a.py::test_b[x]"), Item("a.py::test_b[y]"), Item("a.py::test_c", "guard")]
+    marks.mark(items)
+    assert [item.given for item in items] == [["slow"], ["slow"], [], ["guard"]]
+
+
+@pytest.mark.skipif(not (CHECKOUT / ".git").exists(), reason="parts are made of the files that git knows")
+def test_parts_have_all_tests_and_are_due_after_a_change_that_they_see():
+    tests = {
+        name for room in ("unit", "model", "installed") for name in inputs.files() if name.startswith(f"tests/{room}/")
+    }
+    tests = {name for name in tests if Path(name).name.startswith("test_")}
+    assert {name for part in parts.ALL for name in part.tests()} == tests
+    assert all(part.tests() for part in parts.ALL)
+    seen = {part.name: inputs.seen_by(part.tests(), part.also) for part in parts.ALL}
+    assert "llamabatch/server/application.py" in seen["server"]
+    assert "llamabatch/scheduler/scheduler.py" in seen["engines"]
+    assert "README.md" in seen["docs"]
+    assert "README.md" not in seen["engines"]
+    kernels = inputs.seen_by(["tests/model/test_kernels.py"])
+    assert {"native_patches/kernels/fattn-block.cpp", "tests/model/conftest.py"} <= kernels
+    assert "llamabatch/server/application.py" not in kernels
+    assert inputs.digest(kernels) != inputs.digest(kernels - {"tests/model/conftest.py"})
+
+
+def test_no_slow_test_is_unknown():
+    """A line of slow.txt that names no test is of one that has another name now."""
+    for line in marks.FILE.read_text().splitlines():
+        if not line.startswith("#"):
+            file, _, name = line.split(" ", 1)[1].partition("::")
+            assert f"def {marks.function_of(name)}(" in (CHECKOUT / file).read_text(), line
