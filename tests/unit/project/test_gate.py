@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.all import __main__ as test_all
 from tests.all import inputs, parts
 from tests.gate import marks, unsteady
 from tests.gate.__main__ import slow_lines
@@ -134,6 +135,36 @@ def test_parts_have_all_tests_and_are_due_after_a_change_that_they_see():
     assert {"native_patches/kernels/fattn-block.cpp", "tests/model/conftest.py"} <= kernels
     assert "llamabatch/server/application.py" not in kernels
     assert inputs.digest(kernels) != inputs.digest(kernels - {"tests/model/conftest.py"})
+
+
+def test_a_part_that_has_passed_is_due_once_a_file_that_it_sees_has_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(test_all, "MEMORY", tmp_path / "build" / "memory.json")
+    monkeypatch.setattr(parts.Part, "inputs", lambda part: part.name)
+    one, other = parts.ALL[:2]
+    assert test_all._is_due(one)
+    test_all._remember(one, one.inputs(), 12.3)
+    assert not test_all._is_due(one)
+    assert test_all._is_due(other)
+    monkeypatch.setattr(parts.Part, "inputs", lambda part: "changed")
+    assert test_all._is_due(one)
+
+
+def test_a_test_is_too_long_that_takes_more_than_a_second_each_time(monkeypatch):
+    monkeypatch.setattr(marks, "slow", lambda: {"a.py::known"})
+    monkeypatch.setattr(marks, "yardstick_of_file_s", lambda: 1.0)
+    monkeypatch.setattr(marks, "yardstick_s", lambda: 0.5)  # a CPU twice as fast does not make the limit shorter
+    measured = []
+
+    def run(nodeids):
+        measured.append(nodeids)
+        return 0, {nodeid: 0.3 if nodeid == "a.py::held_up" else 1.6 for nodeid in nodeids}
+
+    monkeypatch.setattr(test_all, "_pytest", run)
+    first = {"a.py::known[x]": 9.0, "a.py::held_up": 3.0, "a.py::long": 2.0, "a.py::quick": 0.9}
+    assert test_all._too_long(first) == {"a.py::long": 1.6}
+    assert measured == [["a.py::held_up", "a.py::long"], ["a.py::long"]]
+    monkeypatch.setattr(marks, "yardstick_s", lambda: 2.0)
+    assert test_all._too_long(first) == {}
 
 
 def test_no_slow_test_is_unknown():
