@@ -13,7 +13,7 @@ MYPY = '--platform linux' '--platform win32 --cache-dir .mypy_cache/win32 --pack
 
 GATE = .venv/bin/python -m pytest -p tests.gate.workers -p tests.gate.unsteady
 TESTS = tests/unit tests/model tests/installed
-# Tests start hundreds of programs, each of which would compile the package anew: 1.0 s to import it, not 0.45.
+# Where it is set, each of the hundreds of programs that tests start compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -41,7 +41,7 @@ test-all: setup ## all tests, in parts, those that have not passed since a chang
 	@.venv/bin/python -m tests.all $(ARGS)
 
 test-seconds: setup ## measures the tests, on a quiet machine, and writes which are slow (tests/gate/slow.txt; ARGS="tests/unit")
-	@.venv/bin/python -m tests.gate $(ARGS)
+	@.venv/bin/python -m tests.gate $(or $(ARGS),$(TESTS))
 
 test-steady: setup ## tests in which time matters, with slow and with instant steps (ARGS="tests/model/test_stops.py")
 	@.venv/bin/python -m tests.paced $(ARGS)

@@ -7,11 +7,8 @@ Nothing runs again here; a test that takes more than a second fails its part unl
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,11 +17,9 @@ from benchmarks import facts
 from tests.all.inputs import ROOT
 from tests.all.parts import ALL, Part
 from tests.gate import marks
+from tests.gate.run import WORKERS, measured
 
 MEMORY = ROOT / "build" / "test-all.json"
-PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
-WORKERS = ["-p", "tests.gate.workers", "-n", "auto", "--dist", "loadfile"]
-NO_TESTS = 5  # pytest's exit code
 
 
 def _memory() -> dict[str, Any]:
@@ -47,12 +42,13 @@ def _is_due(part: Part) -> bool:
 def _run(part: Part) -> bool:
     """Runs a part: what needs all cores last, and alone."""
     inputs, start, files = part.inputs(), time.monotonic(), part.tests()
-    seconds: dict[str, float] = {}
-    for arguments in ([*WORKERS, "-m", "not alone"], ["-m", "alone"]):
-        code, measured = _pytest([*arguments, *files])
-        if code not in (0, NO_TESTS):
-            return False
-        seconds |= measured
+    code, seconds = measured([*WORKERS, "-m", "not alone", *files])
+    alone = [file for file in files if "mark.alone" in (ROOT / file).read_text(encoding="utf-8")]
+    if code == 0 and alone:
+        code, of_alone = measured(["-m", "alone", *alone])
+        seconds |= of_alone
+    if code != 0:
+        return False
     if too_long := _too_long(seconds):
         for nodeid, took in too_long.items():
             click.echo(
@@ -63,15 +59,6 @@ def _run(part: Part) -> bool:
     return True
 
 
-def _pytest(arguments: list[str]) -> tuple[int, dict[str, float]]:
-    """The exit code of pytest, and the seconds of each test."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "seconds.json"
-        command = [*PYTEST, "-p", "tests.gate.seconds", "--seconds", str(file), *arguments]
-        code = subprocess.run(command, cwd=ROOT, check=False).returncode
-        return code, json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-
-
 def _too_long(seconds: dict[str, float]) -> dict[str, float]:
     """Tests that take longer than a second and that no line calls slow. Another program may have held one up: each is
     measured twice more, alone, and its shortest time counts, on a CPU as fast as that of the file."""
@@ -79,7 +66,7 @@ def _too_long(seconds: dict[str, float]) -> dict[str, float]:
     long = {nodeid: took for nodeid, took in seconds.items() if took > limit and not marks.is_slow(nodeid)}
     for _ in range(2):
         if long:
-            again = _pytest(list(long))[1]
+            again = measured(list(long))[1]
             long = {nodeid: min(took, again.get(nodeid, took)) for nodeid, took in long.items()}
             long = {nodeid: took for nodeid, took in long.items() if took > limit}
     return long
@@ -90,37 +77,27 @@ def _too_long(seconds: dict[str, float]) -> dict[str, float]:
 @click.option("--due", is_flag=True, help="List the parts that have not passed since a change that touches them.")
 @click.option("--list", "listing", is_flag=True, help="List all parts, and the commits on which they passed.")
 def main(names: tuple[str, ...], due: bool, listing: bool) -> None:
-    """Runs the PARTs, or else those that are due. Exit codes: 0 all passed, 1 one failed, 2 usage, 130 interrupted."""
+    """Runs the PARTs, or else those that are due. Exit codes: 0 all passed, 1 one failed, 2 usage."""
     known = {part.name: part for part in ALL}
     for name in names:
         if name not in known:
             raise click.UsageError(f"there is no part {name!r} (known: {', '.join(known)})")
-    chosen = [known[name] for name in names] if names else [part for part in ALL if listing or _is_due(part)]
+    chosen = [known[name] for name in names or known]
+    due_now = [part for part in chosen if _is_due(part)]
     if due or listing:
-        for part in chosen:
+        for part in due_now if due else chosen:
             passed = _memory().get(part.name)
             said = f"passed on {passed['commit']} in {passed['seconds']} s" if passed else "has not passed"
-            click.echo(f"{part.name}: {len(part.tests())} files, {said}{', due' if _is_due(part) else ''}")
+            click.echo(f"{part.name}: {len(part.tests())} files, {said}{', due' if part in due_now else ''}")
         return
     failed = []
-    for part in chosen:
+    for part in chosen if names else due_now:
         click.echo(f"--- {part.name}: {len(part.tests())} files")
         if not _run(part):
             failed.append(part.name)
-    click.echo(
-        f"failed: {', '.join(failed)}"
-        if failed
-        else f"passed: {', '.join(part.name for part in chosen) or 'nothing is due'}"
-    )
+    click.echo(f"failed: {', '.join(failed)}" if failed else "passed")
     sys.exit(bool(failed))
 
 
 if __name__ == "__main__":
-    try:
-        main(standalone_mode=False)
-    except click.ClickException as problem:
-        problem.show()
-        sys.exit(problem.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted; the next run goes on from here.", err=True)
-        sys.exit(130)
+    main()

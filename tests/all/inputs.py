@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 import subprocess
 from collections.abc import Iterable
 from fnmatch import fnmatch
@@ -12,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SEEN_BY_ALL = ("pyproject.toml", "Makefile", "models/*", "native_patches/*", "tests/data/*", "tests/gate/*.py")
+_DOTTED = re.compile(r"\b(?:llamabatch|tests|benchmarks|native_patches)(?:\.\w+)+")
 
 
 @cache
@@ -34,22 +36,35 @@ def _modules() -> dict[str, str]:
 
 
 @cache
+def _by_base_name() -> dict[str, set[str]]:
+    """The files that are no modules, by their names without a folder."""
+    found: dict[str, set[str]] = {}
+    for name in files():
+        if not name.endswith(".py"):
+            found.setdefault(name.rpartition("/")[2], set()).add(name)
+    return found
+
+
+@cache
 def _edges(file: str) -> frozenset[str]:
-    """The files that a file imports or names: a module's name in a string is a program that is started with -m."""
+    """The files that a file imports, or names in a string: as a module of a program that it starts, as a document."""
+    if not file.endswith(".py"):
+        return frozenset()
     known = _modules()
     named: set[str] = set()
+    documents: set[str] = set()
     for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             named |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named |= {*_DOTTED.findall(node.value)}
+            documents |= _by_base_name().get(node.value.rpartition("/")[2], set())
             if node.value == "llamabatch" and file.startswith("tests/"):  # the command: any of its parts
                 named |= {name for name in known if name.startswith("llamabatch.")}
-            elif "." in node.value:
-                named.add(node.value)
     parents = {".".join(parts[:n]) for parts in (name.split(".") for name in named) for n in range(1, len(parts))}
-    return frozenset(known[name] for name in named | parents if name in known)
+    return frozenset(known[name] for name in named | parents if name in known) | documents
 
 
 def seen_by(tests: Iterable[str], also: Iterable[str] = ()) -> set[str]:
@@ -67,7 +82,8 @@ def seen_by(tests: Iterable[str], also: Iterable[str] = ()) -> set[str]:
         seen |= new
         new = {edge for file in new for edge in _edges(file)} - seen
     patterns = (*SEEN_BY_ALL, *also)
-    return seen | {name for name in files() if any(fnmatch(name, pattern) for pattern in patterns)}
+    seen |= {name for name in files() if any(fnmatch(name, pattern) for pattern in patterns)}
+    return seen | {name for name in files() if name.startswith("llamabatch/") and not name.endswith(".py")}
 
 
 def digest(names: Iterable[str]) -> str:

@@ -1,25 +1,18 @@
-"""`make test-seconds`: measures all tests, or those of its arguments, and writes which are slow into slow.txt.
+"""`make test-seconds`: measures the tests of files and folders, and writes which are slow into slow.txt.
 
 Each worker has a core, as in the gate. Run it on a quiet machine.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from tests.gate import marks
+from tests.gate.run import WORKERS, measured
 
-TESTS = ["tests/unit", "tests/model", "tests/installed"]
-COMMAND = [
-    sys.executable, "-m", "pytest", "-p", "tests.gate.workers", "-n", "auto", "--dist", "loadfile",
-    "-p", "tests.gate.seconds", "-p", "no:cacheprovider", "-q", "--seconds",
-]  # fmt: skip
 HEAD = """\
 # Tests that take more than {slow_s} s on a core, and the seconds; a name without brackets stands for all of its cases.
 # Written by `make test-seconds` where tests.gate.marks.yardstick_s is: yardstick {yardstick_s:.4f} s
@@ -40,9 +33,9 @@ def slow_lines(seconds: dict[str, float], known: Iterable[str]) -> list[str]:
     for function, of_cases in cases.items():
         long = {nodeid: took for nodeid, took in of_cases.items() if took >= marks.SLOW_S}
         slow |= {function: max(long.values())} if long and len(long) == len(of_cases) else long
-    measured = {nodeid.partition("::")[0] for nodeid in seconds}
+    files = {nodeid.partition("::")[0] for nodeid in seconds}
     lines = [f"{took:.1f} {nodeid}" for nodeid, took in slow.items()]
-    lines += [line for line in known if _file_of(line) not in measured and Path(_file_of(line)).exists()]
+    lines += [line for line in known if _file_of(line) not in files and Path(_file_of(line)).exists()]
     return sorted(lines, key=lambda line: line.split(" ", 1)[1])
 
 
@@ -51,10 +44,10 @@ def _file_of(line: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "seconds.json"
-        code = subprocess.run([*COMMAND, str(file), *(arguments or TESTS)], check=False).returncode
-        seconds = json.loads(file.read_text(encoding="utf-8"))
+    code, seconds = measured([*WORKERS, *arguments])
+    if code > 1:
+        print(f"pytest ended with {code}: {marks.FILE.name} stays as it was", file=sys.stderr)
+        return code
     known = [line for line in marks.FILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     lines = slow_lines(seconds, known)
     head = HEAD.format(slow_s=marks.SLOW_S, yardstick_s=marks.yardstick_s())

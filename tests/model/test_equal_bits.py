@@ -11,8 +11,6 @@ from llamabatch.llama import library, model_runner
 from llamabatch.tools.synth import write_model
 from tests.model import architectures
 
-pytestmark = pytest.mark.alone  # threads on all cores
-
 pytest.importorskip("gguf")
 needs_patch = pytest.mark.skipif(not library.has_equal_rows(), reason="llama.cpp is not our build with 0010")
 OPTIONS = {"n_ctx": 768, "n_threads": 1, "n_threads_batch": 1, "trial": "off"}
