@@ -28,7 +28,8 @@ SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )  # Windows has no SIGHUP
 LINE = "Interrupted."
-_DELICATE = ("importlib._bootstrap", "llamabatch.llama.log")  # modules whose callers lose or change an exception
+# modules whose callers lose or change an exception
+_DELICATE = ("importlib._bootstrap", "weakref", "_weakrefset", "llamabatch.llama.log")
 SAME_S = 1.0  # from a signal: others within them are the same wish, sent twice
 _AGAIN_S = 0.02
 _UNSEEN_S = 0.5  # after which a signal that has not ended the wait for a line is sent again
@@ -109,7 +110,7 @@ def read_line(read: Callable[[], str]) -> str:
 
 
 def is_delicate(frame: FrameType | None, within: str) -> bool:
-    """True where an exception would be lost or changed: inside an import, a finalizer or llama.cpp's log.
+    """True where an exception would be lost or changed: inside an import, the end of an object or llama.cpp's log.
 
     Args:
         within: the module with the call to interrupt; frames outside that call do not count.
