@@ -11,13 +11,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 MYPY = '--platform linux' '--platform win32 --cache-dir .mypy_cache/win32 --package llamabatch' \
 	'--platform darwin --cache-dir .mypy_cache/darwin --package llamabatch'
 
-GATE = .venv/bin/python -m pytest -p tests.gate.workers -p tests.gate.unsteady
-TESTS = tests/unit tests/model tests/installed
 # Where it is set, each of the hundreds of programs that tests start compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compare test test-all test-seconds test-steady wheels test-native test-llama-server test-server test-archs test-real test-devices test-vulkan test-workflow cuda-build gpu-pack gpu-check test-browser test-pages test-long test-scale bench bench-quick bench-talkers bench-types bench-peers bench-ab bench-isolation bench-server model clean test-agents
+.PHONY: help setup compare test test-all test-seconds test-steady test-defects wheels test-native test-llama-server test-server test-archs test-real test-devices test-vulkan test-workflow cuda-build gpu-pack gpu-check test-browser test-pages test-long test-scale bench bench-quick bench-talkers bench-types bench-peers bench-ab bench-isolation bench-server model clean test-agents
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -34,17 +32,19 @@ test: setup ## the gate of a change, five minutes: ruff, mypy for three systems,
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	printf '%s\n' $(MYPY) | xargs -L 1 -P 3 .venv/bin/mypy
-	$(GATE) -n auto --dist loadfile -m "not slow and not alone" $(TESTS)
-	$(GATE) -m "not slow and alone" $$(grep -rlE 'mark\.alone' $(TESTS) --include 'test_*.py')
+	.venv/bin/python -m tests.gate
 
 test-all: setup ## all tests, in parts, those that have not passed since a change that touches them (ARGS="unit", ARGS="--due")
 	@.venv/bin/python -m tests.all $(ARGS)
 
 test-seconds: setup ## measures the tests, on a quiet machine, and writes which are slow (tests/gate/slow.txt; ARGS="tests/unit")
-	@.venv/bin/python -m tests.gate $(or $(ARGS),$(TESTS))
+	@.venv/bin/python -m tests.gate.measure $(ARGS)
 
-test-steady: setup ## tests in which time matters, with slow and with instant steps (ARGS="tests/model/test_stops.py")
-	@.venv/bin/python -m tests.paced $(ARGS)
+test-steady: setup ## the gate's tests beside busy processes, on half a core, with slow and with instant steps, in any order (ARGS="half")
+	@.venv/bin/python -m tests.steady $(ARGS)
+
+test-defects: setup ## plants 60 defects, one after the other, and says which the tests catch; an hour at first (ARGS="scheduler")
+	@.venv/bin/python -m tests.defects $(ARGS)
 
 wheels: setup ## both wheels, for every CPU, into dist/ (ARGS="--arch aarch64", ARGS="--variants native")
 	@.venv/bin/python -m native_patches.wheels $(ARGS)

@@ -1,6 +1,19 @@
 """The processes that a test started, without those of other tests' engines."""
 
+import contextlib
+from collections.abc import Iterable
+
 import psutil
+
+
+def alive(pids: Iterable[int]) -> list[int]:
+    """Those that still run; a zombie does not."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
 
 
 class Started:

@@ -6,7 +6,6 @@ Nothing runs again here; a test that takes more than a second fails its part unl
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import Any
@@ -17,34 +16,31 @@ from benchmarks import facts
 from tests.all.inputs import ROOT
 from tests.all.parts import ALL, Part
 from tests.gate import marks
-from tests.gate.run import WORKERS, measured
+from tests.gate.run import WORKERS, measured, need_all_cores
+from tests.memory import Memory
 
 MEMORY = ROOT / "build" / "test-all.json"
 
 
-def _memory() -> dict[str, Any]:
-    return json.loads(MEMORY.read_text(encoding="utf-8")) if MEMORY.exists() else {}
-
-
 def _remember(part: Part, inputs: str, seconds: float) -> None:
-    memory = _memory()
-    memory[part.name] = {"inputs": inputs, "commit": facts.revision(), "seconds": round(seconds)}
-    MEMORY.parent.mkdir(exist_ok=True)
-    new = MEMORY.with_suffix(".new")
-    new.write_text(json.dumps(memory, indent=1) + "\n", encoding="utf-8")
-    new.replace(MEMORY)
+    passed = {"inputs": inputs, "commit": facts.revision(), "seconds": round(seconds)}
+    Memory(MEMORY).remember(part.name, passed)
+
+
+def _passed(part: Part) -> dict[str, Any]:
+    """The inputs, commit and seconds with which it passed; empty: it has not."""
+    return Memory(MEMORY).get(part.name) or {}
 
 
 def _is_due(part: Part) -> bool:
-    return bool(_memory().get(part.name, {}).get("inputs") != part.inputs())
+    return bool(_passed(part).get("inputs") != part.inputs())
 
 
 def _run(part: Part) -> bool:
     """Runs a part: what needs all cores last, and alone."""
     inputs, start, files = part.inputs(), time.monotonic(), part.tests()
     code, seconds = measured([*WORKERS, "-m", "not alone", *files])
-    alone = [file for file in files if "mark.alone" in (ROOT / file).read_text(encoding="utf-8")]
-    if code == 0 and alone:
+    if code == 0 and (alone := need_all_cores(files)):
         code, of_alone = measured(["-m", "alone", *alone])
         seconds |= of_alone
     if code != 0:
@@ -86,7 +82,7 @@ def main(names: tuple[str, ...], due: bool, listing: bool) -> None:
     due_now = [part for part in chosen if _is_due(part)]
     if due or listing:
         for part in due_now if due else chosen:
-            passed = _memory().get(part.name)
+            passed = _passed(part)
             said = f"passed on {passed['commit']} in {passed['seconds']} s" if passed else "has not passed"
             click.echo(f"{part.name}: {len(part.tests())} files, {said}{', due' if part in due_now else ''}")
         return

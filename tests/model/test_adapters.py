@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import struct
-import threading
-import time
 from functools import partial
 
 import gguf
@@ -17,8 +15,10 @@ from benchmarks.equality import LogitGap
 from llamabatch import LLM, AdapterError, ConfigError, ModelFileError, SamplingParams
 from llamabatch.cli import cli
 from llamabatch.request.adapters import adapter_set
+from llamabatch.request.request import Request
 from tests.model.adapter_files import write_control_vector, write_lora
 from tests.model.conftest import mixed_conversations, questions
+from tests.waiting import until
 
 GREEDY = SamplingParams(temperature=0, max_tokens=32)
 SETS = [None, {"a": 1.0}, {"b": 0.7}, {"a": 0.5, "b": 0.5}, {"v": 1.0}, {"a": 1.0, "v": -0.5}]
@@ -83,27 +83,23 @@ def test_sets_mixed_in_flight_give_what_each_gives_alone(options, files, alone, 
     assert sum(a.token_ids == b.token_ids for a, b in zip(outputs, wanted, strict=True)) >= 0.9 * len(pairs)
 
 
-def test_sets_of_different_callers_take_turns_of_several_steps(llm, files):
+def test_sets_of_different_callers_take_turns_of_several_steps(llm, files, steps):
     asked = questions()[:2]
     params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
     before = llm.stats()
-    streams = [llm.stream(question, params, adapters=adapters) for question in asked for adapters in SETS[:3]]
     order = []
-    threads = []
 
-    def read(n, stream):
-        for _ in stream:
-            order.append(n % 3)
+    def told(outputs):
+        order.extend(int(output.request_id) % 3 for output in outputs)
 
-    for n, stream in enumerate(streams):
-        threads.append(threading.Thread(target=read, args=(n, stream)))
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
+    with steps.held():
+        for n, (question, adapters) in enumerate(itertools.product(asked, SETS[:3])):
+            request = Request(str(n), tuple(llm.tokenize(question)), params, adapters=adapter_set(adapters))
+            llm._client.submit([request], told, stream=True)
+    until(lambda: len(order) == 6 * 64)
     switches = llm.stats().adapter_switches - before.adapter_switches
-    steps = llm.stats().decode_calls - before.decode_calls
-    assert len(order) == 6 * 64
-    assert 3 <= switches <= steps / 4, "a set keeps its turn for several steps"
+    n_steps = llm.stats().decode_calls - before.decode_calls
+    assert 3 <= switches <= n_steps / 4, "a set keeps its turn for several steps"
     # no request waits until others have finished
     assert all(order.index(n) < len(order) / 2 for n in range(3))
 
@@ -178,10 +174,8 @@ def test_loading_and_unloading(options, files, steps):
             assert llm.adapters == ["a"]
         assert llm.generate("Hello", GREEDY, adapters={"a": 1.0})[0].text == adapted[0].text
         stream.close()
-        until = time.monotonic() + 20  # the abort is on its way
-        while llm.adapters and time.monotonic() < until:
-            with contextlib.suppress(AdapterError):
-                llm.unload_adapter("a")
+        until(lambda: not llm.stats().in_flight)  # the abort is on its way
+        llm.unload_adapter("a")
         assert llm.adapters == []
         with pytest.raises(AdapterError, match="no adapter 'a'"):
             llm.unload_adapter("a")

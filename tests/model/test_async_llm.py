@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -25,6 +26,7 @@ from llamabatch import (
 )
 from llamabatch.chat import template as chat_template
 from llamabatch.llama.model import Model
+from tests.waiting import PATIENCE_S, until, until_soon
 
 HI = [{"role": "user", "content": "What is the capital of France?"}]
 LONG = SamplingParams(max_tokens=900, ignore_eos=True)
@@ -36,17 +38,15 @@ def sync():
         yield llm
 
 
-async def until_idle(llm: AsyncLLM, seconds: float = 10.0) -> None:
-    """Until no slot is taken; fails if that does not come to pass."""
-    end = time.monotonic() + seconds
-    while (stats := await llm.stats()).running or stats.waiting:
-        assert time.monotonic() < end, stats
-        await asyncio.sleep(0.002)
+async def until_idle(llm: AsyncLLM) -> None:
+    """Until no slot is taken."""
+    stats = (await llm._client()).stats
+    await until_soon(lambda: (now := stats()).running + now.waiting == 0, stats)
 
 
 async def until_running(llm: AsyncLLM) -> None:
-    while not (await llm.stats()).running:
-        await asyncio.sleep(0.002)
+    stats = (await llm._client()).stats
+    await until_soon(lambda: stats().running)
 
 
 def test_gives_what_llm_gives(sync, greedy):
@@ -110,11 +110,14 @@ def test_failures_are_told_as_llm_tells_them():
     asyncio.run(main())
 
 
-def test_many_tasks_share_batches(greedy):
+def test_many_tasks_share_batches(greedy, steps):
     async def main():
         async with AsyncLLM("tiny", n_slots=16, instances=1) as llm:
-            outputs = await asyncio.gather(*(llm.generate(f"Chapter {i}.", greedy) for i in range(100)))
-            return outputs, await llm.stats()
+            stats = (await llm._client()).stats
+            with steps.held():
+                outputs = asyncio.gather(*(llm.generate(f"Chapter {i}.", greedy) for i in range(100)))
+                await until_soon(lambda: stats().in_flight == 100)
+            return await outputs, stats()
 
     outputs, stats = asyncio.run(main())
     assert all(output.finish_reason is not FinishReason.ERROR for [output] in outputs)
@@ -190,23 +193,38 @@ def test_cancelling_reaches_a_chat_template_and_a_list_that_is_being_made(monkey
     monkeypatch.setattr(chat_template, "MAX_BUDGET", 2**60)
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
     endless = loops + "{% endfor %}" * 3
+    rendering, look = set(), chat_template.Meter.look
+    monkeypatch.setattr(chat_template.Meter, "look", lambda meter: (rendering.add(meter), look(meter)))
+    text, tokenized, go_on, tokenize = "a b c " * 1000, [], threading.Event(), Model._tokenize
+
+    def held(model, data, *options):
+        tokenized.append(data)
+        assert go_on.wait(PATIENCE_S)
+        return tokenize(model, data, *options)
 
     async def main():
         async with AsyncLLM("tiny", n_slots=2, instances=1) as llm:
             [out] = await llm.chat(HI, SamplingParams(max_tokens=1))
             model = (await llm._client()).model
             own, model.metadata = model.metadata, {**model.metadata, "tokenizer.chat_template": endless}
-            for asked in [HI] * 6 + [[HI] * 2] * 6:  # more than it has threads
-                with pytest.raises(asyncio.TimeoutError):
-                    await asyncio.wait_for(llm.chat(asked), 0.1)
+            for number, asked in enumerate([HI] * 6 + [[HI] * 2] * 6):  # more than it has threads
+                chat = asyncio.create_task(llm.chat(asked))
+                await until_soon(lambda number=number: len(rendering) > number)
+                chat.cancel()
+                await asyncio.wait([chat])
+                assert chat.cancelled()
             model.metadata = own
-            long = asyncio.create_task(llm.generate(["a b c " * 1000] * 20_000))
-            await asyncio.sleep(0.2)
+            monkeypatch.setattr(Model, "_tokenize", held)
+            long = asyncio.create_task(llm.generate([text] * 20_000))
+            await until_soon(lambda: tokenized)
             long.cancel()
-            assert await asyncio.wait_for(llm.tokenize("a"), 10)
-            assert (await asyncio.wait_for(llm.chat(HI, SamplingParams(max_tokens=1)), 10))[0].prompt == out.prompt
+            await asyncio.wait([long])
+            go_on.set()
+            assert await llm.tokenize("a")
+            assert (await llm.chat(HI, SamplingParams(max_tokens=1)))[0].prompt == out.prompt
 
     asyncio.run(main())
+    assert tokenized.count(text.encode()) == 1
 
 
 def test_closing_ends_what_runs_and_what_comes_after_is_refused(steps):
@@ -281,22 +299,16 @@ def test_a_full_queue_is_an_error_of_the_call(steps):
     async def main():
         async with AsyncLLM("tiny", n_slots=2, max_queue=2) as llm:
             tasks = [asyncio.create_task(llm.generate("a", LONG)) for _ in range(4)]
-            while (await llm.stats()).running + (await llm.stats()).waiting < 4:
-                await asyncio.sleep(0.002)
+            stats = (await llm._client()).stats
+            await until_soon(lambda: stats().in_flight == 4)
             with pytest.raises(QueueFull, match="max_queue=2"):
                 await llm.generate("a", LONG)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for _ in range(1000):
-                try:
-                    await llm.generate("a", SamplingParams(max_tokens=1))
-                    break
-                except QueueFull:
-                    await asyncio.sleep(0.005)
-            else:
-                pytest.fail("the place of a cancelled request stays taken")
-            assert (await llm.stats()).rejected >= 1
+            await until_soon(lambda: not stats().in_flight)
+            await llm.generate("a", SamplingParams(max_tokens=1))
+            assert stats().rejected == 1
 
     with steps.each_takes(0.02):
         asyncio.run(main())
@@ -327,10 +339,8 @@ class Ticker:
         """`call`, which first waits until the loop has had ten more turns. It fails where the loop waits for it."""
 
         def held(*args):
-            wanted, end = self.turns + 10, time.monotonic() + 60
-            while self.turns < wanted:
-                assert time.monotonic() < end, "the loop waits for this call"
-                time.sleep(0.001)
+            wanted = self.turns + 10
+            until(lambda: self.turns >= wanted, "the loop waits for this call")
             return call(*args)
 
         return held
@@ -368,7 +378,8 @@ def test_a_forgotten_one_ends_with_the_program():
 
         async def main():
             task = asyncio.create_task(llm.generate(["a"] * 9, SamplingParams(max_tokens=900, ignore_eos=True)))
-            await asyncio.sleep(0.3)
+            while not (await llm.stats()).running:
+                await asyncio.sleep(0.002)
             print("done")
 
         asyncio.run(main())

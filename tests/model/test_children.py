@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,21 +18,18 @@ from llamabatch.client.front_client import FrontClient
 from llamabatch.client.process_client import ChildClient, RouterClient
 from llamabatch.client.restart_policy import NO_RESTART
 from llamabatch.client.spawn import Child
+from llamabatch.client.wire import Wire
 from llamabatch.config import EngineConfig
 from llamabatch.request.request import Request
 from tests.model.conftest import mixed_conversations
+from tests.processes import alive
+from tests.waiting import PATIENCE_S, until
 
 LONG = SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)
 
 
-def gone(pids, timeout=20.0):
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        alive = [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
-        if not alive:
-            return True
-        time.sleep(0.05)
-    return False
+def until_gone(pids):
+    until(lambda: not alive(pids), pids)
 
 
 def test_what_the_child_refuses_is_raised_here(tmp_path):
@@ -62,8 +58,7 @@ def front(client):
 def computing(client, steps=3):
     """Waits until its children have made some steps."""
     before = client.stats().decode_calls
-    while client.stats().decode_calls < before + steps:
-        time.sleep(0.005)
+    until(lambda: client.stats().decode_calls >= before + steps)
 
 
 def in_background(call):
@@ -80,14 +75,14 @@ def test_a_child_that_dies_is_replaced_and_its_requests_go_on(steps):
         wanted = llm.generate(prompts, params)
         for how in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT):
             first = llm._client.pids
-            with steps.each_takes(0.1):
+            with steps.held(10):
                 result = in_background(lambda: llm.generate(prompts, params))
                 computing(llm._client)
                 os.kill(first[0], how)
             outputs = result()
             assert [o.error for o in outputs] == [None] * 12
             assert sum(o.token_ids == w.token_ids for o, w in zip(outputs, wanted, strict=True)) >= 11
-            assert gone(first)
+            until_gone(first)
             assert llm._client.pids != first
             assert llm.stats().decode_calls > 0
 
@@ -95,7 +90,7 @@ def test_a_child_that_dies_is_replaced_and_its_requests_go_on(steps):
 def test_without_restarts_a_killed_child_is_an_error_for_those_in_flight_and_no_hang(steps):
     client = ChildClient(EngineConfig("tiny", n_slots=2), policy=NO_RESTART)
     llm = front(client)
-    with steps.each_takes(0.02):
+    with steps.held(10):
         result = in_background(lambda: llm.generate(["a", "b", "c"], LONG, errors="return"))
         computing(client)
         os.kill(client.pids[0], signal.SIGKILL)
@@ -118,10 +113,10 @@ def test_the_router_shares_the_load_and_outlives_a_child(greedy):
     killed, other = client.pids
     os.kill(killed, signal.SIGKILL)
     assert [o.text for o in llm.chat(conversations, greedy)] == wanted
-    assert gone([killed])
+    until_gone([killed])
     assert other in client.pids
     client.close()
-    assert gone([*client.pids, other])
+    until_gone([*client.pids, other])
     with pytest.raises(EngineClosedError):
         client.stats()
 
@@ -131,7 +126,7 @@ def test_close_leaves_no_child():
         llm = LLM("tiny", strategy=strategy, isolate=True, instances=2, n_slots=1)
         pids = llm._client.pids
         llm.close()
-        assert gone(pids, 1)
+        assert not alive(pids)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -140,19 +135,20 @@ def test_no_orphan_after_any_death_of_the_parent(how, steps):
         from llamabatch import LLM, SamplingParams
         llm = LLM("tiny", strategy="multi-instance", instances=2, n_slots=2)
         print(*llm._client.pids, flush=True)
-        llm.generate(["a"] * 500, SamplingParams(max_tokens=400, ignore_eos=True))
+        for _ in llm.stream(["a"] * 500, SamplingParams(max_tokens=400, ignore_eos=True)):
+            print("computing", flush=True)
     """
     with steps.each_takes(0.02):
         parent = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert parent.stdout.readline() == b"computing\n"
         assert all(psutil.pid_exists(pid) for pid in pids)
-        time.sleep(0.3)
         parent.send_signal(how)
         parent.wait(30)
     parent.stdout.close()
-    assert gone(pids)
+    until_gone(pids)
 
 
 def a_parent(code):
@@ -178,7 +174,7 @@ def test_no_orphan_when_the_parent_ends_while_the_child_loads(how):
     parent.send_signal(how)
     parent.wait(30)
     parent.stderr.close()
-    assert gone([child.pid])
+    until_gone([child.pid])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can tell a stopped process")
@@ -188,7 +184,7 @@ def test_no_orphan_where_the_child_is_stopped():
     parent.kill()
     parent.wait(30)
     parent.stderr.close()
-    assert gone([child.pid])
+    until_gone([child.pid])
 
 
 def test_the_thread_that_makes_an_engine_may_end():
@@ -197,7 +193,7 @@ def test_the_thread_that_makes_an_engine_may_end():
     thread.start()
     thread.join()
     with made.get() as llm:
-        time.sleep(0.5)
+        until(lambda: thread.native_id not in [each.id for each in psutil.Process().threads()])
         assert llm.generate("x", SamplingParams(max_tokens=2))[0].error is None
         assert llm.stats().restarts == 0
 
@@ -239,7 +235,7 @@ def test_doubled_ids_and_odd_text_cross_the_wire(greedy, steps):
         assert [o.error for o in outputs] == [None, None]
         assert outputs[1].prompt == "a\ud800"
         events = queue.SimpleQueue()
-        with steps.each_takes(0.02):
+        with steps.held():
             llm._client.submit([Request("same", (5, 6), LONG), Request("same", (5, 6), LONG)], events.put)
             assert "already in flight" in events.get(timeout=20)[0].finished.error
             llm._client.abort(["same"])
@@ -253,17 +249,24 @@ def test_a_long_list_goes_in_many_messages(monkeypatch):
     assert {o.error for o in outputs} == {None}
 
 
+def is_sending(thread):
+    frame = sys._current_frames().get(thread.ident)
+    while frame is not None and frame.f_code is not Wire.send_packed.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def test_close_ends_a_child_that_hangs_with_a_full_pipe(monkeypatch):
-    monkeypatch.setattr("llamabatch.client.process_client._CLOSE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("llamabatch.client.process_client._CLOSE_TIMEOUT_S", 0.1)
     client = ChildClient(EngineConfig("tiny", n_slots=2))
     os.kill(client.pids[0], signal.SIGSTOP)
     requests = [Request(f"r{i}", (5,) * 500, LONG) for i in range(3000)]
     sender = threading.Thread(target=client.submit, args=(requests, lambda outputs: None), daemon=True)
     sender.start()
-    time.sleep(0.3)
+    until(lambda: is_sending(sender))
     client.close()
-    assert gone(client.pids)
-    sender.join(10)
+    until_gone(client.pids)
+    sender.join(PATIENCE_S)
     assert not sender.is_alive()
 
 

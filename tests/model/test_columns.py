@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from llamabatch import LLM, columns
 from tests.model.conftest import questions
+from tests.waiting import until
 
 N_ROWS = 200
 PARAMS = {"max_tokens": 6, "temperature": 0.8, "seed": 11}
@@ -96,10 +96,7 @@ def test_a_call_that_fails_aborts_its_rows(llm, tmp_path, monkeypatch, path):
     params = {"max_tokens": 200, "ignore_eos": True}
     with pytest.raises(KeyError, match="mine") as raised:
         columns.map(DATA, PROMPT, model=llm, params=params, path=path, progress=fails)
-    deadline = time.monotonic() + 10  # the step under way ends
-    while (stats := llm.stats()).running + stats.waiting:
-        assert time.monotonic() < deadline, raised
-        time.sleep(0.01)
+    until(lambda: not llm.stats().in_flight, raised)  # the step under way ends
 
 
 FORKED = """
@@ -161,7 +158,7 @@ def test_a_copy_in_another_process_gives_the_same_texts(tmp_path):
     assert json.loads(done.stdout) == ours
 
 
-def test_an_engine_that_is_killed_is_replaced_in_the_instance():
+def test_an_engine_that_is_killed_is_replaced_in_the_instance(steps):
     with columns.Generate("tiny", {"max_tokens": 8}, prompt=PROMPT, n_slots=4, n_ctx=256) as generate:
         generate({"question": ["Hello"]})
         [pid] = generate._engine._llm._client.pids
@@ -169,8 +166,10 @@ def test_an_engine_that_is_killed_is_replaced_in_the_instance():
         def kills(done, total):
             if done == 5:
                 os.kill(pid, signal.SIGKILL)
+                steps.let_go()
 
-        made = generate({"question": DATA["question"][:60]}, progress=kills)
+        with steps.held(20):
+            made = generate({"question": DATA["question"][:60]}, progress=kills)
         assert generate._engine._llm._client.pids != [pid]
     assert made["error"] == [None] * 60
 
@@ -189,21 +188,24 @@ def test_a_call_that_was_killed_goes_on(tmp_path):
     def start(name):
         return subprocess.Popen([sys.executable, "-c", PROGRAM, name], cwd=tmp_path)
 
+    def written():
+        return path.stat().st_size if path.exists() else 0
+
+    def cut_short():
+        program, before = start("cut.json"), written()
+        until(lambda: program.poll() is not None or written() > before)
+        program.kill()
+        program.wait()
+
+    path = tmp_path / "out.jsonl"
     (tmp_path / "frame.json").write_text(json.dumps({"question": DATA["question"][:120]}))
     assert start("whole.json").wait(120) == 0
     for own in tmp_path.glob("out.jsonl*"):
         own.rename(tmp_path / own.name.replace("out", "whole"))
     whole = (tmp_path / "whole.jsonl").read_bytes()
     for _ in range(2):
-        program, path = start("cut.json"), tmp_path / "out.jsonl"
-        before = path.stat().st_size if path.exists() else 0
-        deadline = time.monotonic() + 60
-        while program.poll() is None and not (path.exists() and path.stat().st_size > before):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        program.kill()
-        program.wait()
-    assert path.stat().st_size
+        cut_short()
+    assert written()
     assert start("cut.json").wait(120) == 0
     rows, before = ([json.loads(line) for line in content.splitlines()] for content in (path.read_bytes(), whole))
     assert [row["row"] for row in rows] == list(range(120))

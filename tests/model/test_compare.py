@@ -1,12 +1,10 @@
 """`llamabatch compare` on the bundled model: real processes, real figures, and nothing left behind."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import psutil
@@ -18,6 +16,8 @@ from llamabatch.scheduler.policies import STRATEGIES
 from llamabatch.tools.compare.baseline import Loop
 from llamabatch.tools.compare.measure import BASELINE
 from llamabatch.tools.compare.run import Settings, run
+from tests.processes import alive
+from tests.waiting import until
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -131,45 +131,34 @@ def test_an_engine_that_dies_costs_its_own_row_only(prompts, begun):
     assert not begun.children()
 
 
-def alive(processes) -> list[psutil.Process]:
-    def lives(process) -> bool:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        return False
-
-    return [process for process in processes if lives(process)]
+def children_of(process) -> list[int]:
+    return [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
 
 
-def started(prompts, *, strategies: str, baseline: bool) -> tuple[subprocess.Popen, list[psutil.Process]]:
-    """A comparison that takes long, and its children once they compute."""
+def started(prompts, *, strategies: str, baseline: bool) -> tuple[subprocess.Popen, list[int]]:
+    """A comparison that takes long, and its first children."""
     command = [*COMMAND, "--prompts", prompts, "--strategies", strategies]
     command += ["--rounds", "100", "--baseline" if baseline else "--no-baseline"]
     process = subprocess.Popen(
         command, start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    children: list[psutil.Process] = []
-    deadline = time.monotonic() + 30
-    while not children and time.monotonic() < deadline:
-        time.sleep(0.05)
-        children = psutil.Process(process.pid).children(recursive=True)
-    assert children
-    return process, children
+    return process, until(lambda: children_of(process))
 
 
 @pytest.mark.parametrize(
-    ("strategies", "baseline", "wait_s"),
+    ("strategies", "baseline", "in_a_later_round"),
     [
-        ("sequential", True, 0.1),
-        ("multi-instance", False, 0.1),
-        ("multi-instance", False, 1.0),
-        ("batched", False, 1.0),
+        ("sequential", True, False),
+        ("multi-instance", False, False),
+        ("multi-instance", False, True),
+        ("batched", False, True),
     ],
 )
-def test_ctrl_c_leaves_no_child_behind(prompts, strategies, baseline, wait_s):
+def test_ctrl_c_leaves_no_child_behind(prompts, strategies, baseline, in_a_later_round):
     process, children = started(prompts, strategies=strategies, baseline=baseline)
-    time.sleep(wait_s)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        children += psutil.Process(process.pid).children(recursive=True)
+    if in_a_later_round:
+        until(lambda: "requests in" in process.stderr.readline())
+    children += children_of(process)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=20)
     assert process.returncode == 130
@@ -184,5 +173,4 @@ def test_a_parent_that_is_killed_leaves_no_child_behind(prompts, strategies, bas
     process, children = started(prompts, strategies=strategies, baseline=baseline)
     process.kill()
     process.communicate()
-    psutil.wait_procs(children, timeout=15)
-    assert alive(children) == []
+    until(lambda: not alive(children))

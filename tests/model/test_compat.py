@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import json
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from numbers import Real
@@ -21,6 +20,7 @@ from llamabatch.gguf.reader import HeaderReader
 from llamabatch.gguf.resolve import resolve
 from tests.model.conftest import questions
 from tests.model.encoder_files import write_encoder
+from tests.waiting import until
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -392,23 +392,22 @@ def test_embeddings_of_encoders_are_theirs(kind, tmp_path):
             assert np.allclose(first, second, atol=2e-3)
 
 
-def test_calls_from_many_threads_run_as_one_batch(ours):
+def test_calls_from_many_threads_run_as_one_batch(ours, steps):
     asked = [[{"role": "user", "content": text}] for text in questions()[:48]]
 
     def answer(messages):
         return ours.create_chat_completion(messages, temperature=0, max_tokens=24)["choices"][0]["message"]["content"]
 
     alone = [answer(messages) for messages in asked]
-    rows_per_call = []
-    for _ in range(3):  # a short answer of this model may end before the next thread has its turn
-        before = ours.llm.stats()
-        with ThreadPoolExecutor(16) as pool:
-            together = list(pool.map(answer, asked))
-        after = ours.llm.stats()
-        assert sum(a == b for a, b in zip(alone, together, strict=True)) >= 46  # the rule of equality, on 48 texts
-        rows, calls = after.decode_rows - before.decode_rows, after.decode_calls - before.decode_calls
-        rows_per_call.append(rows / calls)
-    assert max(rows_per_call) > 1.5, rows_per_call
+    before = ours.llm.stats()
+    with ThreadPoolExecutor(len(asked)) as pool:
+        with steps.held():
+            together = pool.map(answer, asked)
+            until(lambda: ours.llm.stats().in_flight == len(asked))
+        together = list(together)
+    after = ours.llm.stats()
+    assert sum(a == b for a, b in zip(alone, together, strict=True)) >= 46  # the rule of equality, on 48 texts
+    assert after.decode_rows - before.decode_rows > 1.5 * (after.decode_calls - before.decode_calls)
 
 
 def test_a_refused_call_leaves_the_others_alone(ours):
@@ -424,27 +423,25 @@ def test_a_refused_call_leaves_the_others_alone(ours):
     assert len({each for each in made if isinstance(each, str)}) == 1
 
 
-def test_close_ends_the_calls_that_run():
+def test_close_ends_the_calls_that_run(steps):
     model = Llama(TINY, n_ctx=512)
     model("warm", max_tokens=1)
     made = []
 
     def read():
-        for _ in model.generate(model.tokenize(STORY.encode())):
-            if not made:
-                made.append(1)
-            time.sleep(0.01)
+        for token in model.generate(model.tokenize(STORY.encode())):
+            made.append(token)
 
     def call():
         with pytest.raises(EngineError):
             read()
 
     threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    while not made:
-        time.sleep(0.01)
-    model.close()
+    with steps.each_takes(0.05):
+        for thread in threads:
+            thread.start()
+        until(lambda: made)
+        model.close()
     for thread in threads:
         thread.join(30)
     assert not any(thread.is_alive() for thread in threads)
@@ -456,10 +453,7 @@ def test_a_stream_that_is_left_frees_its_slot(ours):
     chunks = ours(STORY, max_tokens=400, stream=True)
     next(chunks)
     chunks.close()
-    deadline = time.monotonic() + 20
-    while ours.llm.stats().running and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert ours.llm.stats().running == 0
+    until(lambda: not ours.llm.stats().running)
 
 
 def test_a_schema_binds_an_answer(ours):

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import gguf
@@ -38,6 +37,7 @@ from llamabatch.entrypoints.classification import pair_tokenizer
 from llamabatch.llama import library
 from tests.model.architectures import RERANK_TEMPLATE, write, write_bert, write_qwen3_reranker
 from tests.model.encoder_files import ENCODERS, N_CTX, N_EMBD, QUERY, TEXTS, write_encoder
+from tests.waiting import until
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "encoders" / "vectors.json").read_text(encoding="utf-8"))
 NEAR = 1e-3  # llama.cpp computes GELU by its tanh form from a table of halves: transformers' differs by 4e-4 here
@@ -404,8 +404,7 @@ def test_pairs_of_a_child_that_dies_go_on_in_another(files):
         found = []
         thread = threading.Thread(target=lambda: found.extend(llm.rerank(QUERY, documents, use_activation=False)))
         thread.start()
-        while llm.stats().submitted < 1 and thread.is_alive():
-            time.sleep(0.01)
+        until(lambda: llm.stats().submitted)
         os.kill(pid, signal.SIGKILL)
         thread.join(60)
         llm.rerank(QUERY, ["blue"])  # by the next child, also if the first one was done before it died

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import queue
-import time
 import weakref
 
 import pytest
@@ -12,8 +11,8 @@ import pytest
 from llamabatch import LLM, AsyncLLM, LlamaBatchError, Request, SamplingParams
 from llamabatch.compat import Llama
 from tests.clients import innermost
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 20  # 0.1 s at rest
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 TOO_LONG = "x " * 2000
@@ -82,10 +81,7 @@ def test_an_llm(place, uses, begun):
 
 
 def assert_gone(begun):
-    deadline = time.monotonic() + PATIENCE_S
-    while (left := begun.threads() | begun.children()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not left
+    until(lambda: not begun.threads() | begun.children(), lambda: begun.threads() | begun.children())
 
 
 def test_an_engine_leaves_no_cycle_behind(begun):

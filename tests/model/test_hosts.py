@@ -102,12 +102,14 @@ def test_cells_with_await():
             llm = AsyncLLM("tiny", n_slots=2)
             print(len((await llm.generate("x", SHORT))[0].token_ids))
             task = asyncio.create_task(llm.generate(["x"] * 4, LONG))
-            await asyncio.sleep(0.1)
+            while not (await llm.stats()).running:
+                await asyncio.sleep(0.01)
             llm = AsyncLLM("tiny", n_slots=2)
             print(len((await llm.generate("x", SHORT))[0].token_ids))
             task.cancel()
             asyncio.create_task(llm.generate(["x"] * 4, LONG))
-            await asyncio.sleep(0.05)
+            while not (await llm.stats()).running:
+                await asyncio.sleep(0.01)
         asyncio.run(kernel())
     """
     assert run(code) == ["4", "4"]
@@ -319,7 +321,10 @@ def test_a_fork_keeps_no_child_program_alive():
         os.wait()
         deadline = time.monotonic() + 20
         def alive():
-            return psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE
+            try:
+                return psutil.Process(worker).status() != psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:
+                return False
         while alive() and time.monotonic() < deadline:
             time.sleep(0.05)
         print(alive(), psutil.pid_exists(fork))

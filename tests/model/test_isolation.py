@@ -19,6 +19,8 @@ from llamabatch.config import EngineConfig
 from llamabatch.request.request import Request
 from llamabatch.utils import system
 from tests.model.adapter_files import write_lora
+from tests.unit.fakes import Clock
+from tests.waiting import until
 from tests.workers.poisoned_worker import BUG, POISON
 
 SHORT = SamplingParams(max_tokens=5)
@@ -103,7 +105,7 @@ def test_a_stream_goes_on_where_it_was_when_the_child_died(isolated, killed_afte
 
 @pytest.mark.timed
 def test_figures_never_go_backwards_and_count_each_request_once(isolated, killed_after):
-    before = isolated.stats()
+    before, began = isolated.stats(), time.monotonic()
     params = SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
     seen, done = [], threading.Event()
 
@@ -127,11 +129,13 @@ def test_figures_never_go_backwards_and_count_each_request_once(isolated, killed
     assert after.e2e_s.count == 6
     for one, other in itertools.pairwise(seen):
         assert all(value >= one.counts()[name] for name, value in other.counts().items())
-    while (beat := isolated._client.heartbeats[0]).last_token_s is None:  # told once a second
-        time.sleep(0.02)
+    until(lambda: isolated._client.heartbeats[0].last_token_s is not None)  # told once a second
+    asked = time.monotonic()
+    isolated.stats()
+    beat = isolated._client.heartbeats[0]
     assert beat.up
-    assert beat.silent_s < 5
-    assert beat.last_token_s is None or beat.last_token_s < 60  # None: the last child has had no beat since its first
+    assert beat.silent_s < time.monotonic() - asked
+    assert beat.last_token_s < time.monotonic() - began
     assert beat.restarts >= 2
 
 
@@ -144,8 +148,7 @@ def test_what_was_loaded_is_there_again(isolated, tmp_path):
     [killed] = isolated._client.pids
     os.kill(killed, signal.SIGKILL)
     hits = isolated.stats().prefix_tokens
-    while isolated._client.pids in ([killed], []):
-        time.sleep(0.02)
+    until(lambda: isolated._client.pids not in ([killed], []))
     assert isolated.adapters == ["one"]
     params = SamplingParams(max_tokens=4, temperature=0)
     [output] = isolated.generate(prompt, params)
@@ -160,11 +163,12 @@ def test_what_was_loaded_is_there_again(isolated, tmp_path):
 def test_embeddings_and_scores_survive(isolated):
     texts = [f"{i} " + "a text to embed " * 20 for i in range(12)]
     wanted = isolated.embed(texts, normalize=True)
+    before = isolated.stats().submitted
     got = queue.SimpleQueue()
     threading.Thread(
         target=lambda: got.put((isolated.embed(texts, normalize=True), isolated.score("a b", [" c"])))
     ).start()
-    time.sleep(0.05)
+    until(lambda: isolated.stats().submitted > before)
     os.kill(isolated._client.pids[0], signal.SIGKILL)
     vectors, scores = got.get(timeout=60)
     assert all(np.allclose(one, other, atol=0.05) for one, other in zip(vectors, wanted, strict=True))
@@ -172,7 +176,7 @@ def test_embeddings_and_scores_survive(isolated):
 
 
 def test_an_abort_a_deadline_and_an_end_do_not_wait_for_a_restart():
-    client = poisoned(first_s=60.0, longest_s=60.0)
+    client = poisoned(first_s=3600.0, longest_s=3600.0)
     events = queue.SimpleQueue()
     client.submit([Request("poison", (*POISON, 5), SHORT)], events.put)
     [ended] = events.get(timeout=30)
@@ -186,9 +190,7 @@ def test_an_abort_a_deadline_and_an_end_do_not_wait_for_a_restart():
     client.submit([Request("late", (5, 6), SamplingParams(max_tokens=5, deadline_s=0.5))], events.put)
     [ended] = events.get(timeout=30)
     assert (ended.request_id, ended.finished.error[:16]) == ("late", "DeadlineExceeded")
-    start = time.monotonic()
     client.close()
-    assert time.monotonic() - start < 30, "the restart is 60 s away"
     [ended] = events.get(timeout=30)
     assert (ended.request_id, ended.finished.error) == ("left", "the engine is closed")
     with pytest.raises(EngineClosedError):
@@ -196,7 +198,8 @@ def test_an_abort_a_deadline_and_an_end_do_not_wait_for_a_restart():
 
 
 def test_too_many_deaths_in_a_row_end_all_requests_until_a_call_brings_another_child():
-    client = poisoned(most=3, first_s=0.01)
+    client = poisoned(most=3, first_s=0.0)
+    clock = client._children[0]._clock = Clock()
     events = queue.SimpleQueue()
     client.submit([Request(f"poison {i}", (*POISON, i + 20), SHORT) for i in range(8)], events.put)
     errors = {}
@@ -207,7 +210,8 @@ def test_too_many_deaths_in_a_row_end_all_requests_until_a_call_brings_another_c
     with pytest.raises(EngineClosedError, match="4 times in a row"):
         client.submit([Request("x", (5, 6), SHORT)], events.put)
     assert client.stats().restarts == 3
-    time.sleep(1.1)
+    clock.now = 1.0
+    until(lambda: client.outage is None)
     client.submit([Request("x", (5, 6), SHORT)], events.put)
     [ended] = events.get(timeout=60)
     assert ended.finished.error is None
@@ -226,7 +230,7 @@ def test_a_question_that_the_child_does_not_survive_is_an_error_of_its_asker(tmp
         asked.put(True)
 
     threading.Thread(target=ask).start()
-    time.sleep(0.2)
+    until(lambda: client._children[0]._child._answers)
     os.kill(client.pids[0], signal.SIGKILL)
     assert asked.get(timeout=20)
     assert llm.generate("x", SHORT)[0].error is None
@@ -258,7 +262,7 @@ def test_a_send_that_is_interrupted_ends_the_stream():
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
     try:
         with pytest.raises(KeyboardInterrupt):
             client.submit([Request(str(i), (5,) * 400, SHORT) for i in range(3000)], lambda outputs: None)
@@ -271,14 +275,16 @@ def test_a_send_that_is_interrupted_ends_the_stream():
 
 
 def test_a_child_that_hangs_is_replaced():
-    client = ChildClient(EngineConfig("tiny", n_slots=2), policy=RestartPolicy(hang_s=4.0))
-    llm = front(client)
-    [stopped] = client.pids
+    client = ChildClient(EngineConfig("tiny", n_slots=2))
+    [supervisor], [stopped], events = client._children, client.pids, queue.SimpleQueue()
     os.kill(stopped, signal.SIGSTOP)
-    [output] = llm.generate("x", SHORT)
-    assert output.error is None
-    assert stopped not in client.pids
-    assert client.stats().restarts >= 1  # the next one may hang, too, where it gets no processor for so long
+    client.submit([Request("x", (5, 6), SHORT)], events.put)
+    supervisor._policy = RestartPolicy(hang_s=0.0)
+    until(lambda: stopped not in client.pids)
+    supervisor._policy = RestartPolicy()  # the next one has time, also where it gets no processor
+    [ended] = events.get(timeout=60)
+    assert ended.finished.error is None
+    assert client.stats().restarts == 1
     client.close()
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import warnings
 from array import array
 
@@ -34,6 +33,7 @@ from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.context import Context
 from llamabatch.utils import lifetime
 from tests.model.conftest import mixed_conversations
+from tests.waiting import until
 
 HI = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -320,9 +320,7 @@ def test_what_fails_while_it_runs_is_a_failure_like_any_other(steps):
             llm.generate(["a", "b", "c"], [good, bad, long], errors="raise")
         done, failed, running = raised.value.outputs
         assert (len(done.token_ids), len(failed.token_ids), running) == (1, 2, None)
-        until = time.monotonic() + 10
-        while llm.stats().in_flight and time.monotonic() < until:
-            time.sleep(0.001)
+        until(lambda: not llm.stats().in_flight)
         assert llm.stats().aborted == 1
 
 
@@ -397,20 +395,15 @@ def test_leaving_as_completed_aborts_the_rest(llm):
     for index, _ in llm.as_completed(["a", "b", "c"], params):
         assert index == 0
         break
-    until = time.monotonic() + 10  # they end with the step that is under way
-    while (stats := llm.stats()).in_flight and time.monotonic() < until:
-        time.sleep(0.001)
-    assert (stats.in_flight, stats.running, stats.waiting, stats.free_slots) == (0, 0, 0, 8)
+    stats = until(lambda: not (now := llm.stats()).in_flight and now)  # they end with the step that is under way
+    assert (stats.running, stats.waiting, stats.free_slots) == (0, 0, 8)
 
 
 def test_leaving_a_stream_frees_its_slot(llm):
     for _ in llm.stream("Once", SamplingParams(max_tokens=500, ignore_eos=True)):
         break
     assert llm.generate("x", SamplingParams(max_tokens=1))
-    until = time.monotonic() + 10
-    while llm.stats().free_slots < 8 and time.monotonic() < until:
-        time.sleep(0.001)  # its engine may be in a step
-    assert llm.stats().free_slots == 8
+    until(lambda: llm.stats().free_slots == 8)  # its engine may be in a step
 
 
 def test_special_tokens_in_a_users_text_stay_text(llm):
@@ -465,8 +458,7 @@ def test_close_ends_what_runs():
     params = SamplingParams(max_tokens=900, ignore_eos=True)
     thread = threading.Thread(target=lambda: got.extend(llm.generate(["a", "b", "c"] * 20, params)))
     thread.start()
-    while llm.stats().decode_calls < 3:
-        pass
+    until(lambda: llm.stats().decode_calls > 2)
     llm.close()
     thread.join(30)
     assert not thread.is_alive()
@@ -544,10 +536,14 @@ def test_two_models_in_one_process(greedy):
 
 def test_ctrl_c_aborts_the_call_and_leaves_the_llm_usable():
     code = """
-        import os, signal, threading
+        import os, signal, threading, time
         from llamabatch import LLM, SamplingParams
         llm = LLM("tiny", n_slots=2)
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        def interrupt():
+            while llm.stats().decode_calls < 3:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt).start()
         try:
             llm.generate(["a"] * 2000, SamplingParams(max_tokens=400, ignore_eos=True))
         except KeyboardInterrupt:
@@ -560,12 +556,13 @@ def test_ctrl_c_aborts_the_call_and_leaves_the_llm_usable():
     assert done.stdout.split("\n") == ["interrupted", "3", "0 0 2", ""]
 
 
-def test_ctrl_c_on_the_command_line():
+def test_ctrl_c_on_the_command_line(steps):
     command = [sys.executable, "-m", "llamabatch", "generate", "Once", "-n", "900", "--ignore-eos"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.read(5)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    with steps.each_takes(0.05):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.read(5)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert b"Traceback" not in errors
 
@@ -711,14 +708,14 @@ def test_ctrl_c_while_a_model_loads_leaves_no_thread():
         load = engine.Model.__init__
         def slow(self, *args):
             _thread.interrupt_main()
-            time.sleep(0.3)
+            time.sleep(0.1)
             load(self, *args)
         engine.Model.__init__ = slow
         try:
             LLM("tiny")
         except KeyboardInterrupt:
             pass
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while threading.active_count() > 1 and time.monotonic() < deadline:
             time.sleep(0.01)
         print(threading.active_count())

@@ -4,7 +4,6 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -16,8 +15,8 @@ from llamabatch.request.request import Request
 from llamabatch.request.structured_outputs import Structure
 from tests.clients import innermost
 from tests.long import raising_calls
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 60
 SHORT = SamplingParams(max_tokens=4, temperature=0)
 
 
@@ -97,10 +96,7 @@ def test_a_sink_that_raises_ends_its_request(client, error, stream):
 
 
 def until_idle(client):
-    deadline = time.monotonic() + PATIENCE_S
-    while (stats := client.stats()).running or stats.waiting:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not ((stats := client.stats()).running or stats.waiting))
 
 
 def test_a_sink_that_always_raises_holds_nothing_up(client):
@@ -168,9 +164,7 @@ def test_a_failed_engine_answers_all_and_says_so(client, monkeypatch, error):
     found = ends(told, 4)
     assert {output.error is not None for output in found.values()} == {True}
     assert f"the engine failed: {type(error).__name__}" in found["a"].error
-    deadline = time.monotonic() + PATIENCE_S
-    while client.alive:
-        assert time.monotonic() < deadline
+    until(lambda: not client.alive)
     for call in (lambda: client.submit(late, told.put), client.stats, lambda: client.ask(id)):
         with pytest.raises(EngineClosedError, match="the engine failed"):
             call()
@@ -201,9 +195,7 @@ def test_a_command_that_is_under_way_is_answered(client, monkeypatch):
     late = requests(client, "c")
     client.submit(requests(client, "a", "b"), told.put)
     assert "the engine failed: SystemExit" in ends(told, 2)["b"].error
-    deadline = time.monotonic() + PATIENCE_S
-    while client.alive:
-        assert time.monotonic() < deadline
+    until(lambda: not client.alive)
     with pytest.raises(EngineClosedError):
         client.submit(late, told.put)
 

@@ -1,19 +1,14 @@
 """Queues, priorities, deadlines, company and preemption with a real engine, here and in child processes."""
 
 import threading
-import time
 
 import pytest
 
 from llamabatch import LLM, FinishReason, QueueFull, SamplingParams
+from tests.waiting import until
 
 LONG = SamplingParams(max_tokens=900, ignore_eos=True, temperature=0)
 ONE = SamplingParams(max_tokens=1)
-
-
-def running(llm: LLM, count: int) -> None:
-    while llm.stats().running < count:
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize(
@@ -26,14 +21,13 @@ def test_a_full_queue_refuses_a_whole_call(options, steps):
         with pytest.raises(QueueFull, match="4 more would be 4 in flight; allowed are 2 that run and max_queue=1"):
             llm.generate(["a"] * 4, ONE)
         assert llm.stats().prefill_tokens == 0, "a part of it was queued"
-        with steps.each_takes(0.02):
+        with steps.held(3):
             stream = llm.stream(["a"] * 3, LONG)
             next(stream)
             with pytest.raises(QueueFull):
                 llm.generate("b", ONE)
             stream.close()
-        while llm.stats().running + llm.stats().waiting:
-            time.sleep(0.002)
+        until(lambda: not (llm.stats().running + llm.stats().waiting))
         assert len(llm.generate(["a"] * 3, ONE)) == 3
         assert llm.stats().rejected == 5
 
@@ -54,17 +48,15 @@ def test_the_best_priority_goes_first_and_background_last(options):
 def test_past_its_deadline_a_request_ends_with_the_text_so_far(options, steps):
     with LLM("tiny", n_slots=1, **options) as llm:
         llm.generate("a", ONE)
-        start = time.perf_counter()
-        late = SamplingParams(max_tokens=2000, ignore_eos=True, deadline_s=0.5)
+        late = SamplingParams(max_tokens=2000, ignore_eos=True, deadline_s=0.2)
         with steps.each_takes(0.01):
             outputs = llm.generate(["a", "b", "c"], [late, late, SamplingParams(max_tokens=20)], errors="return")
         ended = [output for output in outputs if output.error is not None]
         assert len(ended) == 2
         assert all(output.finish_reason is FinishReason.ERROR for output in ended)
-        assert all(output.error.startswith("DeadlineExceeded: deadline_s is 0.5; ") for output in ended)
-        assert all(output.timings.total_s >= 0.5 for output in ended)
+        assert all(output.error.startswith("DeadlineExceeded: deadline_s is 0.2; ") for output in ended)
+        assert all(output.timings.total_s >= 0.2 for output in ended)
         assert outputs[2].error is None
-        assert time.perf_counter() - start > 0.5
         assert llm.stats().missed_deadlines == 2
         assert llm.stats().free_slots == 1
     ran, waited = sorted(ended, key=lambda output: len(output.token_ids), reverse=True)
@@ -89,14 +81,15 @@ def test_a_first_request_waits_for_company_but_not_when_there_is_enough_of_it():
         assert output.timings.queued_s >= 0.1
     with LLM("tiny", n_slots=4, instances=1, max_wait_ms=60_000) as llm:
         outputs = llm.generate(["a"] * 4, ONE)
-        assert all(output.timings.queued_s < 30 for output in outputs)
+        assert all(output.timings.queued_s < 60 for output in outputs)
 
         before = llm.stats()
         params = SamplingParams(max_tokens=30, ignore_eos=True)
         threads = [threading.Thread(target=llm.generate, args=(f"{i}", params)) for i in range(4)]
-        for thread in threads:
+        for thread in threads[:-1]:
             thread.start()
-            time.sleep(0.02)
+        until(lambda: llm.stats().waiting == 3)
+        threads[-1].start()
         for thread in threads:
             thread.join()
         after = llm.stats()
@@ -112,7 +105,7 @@ def test_preempted_work_goes_on_with_the_same_text(options, assert_equal_by_the_
         thread = threading.Thread(target=lambda: got.extend(llm.generate("Once upon a time", low)))
         with steps.each_takes(0.1):
             thread.start()
-            running(llm, 1)
+            until(lambda: llm.stats().running)
             [high] = llm.generate("The sea", SamplingParams(max_tokens=3))
             assert not got, "the better one waited"
         thread.join()
@@ -132,8 +125,7 @@ def test_background_work_gives_the_same_text_and_steps_aside(assert_equal_by_the
             talker = llm.stream("Chapter 1", SamplingParams(max_tokens=80, ignore_eos=True))
             next(talker)
             thread.start()
-            while llm.stats().in_flight < 4:
-                time.sleep(0.002)
+            until(lambda: llm.stats().in_flight == 4)
         assert sum(1 for _ in talker) > 0
         thread.join()
         after = llm.stats()

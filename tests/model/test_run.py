@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -18,6 +17,7 @@ from llamabatch import LLM, SamplingParams
 from llamabatch.jobs import ReadOptions, Settings, run
 from tests.long import kill_resume
 from tests.model.conftest import questions
+from tests.waiting import PATIENCE_S, until
 
 GREEDY = ("-t", "0", "-n", "8")
 
@@ -158,31 +158,25 @@ def test_a_signal_ends_it_in_good_order(signum, code, tmp_path, steps):
     source, out = jsonl(tmp_path / "in.jsonl", asked(5000)), tmp_path / "out.jsonl"
     with steps.each_takes(0.02):
         process = subprocess.Popen(command(source, out, *GREEDY), stderr=subprocess.PIPE, text=True)
-        wait_for(lambda: out.exists() and out.stat().st_size > 0)
+        until(lambda: out.exists() and out.stat().st_size > 0)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signum)
         process.send_signal(signum)  # an impatient user loses nothing either
         told = process.communicate(timeout=200)[1]
     assert process.returncode == code, told
     assert "the same command goes on from there" in told
-    assert not psutil.wait_procs(children, timeout=10)[1]
+    assert not psutil.wait_procs(children, timeout=PATIENCE_S)[1]
     got = records(out.read_text())
     assert [record["row"] for record in got] == list(range(len(got)))
     assert 0 < len(got) < 5000
 
 
-def wait_for(condition, patience_s=200.0):
-    until = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
-def test_a_signal_while_the_model_loads(tmp_path):
+def test_a_signal_while_the_model_loads(tmp_path, steps):
     source = jsonl(tmp_path / "in.jsonl", asked(2))
-    process = subprocess.Popen(command(source, tmp_path / "out.jsonl"), stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: (tmp_path / "out.jsonl.job.json").exists())
-    process.terminate()
+    with steps.held():  # it may have been loaded meanwhile
+        process = subprocess.Popen(command(source, tmp_path / "out.jsonl"), stderr=subprocess.PIPE, text=True)
+        until((tmp_path / "out.jsonl.job.json").exists)
+        process.terminate()
     process.communicate(timeout=200)
     assert process.returncode == 143
 
@@ -273,9 +267,9 @@ def test_as_many_tokens_as_the_library(tmp_path):
 def test_an_engine_that_dies_is_replaced_and_every_row_comes_once(tmp_path, steps):
     source, out = jsonl(tmp_path / "in.jsonl", asked(200)), tmp_path / "out.jsonl"
     arguments = command(source, out, *GREEDY, "--json", tmp_path / "sum.json")
-    with steps.each_takes(0.02):
+    with steps.held(30):  # in which no engine comes to the end of its rows
         process = subprocess.Popen(arguments, stderr=subprocess.PIPE)
-        wait_for(lambda: out.exists() and out.stat().st_size > 0)
+        until(lambda: out.exists() and out.stat().st_size > 0)
         for child in psutil.Process(process.pid).children():
             child.kill()
     told = process.communicate(timeout=300)[1].decode()

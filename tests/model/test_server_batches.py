@@ -12,6 +12,7 @@ from llamabatch.server import app
 from tests.long import killed_server
 from tests.unit.server.test_application import ready
 from tests.unit.server.test_batch_routes import content, create, lines, upload, wait
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 
@@ -50,11 +51,8 @@ def test_every_kind_of_line(client):
 
 def test_a_batch_waits_for_others_and_its_rows_are_background(client, steps):
     with steps.each_takes(0.02):
-        batch_id = create(client, lines(8, max_tokens=100, ignore_eos=True)).json()["id"]
-        until = time.monotonic() + 60
-        while client.get(f"/v1/batches/{batch_id}").json()["status"] == "validating":
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        batch_id = create(client, lines(8, max_tokens=200, ignore_eos=True)).json()["id"]
+        until(lambda: client.get(f"/v1/batches/{batch_id}").json()["status"] != "validating")
         body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
         for _ in range(5):
             assert client.post(CHAT, json=body).status_code == 200
@@ -64,18 +62,14 @@ def test_a_batch_waits_for_others_and_its_rows_are_background(client, steps):
 
 
 def test_a_cancelled_batch_frees_its_slots_at_once(client, steps):
-    serving, until = client.app.state.serving, time.monotonic() + 60
+    serving = client.app.state.serving
     with steps.each_takes(0.02):
         batch_id = create(client, lines(100, max_tokens=400, ignore_eos=True)).json()["id"]
-        while not serving.client.stats().running:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: serving.client.stats().running)
         assert client.post(f"/v1/batches/{batch_id}/cancel").json()["status"] == "cancelling"
         batch = wait(client, batch_id)
     assert batch["status"] == "cancelled"
-    while serving.client.stats().running:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: not serving.client.stats().running)
     counts = batch["request_counts"]
     assert counts["completed"] + counts["failed"] == counts["total"] == 100
 
@@ -83,10 +77,7 @@ def test_a_cancelled_batch_frees_its_slots_at_once(client, steps):
 def test_a_killed_engine_costs_a_batch_nothing(client, steps):
     with steps.each_takes(0.02):
         batch_id = create(client, lines(24, max_tokens=20, ignore_eos=True, temperature=0)).json()["id"]
-        until = time.monotonic() + 60
-        while client.get(f"/v1/batches/{batch_id}").json()["request_counts"]["completed"] < 5:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: client.get(f"/v1/batches/{batch_id}").json()["request_counts"]["completed"] >= 5)
         [pid] = client.app.state.serving.client.pids
         os.kill(pid, signal.SIGKILL)
     assert wait(client, batch_id)["request_counts"] == {"total": 24, "completed": 24, "failed": 0}
@@ -97,9 +88,7 @@ def test_a_server_that_is_told_to_end_stops_its_batches_at_once_and_the_next_one
     data = tmp_path / "data"
     with steps.each_takes(0.02), killed_server.Server(data) as server:
         batch_id = server.create(server.upload(killed_server._lines()))
-        until = time.monotonic() + 60
-        while not server.batch(batch_id)["request_counts"]["completed"]:
-            assert time.monotonic() < until
+        until(lambda: server.batch(batch_id)["request_counts"]["completed"])
         server._process.terminate()
         assert server._process.wait(30) == 0
     with killed_server.Server(data) as server:
@@ -108,20 +97,24 @@ def test_a_server_that_is_told_to_end_stops_its_batches_at_once_and_the_next_one
     assert "Traceback" not in (tmp_path / "server.log").read_text()
 
 
-def test_a_short_window_promotes_the_rest_and_expires_with_what_is_done(client, steps):
+def test_a_short_window_promotes_the_rest_and_expires_with_what_is_done(client, monkeypatch, steps):
+    batches, late = client.app.state.batches.batches(), 0
+    monkeypatch.setattr(batches.store, "clock", lambda: time.time() + late)
+
+    def batch():
+        return client.get(f"/v1/batches/{batch_id}").json()
+
     with steps.each_takes(0.01):
-        batch_id = create(client, lines(5000, max_tokens=200, ignore_eos=True), completion_window="3s").json()["id"]
-        until = time.monotonic() + 60
-        was_promoted = False
-        while (batch := client.get(f"/v1/batches/{batch_id}").json())["status"] not in ("expired", "completed"):
-            assert time.monotonic() < until
-            was_promoted |= client.app.state.batches.batches().promoted(batch_id)
-            time.sleep(0.05)
-    assert was_promoted
-    assert batch["status"] == "expired"
-    counts = batch["request_counts"]
+        batch_id = create(client, lines(5000, max_tokens=20, ignore_eos=True), completion_window="24h").json()["id"]
+        until(lambda: batch()["request_counts"]["completed"])
+        assert not batches.promoted(batch_id)
+        late = 23 * 3600
+        until(lambda: batches.promoted(batch_id))
+        late = 24 * 3600
+        until(lambda: batch()["status"] == "expired", batch)
+    counts = batch()["request_counts"]
     assert counts["completed"] + counts["failed"] == counts["total"] == 5000
-    assert {each["error"]["code"] for each in content(client, batch["error_file_id"])} == {"batch_expired"}
+    assert {each["error"]["code"] for each in content(client, batch()["error_file_id"])} == {"batch_expired"}
 
 
 def test_an_upload_streams(client):

@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-import time
 
 import pytest
 
 from llamabatch.engine.engine import Engine
 from llamabatch.server import app
+from tests.waiting import PATIENCE_S, until_soon
 
 LONG = "word " * 700  # several prefill steps
 
@@ -67,13 +67,6 @@ class Client:
                 self.first.set()
 
 
-async def until(true, what):
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.002)
-
-
 def run(story, **options):
     """Runs a story on an application whose model is loaded."""
 
@@ -81,9 +74,9 @@ def run(story, **options):
         application = app("tiny", isolate=False, n_ctx=1024, instances=1, n_threads=1, **options)
         serving = application.state.serving
         async with application.router.lifespan_context(application):
-            await until(lambda: serving.state == "ready", "it is never ready")
+            await until_soon(lambda: serving.state == "ready", "it is never ready")
             await story(application, serving)
-            await until(lambda: serving.n_open == 0, "a call is left open")
+            await until_soon(lambda: serving.n_open == 0, "a call is left open")
 
     asyncio.run(told())
 
@@ -96,33 +89,29 @@ def body(stream, **more):
 @pytest.mark.parametrize("when", ["waiting", "prefill", "decoding"])
 def test_it_frees_its_place_within_two_steps(monkeypatch, steps, stream, when):
     async def story(application, serving):
-        other = Client(application, body(False, max_tokens=60)) if when == "waiting" else None
-        if other is not None:
-            await until(lambda: serving.client.stats().running == 1, "the other one never runs")
-        counted = Counted(monkeypatch)
-        client = Client(application, body(stream, prompt=LONG if when == "prefill" else "Once upon a time"))
-        stats = serving.client.stats
-        if when == "waiting":
-            await until(lambda: stats().waiting == 1, "it never waits")
-        elif when == "prefill":
-            await until(lambda: counted.count >= 2, "it never begins")
-            assert stats().generated_tokens == 0
-        else:
-            await until(lambda: stats().generated_tokens > 3, "it never decodes")
-        with steps.held():
+        counted, stats, other = Counted(monkeypatch), serving.client.stats, None
+        with steps.held(most := {"waiting": 1, "prefill": 2, "decoding": 5}[when]):
+            if when == "waiting":
+                other = Client(application, body(False, max_tokens=60))
+                await until_soon(lambda: stats().running == 1, "the other one never runs")
+            client = Client(application, body(stream, prompt=LONG if when == "prefill" else "Once upon a time"))
+            await until_soon(lambda: counted.count > most, "it never begins")
+            await until_soon(lambda: stats().waiting == (when == "waiting"))
+            assert stats().generated_tokens == {"waiting": 1, "prefill": 0, "decoding": 5}[when]
             at = counted.count
             client.leave()
-            await asyncio.wait_for(client.task, 10)
-        await until(lambda: counted.aborts, "it is never aborted")
+            await asyncio.wait_for(client.task, PATIENCE_S)
+        await until_soon(lambda: counted.aborts, "it is never aborted")
         assert counted.aborts[0] - at <= 2
-        await until(lambda: stats().aborted == 1, "it never ends")
+        await until_soon(lambda: stats().aborted == 1, "it never ends")
         assert stats().running + stats().waiting == (0 if other is None else 1)
+        steps.let_go()
         if other is not None:
             await other.task
             assert other.status == 200
             assert json.loads(other.body)["usage"]["completion_tokens"] == 60
 
-    with steps.each_takes(0.02):
+    with steps.held(20):  # once more, so that the other one still runs
         run(story, n_slots=1, n_batch=64, prefill_budget=64)
 
 
@@ -135,7 +124,7 @@ def test_the_texts_of_the_others_are_unchanged(stream, steps):
             clients = [Client(application, body(stream, seed=number, max_tokens=40)) for number in range(6)]
             if leaves:
                 clients[2].leave()
-                await until(lambda: serving.client.stats().generated_tokens > 20, "nothing runs")
+                await until_soon(lambda: serving.client.stats().generated_tokens > 20, "nothing runs")
                 clients[4].leave()
             await asyncio.gather(*(client.task for client in clients))
             texts[leaves] = [text_of(client.body, stream) for client in clients]
@@ -154,12 +143,12 @@ def text_of(data, stream):
 
 def test_a_handler_that_is_cancelled_ends_its_request(steps):
     async def story(application, serving):
-        client = Client(application, body(True))
-        await asyncio.wait_for(client.first.wait(), 20)
-        client.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await client.task
-        await until(lambda: serving.client.stats().aborted == 1, "it never ends")
+        with steps.held(3):
+            client = Client(application, body(True))
+            await asyncio.wait_for(client.first.wait(), PATIENCE_S)
+            client.task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await client.task
+        await until_soon(lambda: serving.client.stats().aborted == 1, "it never ends")
 
-    with steps.each_takes(0.05):
-        run(story, n_slots=2)
+    run(story, n_slots=2)

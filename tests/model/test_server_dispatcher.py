@@ -12,6 +12,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.engine.engine import Engine
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.server.serving.dispatcher import OutputDispatcher, RequestStream
+from tests.waiting import PATIENCE_S
 
 N, TOKENS = 12, 150
 PARAMS = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0)
@@ -30,13 +31,11 @@ def submit_one_by_one(client, sink):
 
 
 @pytest.mark.parametrize("options", [{}, {"max_queue": 64}, {"isolate": True}], ids=str)
-def test_the_engine_hands_over_once_a_step(options, monkeypatch):
-    steps, submitted = [], threading.Event()
-    step = Engine.step
+def test_the_engine_hands_over_once_a_step(options, monkeypatch, steps):
+    made, step = [], Engine.step
 
     def counted(engine):
-        submitted.wait(10)  # so that all run together
-        steps.append(1)
+        made.append(1)
         return step(engine)
 
     monkeypatch.setattr(Engine, "step", counted)
@@ -51,32 +50,32 @@ def test_the_engine_hands_over_once_a_step(options, monkeypatch):
 
     client = connect(EngineConfig.from_options("tiny", {"n_slots": N, "n_ctx": 256, "instances": 1, **options}))
     try:
-        submit_one_by_one(client, sink)
-        submitted.set()
-        assert done.wait(60)
+        with steps.held():  # so that all run together
+            submit_one_by_one(client, sink)
+        assert done.wait(PATIENCE_S)
     finally:
-        submitted.set()
         client.close()
     assert [len(each) for each in tokens.values()] == [TOKENS] * N
-    if options.get("isolate"):  # its steps are counted in the child, and begin before all are there
+    if options.get("isolate"):  # its steps are counted in the child
         assert max(calls) == N
     else:
-        assert len(calls) <= len(steps)
+        assert len(calls) <= len(made)
 
 
 @pytest.mark.parametrize("instances", [1, 2])
-def test_a_hub_wakes_its_loop_at_most_once_a_hand_over(instances):
+def test_a_hub_wakes_its_loop_at_most_once_a_hand_over(instances, steps):
     client = connect(EngineConfig.from_options("tiny", {"n_slots": N, "n_ctx": 256, "instances": instances}))
 
     async def read():
         dispatcher = OutputDispatcher(asyncio.get_running_loop(), client.abort)
         streams = []
-        for number in range(N):
-            stream = RequestStream(dispatcher, client.abort)
-            stream.submission = InputProcessor(client).prompts(f"The number {number} is", PARAMS)
-            dispatcher.add(stream, [request.request_id for request in stream.submission.requests])
-            client.submit(stream.submission.requests, dispatcher.sink, stream=True)
-            streams.append(stream)
+        with steps.held():
+            for number in range(N):
+                stream = RequestStream(dispatcher, client.abort)
+                stream.submission = InputProcessor(client).prompts(f"The number {number} is", PARAMS)
+                dispatcher.add(stream, [request.request_id for request in stream.submission.requests])
+                client.submit(stream.submission.requests, dispatcher.sink, stream=True)
+                streams.append(stream)
 
         async def tokens(stream):
             return [token_id async for outputs in stream for each in outputs for token_id in each.token_ids]

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.model.test_server_process import until
+from tests.waiting import until
 
 # As `llamabatch serve`, with the URL on stdout; SECONDS is the CPU time of the longest callback of the loop so far.
 PROGRAM = """
@@ -122,7 +122,7 @@ def server(max_logprobs):
         try:
             url = process.stdout.readline().strip()
             with httpx.Client(base_url=url, timeout=120) as client:
-                until(lambda: client.get("/readyz").status_code == 200, 60)
+                until(lambda: client.get("/readyz").status_code == 200)
 
                 def longest():
                     process.stdin.write("\n")
@@ -172,5 +172,5 @@ def test_an_answer_of_many_logprobs_holds_nobody_up(stream):
         *_, silent = longest()
         grown = memory(process) - before
     print(f"{silent:.3f} s, {grown / 1e6:.0f} MB")
-    assert silent < 0.2
+    assert silent < 0.5
     assert grown < 200e6

@@ -5,16 +5,17 @@ import json
 import os
 import signal
 import threading
-import time
 
 import pytest
 from starlette.testclient import TestClient
 
 from llamabatch import LLM, SamplingParams
 from llamabatch.server import app
+from llamabatch.server.monitor import live
 from tests.model.adapter_files import write_lora
 from tests.unit.server.test_application import ready
 from tests.unit.server.test_status_endpoints import watched
+from tests.waiting import PATIENCE_S, until
 
 SECRET = "Once upon a time there was a zebra"
 
@@ -61,12 +62,7 @@ def busy(client, steps):
 
     with steps.each_takes(0.02):
         client.portal.call(start)
-        until = time.monotonic() + 20
-        while time.monotonic() < until:
-            found = client.get("/slots").json()
-            if sum(slot["next_token"][0]["n_decoded"] > 0 for slot in found) == 2:
-                break
-            time.sleep(0.02)
+        until(lambda: all(slot["next_token"][0]["n_decoded"] > 0 for slot in client.get("/slots").json()))
         yield
         client.portal.call(calls[0].abort)
 
@@ -137,16 +133,11 @@ def test_an_output_ends_once_its_time_is_over_and_it_has_a_line(client, steps):
         parts = client.post("/completion", json=body | {"stream": True}).text.split("\n\n")
     last = json.loads([part for part in parts if part][-1].removeprefix("data: "))
     assert (last["stop"], last["stop_type"]) == (True, "limit")
-    assert not any(slot["is_processing"] for slot in _idle(client))
+    _until_idle(client)
 
 
-def _idle(client):
-    until = time.monotonic() + 10
-    while True:
-        found = client.get("/slots").json()
-        if not any(slot["is_processing"] for slot in found) or time.monotonic() > until:
-            return found
-        time.sleep(0.02)
+def _until_idle(client):
+    until(lambda: not any(slot["is_processing"] for slot in client.get("/slots").json()))
 
 
 def test_progress_of_a_long_prompt(client):
@@ -167,12 +158,16 @@ def test_slots_show_what_runs_and_no_prompt(client, busy):
     assert all(slot["n_ctx"] == 2048 for slot in found)
     assert client.get("/slots?fail_on_no_slot=1").status_code == 503
     assert "zebra" not in answer.text
-    events, gaps = client.portal.call(watched, client.app, 12)
-    assert sorted(gaps)[len(gaps) // 2] > 0.05
+    events = client.portal.call(watched, client.app, 3)
+
+    def grew():
+        events.extend(client.portal.call(watched, client.app, 2))
+        return events[-1]["slots"][0]["n_output"] > events[0]["slots"][0]["n_output"]
+
+    until(grew)
     assert "zebra" not in json.dumps(events)
     last = events[-1]
     assert [slot["state"] for slot in last["slots"]] == ["output", "output"]
-    assert last["slots"][0]["n_output"] > events[0]["slots"][0]["n_output"]
     assert [one["reason"] for one in last["queue"]["next"]] == ["slot"]
     assert last["rates"]["tokens_per_s"] > 0
     assert 1 < last["rates"]["rows_per_step"] <= 2
@@ -185,15 +180,16 @@ def test_slots_show_what_runs_and_no_prompt(client, busy):
     assert client.get("/load").json() == {"server_load": 1}
 
 
-def test_metrics_count_what_answers_tell(client):
+def test_metrics_count_what_answers_tell(client, monkeypatch):
+    monkeypatch.setattr(live, "EVERY_S", 0)  # else what was seen a moment ago may be shown again
+
     def figures():
         lines = client.get("/metrics").text.splitlines()
         return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("llamacpp:")}
 
-    time.sleep(0.15)
+    _until_idle(client)
     before = figures()
     answers = [client.post("/completion", json={"prompt": "Count me " * 40, "n_predict": n}).json() for n in (1, 4, 8)]
-    time.sleep(0.15)  # what was seen a moment ago may be shown again
     after = figures()
 
     def more(name):
@@ -236,9 +232,7 @@ def test_an_adapter_in_use_is_not_unloaded(client, steps):
     thread = threading.Thread(target=lambda: client.post("/v1/completions", json=long))
     with steps.each_takes(0.1):
         thread.start()
-        until = time.monotonic() + 20
-        while not any(slot["adapters"] for slot in client.get("/slots").json()) and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: any(slot["adapters"] for slot in client.get("/slots").json()))
         answer = client.post("/v1/unload_lora_adapter", json={"lora_name": "one"})
     thread.join()
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "adapter_in_use")
@@ -246,23 +240,25 @@ def test_an_adapter_in_use_is_not_unloaded(client, steps):
 
 
 @pytest.mark.timed
-def test_watchers_see_an_engine_that_is_killed_come_back(client):
-    async def kill_and_watch():
-        serving = client.app.state.serving
-        events, _ = await watched(client.app, 5)
-        before, until = serving.client.stats().restarts, time.monotonic() + 60
-        watching = asyncio.ensure_future(watched(client.app, 5))
-        await asyncio.sleep(0.05)
-        for pid in serving.client.pids:
-            os.kill(pid, signal.SIGKILL)
-        events += (await watching)[0]
-        while not events[-1]["slots"] or serving.client.stats().restarts == before:  # its first state may come later
-            assert time.monotonic() < until
-            events += (await watched(client.app, 2))[0]
-        return events
+def test_watchers_see_an_engine_that_is_killed_come_back(client, monkeypatch):
+    engine, go_on = client.app.state.serving.client, threading.Event()
+    [supervisor] = engine.inner._children
+    start = supervisor._start_child
+    monkeypatch.setattr(supervisor, "_start_child", lambda *a: go_on.wait(PATIENCE_S) and start(*a))
+    _until_idle(client)
+    events, before = client.portal.call(watched, client.app, 2), engine.stats().restarts
 
-    _idle(client)
-    events = client.portal.call(kill_and_watch)
+    def last():
+        events.extend(client.portal.call(watched, client.app, 2))
+        return events[-1]
+
+    watching = client.portal.start_task_soon(watched, client.app, 3)
+    for pid in engine.pids:
+        os.kill(pid, signal.SIGKILL)
+    events += watching.result(PATIENCE_S)
+    until(lambda: last()["state"] == "restarting")
+    go_on.set()
+    until(lambda: last()["slots"] and engine.stats().restarts > before)  # its first state may come later
     counts = [event["totals"]["restarts"] for event in events if "totals" in event]
     assert counts[-1] == counts[0] + 1
     assert len(events[-1]["slots"]) == 2

@@ -8,10 +8,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import httpx
 import pytest
+
+from tests.waiting import PATIENCE_S, until
 
 # as `llamabatch serve`, with options of the test, and the URL on stdout
 PROGRAM = """
@@ -20,7 +21,8 @@ from llamabatch.errors import LlamaBatchError
 from llamabatch.server.application import engine_config
 from llamabatch.server.options import ServerOptions
 from llamabatch.server.run import serve
-model, engine, server = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+from llamabatch.utils import interrupts
+model, engine, server, interrupts.SAME_S = sys.argv[1], *map(json.loads, sys.argv[2:])
 try:
     serve(engine_config(model, engine), ServerOptions(**server), lambda urls: print(urls[0], flush=True))
 except LlamaBatchError as error:
@@ -29,11 +31,11 @@ except LlamaBatchError as error:
 
 
 @contextlib.contextmanager
-def server(model="tiny", *, wait=True, server=None, **engine):
-    """A server in a process of its own: the process, and a client of it."""
+def server(model="tiny", *, wait=True, server=None, same_s=1, **engine):
+    """A server in a process of its own: the process, and a client of it. Two signals within `same_s` are one."""
     options = {"port": 0, **(server or {})}
     engine = {"n_slots": 4, "n_ctx": 1024, "n_threads": 1} | engine
-    command = [sys.executable, "-c", PROGRAM, model, json.dumps(engine), json.dumps(options)]
+    command = [sys.executable, "-c", PROGRAM, model, *map(json.dumps, (engine, options, same_s))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         url = process.stdout.readline().strip()
@@ -50,13 +52,6 @@ def server(model="tiny", *, wait=True, server=None, **engine):
         process.wait()
         process.stdout.close()
         process.stderr.close()
-
-
-def until(true, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def children(process):
@@ -110,15 +105,15 @@ def test_a_signal_lets_open_streams_end_and_takes_no_new_work(number, steps):
     with server() as (process, client):
         whole = client.post("/v1/completions", json=long | {"stream": False}).json()["choices"][0]["text"]
         pids = children(process)
-        with steps.each_takes(0.1):
+        with steps.held(5):
             stream = Stream(client, long)
-            assert stream.begun.wait(20)
+            assert stream.begun.wait(PATIENCE_S)
             process.send_signal(number)
             until(lambda: client.get("/readyz").status_code == 503)
             refused = client.post("/v1/completions", json=body())
             assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
             assert stream.is_alive()
-        stream.join(30)
+        stream.join(PATIENCE_S)
         assert stream.text == whole
         assert stream.data.endswith("data: [DONE]\n\n")
         assert process.wait(20) == 0
@@ -129,40 +124,38 @@ def test_a_signal_lets_open_streams_end_and_takes_no_new_work(number, steps):
 def test_what_does_not_end_in_time_is_ended_with_an_error(steps):
     with server(server={"drain_s": 0.2}, n_slots=1) as (process, client), steps.each_takes(0.02):
         streams = [Stream(client, body(max_tokens=900, seed=number)) for number in range(12)]
-        assert streams[0].begun.wait(20) or streams[1].begun.wait(20)
         until(lambda: any(stream.begun.is_set() for stream in streams))
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         for stream in streams:
-            stream.join(10)
+            stream.join(PATIENCE_S)
         ended = [stream for stream in streams if not stream.data.endswith("data: [DONE]\n\n")]
         assert ended
         assert all("shutting down" in stream.data for stream in ended if stream.begun.is_set())
 
 
 def test_a_second_signal_ends_at_once(steps):
-    with server(n_slots=1) as (process, client), steps.each_takes(0.02):
+    with server(n_slots=1, same_s=0) as (process, client), steps.each_takes(0.02):
         pids = children(process)
         streams = [Stream(client, body(max_tokens=900, seed=number)) for number in range(12)]
         until(lambda: any(stream.begun.is_set() for stream in streams))
         process.send_signal(signal.SIGTERM)
         until(lambda: client.get("/readyz").status_code == 503)
-        time.sleep(1.1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 128 + signal.SIGTERM
         until(lambda: all(map(gone, pids)))
         for stream in streams:
-            stream.join(10)
+            stream.join(PATIENCE_S)
 
 
 def test_a_signal_that_comes_twice_and_to_the_engine_too_is_one(steps):
     long = body(max_tokens=100)
-    with server() as (process, client):
+    with server(same_s=3600) as (process, client):
         whole = client.post("/v1/completions", json=long | {"stream": False}).json()["choices"][0]["text"]
         pids = children(process)
-        with steps.each_takes(0.1):
+        with steps.held(5):
             stream = Stream(client, long)
-            assert stream.begun.wait(20)
+            assert stream.begun.wait(PATIENCE_S)
             for pid in pids:  # systemd's KillMode=control-group
                 os.kill(pid, signal.SIGTERM)
             process.send_signal(signal.SIGTERM)
@@ -170,7 +163,7 @@ def test_a_signal_that_comes_twice_and_to_the_engine_too_is_one(steps):
             process.send_signal(signal.SIGTERM)  # `timeout` signals the process and then its group
             assert children(process) == pids
         assert process.wait(20) == 0
-        stream.join(30)
+        stream.join(PATIENCE_S)
         assert stream.text == whole
         until(lambda: all(map(gone, pids)))
 

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("httptools")
 
-from tests.long.server_client import Call, RunningServer, text_of, until
+from tests.long.server_client import Call, RunningServer, text_of
+from tests.waiting import PATIENCE_S, until_soon
 
 PATH = "/v1/completions"
 ENGINE = {"n_slots": 8, "n_ctx": 1024, "n_threads": 1, "strategy": "batched"}
@@ -43,12 +44,11 @@ def test_a_slow_reader_holds_up_no_other_stream_and_no_slot():
         wanted = await text_of(port, SHORT, stream=False)
         is_enough = asyncio.Event()
         reader = asyncio.create_task(slow_reader(port, is_enough))
-        while not serving.n_open:
-            await asyncio.sleep(0.01)
+        await until_soon(lambda: serving.n_open)
         [stream] = serving._open
         for _ in range(2):
             assert await text_of(port, SHORT, stream=True) == wanted
-        await asyncio.to_thread(until, lambda: not serving.client.stats().running, 60, "it holds a slot")
+        await until_soon(lambda: not serving.client.stats().running, "it holds a slot")
         assert not stream.done, "nothing has held it up"
         is_enough.set()
         call = await reader
@@ -72,18 +72,19 @@ def test_a_client_that_reads_nothing_is_given_up(stream):
 
     async def run(server):
         call = await Call.post(server.port, PATH, {**LONG, **more}, buffer=BUFFER)
-        await asyncio.to_thread(until, lambda: server.serving.n_open == 1, 10, "it never began")
-        await asyncio.to_thread(until, lambda: not server.serving.n_open, 60, "it is still there")
-        await asyncio.sleep(0.0 if stream else 3.0)  # a whole answer leaves the connection alone with its timer
+        await until_soon(lambda: server.serving.client.stats().submitted, "it never began")
+        await until_soon(lambda: not server.serving.n_open, "it is still there")
+        # a whole answer leaves the connection alone with its timer
+        await until_soon(lambda: not server._server.server_state.connections, "it is still connected")
         data = b""
         with contextlib.suppress(ConnectionError):
-            while part := await asyncio.wait_for(call.raw(2**16), 10):
+            while part := await asyncio.wait_for(call.raw(2**16), PATIENCE_S):
                 data += part
         call.leave()
         assert b"data: [DONE]" not in data
         assert len(data) < 2**18, "it was not cut"
 
-    with RunningServer(ENGINE, write_timeout_s=1.0) as server:
+    with RunningServer(ENGINE, write_timeout_s=0.2) as server:
         tight(server)
         asyncio.run(run(server))
         server.check_idle()

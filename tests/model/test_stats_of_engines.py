@@ -5,13 +5,13 @@ import os
 import queue
 import signal
 import threading
-import time
 
 import pytest
 
 from llamabatch import LLM, AsyncLLM, Engine, EngineConfig, FinishReason, Request, SamplingParams
 from llamabatch.monitor.snapshot import Snapshot
 from tests.clients import innermost
+from tests.waiting import PATIENCE_S, until
 
 KINDS = {
     "thread": {"n_slots": 4, "instances": 1, "n_threads": 1},
@@ -32,10 +32,7 @@ def llm(request, steps):
 
 def settled(llm):
     """An aborted request ends with the current step."""
-    until = time.monotonic() + 20
-    while (stats := llm.stats()).in_flight and time.monotonic() < until:
-        time.sleep(0.005)
-    return stats
+    return until(lambda: stats if not (stats := llm.stats()).in_flight else None)
 
 
 def test_all_requests_are_counted_by_how_they_ended(llm, steps):
@@ -113,7 +110,7 @@ def test_a_sink_may_ask(llm):
     llm._client.submit(requests, sink, stream=True)
     n_ended = 0
     while n_ended < 20:
-        submitted, ended = seen.get(timeout=20)
+        submitted, ended = seen.get(timeout=PATIENCE_S)
         assert submitted == 20
         n_ended += ended
 
@@ -122,8 +119,8 @@ def test_stats_wait_for_no_long_step():
     """An engine that stands still in a step answers all the same."""
     with LLM("tiny", n_slots=2, instances=1) as llm:
         go_on, inside = threading.Event(), threading.Event()
-        innermost(llm).ask(lambda engine: (inside.set(), go_on.wait(20)))
-        assert inside.wait(10)
+        innermost(llm).ask(lambda engine: (inside.set(), go_on.wait(PATIENCE_S)))
+        assert inside.wait(PATIENCE_S)
         llm._client.submit([Request("waits", (1, 2))], print)
         stats = llm.stats()
         assert (stats.waiting, stats.in_flight) == (1, 1)  # what the engine has not heard of yet counts, too
@@ -152,13 +149,15 @@ def test_a_monitor_watches_while_it_runs_and_ends_with_the_llm(kind, tmp_path, b
     first = llm.stats()
     assert (first.submitted, first.in_flight, first.prompt_tokens) == (0, 0, 0)
     monitor = llm.monitor(seen.append, every_s=0.02, metrics_file=tmp_path / "x.prom").start()
-    with steps.each_takes(0.005):
-        outputs = llm.generate(["Once upon a time"] * 8, SamplingParams(max_tokens=60, ignore_eos=True))
+    with steps.held(20):
+        pieces = llm.stream(["Once upon a time"] * 8, SamplingParams(max_tokens=60, ignore_eos=True))
+        next(pieces)
+        until(lambda: any(s.stats.slot_use > 0.4 for s in seen))
+    outputs = [piece.finished for piece in pieces if piece.finished is not None]
     llm.close()
     assert not begun.threads()
     assert not monitor._thread.is_alive()
     assert sum(s.recent.generated_tokens for s in seen) == sum(len(o.token_ids) for o in outputs)
-    assert max(s.stats.slot_use for s in seen) > 0.4
     assert max(s.generated_tokens_per_s for s in seen) > 0
     assert max(s.machine.cpu_percent for s in seen) > 0
     assert seen[-1].stats.ok == 8
@@ -170,8 +169,8 @@ def test_a_forgotten_llm_ends_though_it_is_watched():
     monitor = llm.monitor(every_s=0.02).start()
     thread = innermost(llm)._lifetime._parts.thread
     del llm
-    monitor._thread.join(5)
-    thread.join(5)
+    monitor._thread.join(PATIENCE_S)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     assert not monitor._thread.is_alive()
 
@@ -193,10 +192,9 @@ def test_nothing_is_lost_or_counted_twice_when_a_process_dies(kind, steps):
     with LLM("tiny", **KINDS[kind]) as llm:
         events: queue.SimpleQueue = queue.SimpleQueue()
         params = SamplingParams(max_tokens=40, ignore_eos=True)
-        with steps.each_takes(0.05):
+        with steps.held(30):
             llm._client.submit([Request(f"r{i}", (5, 6, i + 1), params) for i in range(12)], events.put)
-            while llm.stats().generated_tokens < 60:
-                time.sleep(0.005)
+            until(lambda: llm.stats().generated_tokens >= 60)
             before = llm.stats()
             os.kill(llm._client.pids[0], signal.SIGKILL)
         n_ended = 0

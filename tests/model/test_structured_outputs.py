@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import Annotated, Literal
 
@@ -19,6 +19,7 @@ from llamabatch.llama.context import Context
 from llamabatch.request.request import Request
 from llamabatch.sampling import grammar_compiler
 from tests.model.architectures import write
+from tests.waiting import PATIENCE_S, until
 
 WILD = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -175,53 +176,66 @@ def test_every_sampler_keeps_to_the_form(noise, other):
             assert re.fullmatch("[a-z]{3}( [0-9]{1,3}){2}", completion.text), output.error
 
 
-def test_a_hostile_grammar_stalls_and_breaks_no_other_request(noise):
+def test_a_hostile_grammar_stalls_and_breaks_no_other_request(noise, monkeypatch):
     """While it is tried out, another text goes on; then it alone is an error."""
+    pieces, ask = [], grammar_compiler.Trial._ask
+
+    def ask_meanwhile(trial, question, seconds):
+        n_before = len(pieces)
+        answer = ask(trial, question, seconds if "1234577" in str(question) else PATIENCE_S)
+        until(lambda: len(pieces) > n_before + 20)
+        return answer
+
+    monkeypatch.setattr(grammar_compiler.Trial, "_ask", ask_meanwhile)
     bad = {"json": {"type": "integer", "multipleOf": 1_234_577}}
     chain = {"json": {"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(5000)}, "$ref": "#/$defs/d0"}}
     outputs = []
     refused = [SamplingParams(structured_outputs=form) for form in (bad, chain)]
     asked = threading.Thread(target=lambda: outputs.extend(noise.generate(["x", "y"], refused, errors="return")))
     long = SamplingParams(max_tokens=400, ignore_eos=True, seed=0)
-    n_meanwhile = 0
     asked.start()
     while asked.is_alive():
-        for _ in noise.stream("z", long):
+        for piece in noise.stream("z", long):
             if not asked.is_alive():
                 break
-            n_meanwhile += 1
+            pieces.append(piece)
     asked.join()
     assert "1.5 s" in outputs[0].error
     assert "nested too deeply" in outputs[1].error
-    assert n_meanwhile > 20  # a step that waited for the 1.5 s would have let none through
 
 
-def test_the_grammar_of_a_request_that_waits_can_be_aborted():
-    bad = SamplingParams(structured_outputs={"json": {"type": "integer", "multipleOf": 1_234_579}})
-    request, events = Request("waits", (1,), bad), queue.SimpleQueue()
+def test_the_grammar_of_a_request_that_waits_can_be_aborted(monkeypatch):
+    go_on, run = threading.Event(), grammar_compiler.Trial.run
+    monkeypatch.setattr(grammar_compiler.Trial, "run", lambda *asked: go_on.wait() and run(*asked))
+    params, events = SamplingParams(structured_outputs={"regex": "a"}), queue.SimpleQueue()
     with LLM("tiny", n_slots=2) as llm:  # its own: the trial goes on after the request
-        start = time.monotonic()
-        llm._client.submit([request], events.put)
-        assert llm.stats().waiting == 1
-        llm._client.abort(["waits"])
-        [event] = events.get(timeout=10)
-        assert event.finished.finish_reason == FinishReason.ABORT
-        assert time.monotonic() - start < 1.4  # it did not wait for the 1.5 s
-        assert llm.stats().waiting == 0
+        try:
+            llm._client.submit([Request("waits", (1,), params)], events.put)
+            assert llm.stats().waiting == 1
+            llm._client.abort(["waits"])
+            [event] = events.get(timeout=PATIENCE_S)
+            assert event.finished.finish_reason == FinishReason.ABORT
+            assert llm.stats().waiting == 0
+        finally:
+            go_on.set()
 
 
-def test_preempted_sequences_go_on_where_they_were(tmp_path, monkeypatch):
+def test_preempted_sequences_go_on_where_they_were(tmp_path, monkeypatch, steps):
     """The context grows while one runs, and its cells are lost, so that it is computed again."""
     monkeypatch.setattr(Context, "carry_over", lambda *_: frozenset())
-    form = "([a-f]{3} ){40}"  # long: the others must come while it runs
+    form = "([a-f]{3} ){40}"
     path = write("llama", tmp_path / "llama.gguf")
     params = SamplingParams(structured_outputs={"regex": form}, seed=1, max_tokens=200, **WILD)
     with LLM(path, n_ctx=256, n_slots=8) as llm:
         alone = llm.generate("first", params)[0].text
-    with LLM(path, n_ctx=256, n_slots=8, start_slots=1) as llm:
-        stream = llm.stream("first", params)
-        pieces = [next(stream), next(stream)]
-        others = llm.generate([f"n {i}" for i in range(8)], params)
+    with LLM(path, n_ctx=256, n_slots=8, start_slots=1) as llm, ThreadPoolExecutor(1) as pool:
+        llm.generate("x", SamplingParams(structured_outputs={"regex": form}, max_tokens=1))  # it compiles the form
+        with steps.held(20):
+            stream = llm.stream("first", params)
+            pieces = [next(stream), next(stream)]
+            asked = pool.submit(llm.generate, [f"n {i}" for i in range(8)], params)
+            until(lambda: llm.stats().in_flight == 9)
+        others = asked.result()
         pieces += stream
         assert llm.stats().preemptions > 0
         assert all(re.fullmatch(form, output.text) for output in others)
@@ -276,21 +290,19 @@ def test_closing_waits_for_a_vocabulary_that_is_being_read(monkeypatch):
 
     def slowly(self, model):
         reading.set()
-        until = time.monotonic() + 10
-        while model._owners and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: not model._owners)
         read(self, model)
 
     monkeypatch.setattr(grammar_compiler._Vocabulary, "__init__", slowly)
     llm, events = LLM("tiny", n_slots=2), queue.SimpleQueue()
     request = Request("waits", (1,), SamplingParams(structured_outputs={"regex": "a"}))
     llm._client.submit([request], events.put)
-    assert reading.wait(10)
+    assert reading.wait(PATIENCE_S)
     closer = threading.Thread(target=llm.close, daemon=True)
     closer.start()
-    closer.join(10)
+    closer.join(PATIENCE_S)
     assert not closer.is_alive()
-    [event] = events.get(timeout=10)
+    [event] = events.get(timeout=PATIENCE_S)
     assert event.finished.finish_reason == FinishReason.ABORT
 
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import queue
 import random
-import time
 
 import pytest
 
@@ -17,8 +16,8 @@ from llamabatch.request.request import Request
 from llamabatch.server.options import ServerOptions
 from llamabatch.server.serving.serving import Serving
 from tests.tables import tables_of
+from tests.waiting import PATIENCE_S, until, until_soon
 
-PATIENCE_S = 60
 GROUP = 50
 ENGINE = {"n_slots": 8, "n_ctx": 128, "strategy": "batched", "max_queue": 4 * GROUP}
 SHORT = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
@@ -53,7 +52,7 @@ def requests_of(inputs, number, in_process):
 @pytest.mark.parametrize(
     ("options", "n_groups"), [({"instances": 1}, 40), ({"instances": 2}, 20), ({"isolate": True}, 10)], ids=str
 )
-def test_of_an_engine(options, n_groups):
+def test_of_an_engine(options, n_groups, steps):
     client = connect(EngineConfig.from_options("tiny", ENGINE | options))
     ids, told, reasons, tables = set(), queue.SimpleQueue(), [], set()
 
@@ -69,13 +68,14 @@ def test_of_an_engine(options, n_groups):
         for number in range(n_groups):
             asked = requests_of(inputs, number, "isolate" not in options)
             ids |= {request.request_id for request in asked}
-            client.submit(asked, told.put if number % 2 else sink, stream=number % 3 == 0)
             again = queue.SimpleQueue()
-            client.submit(asked[:1], again.put)
+            with steps.held() if number == 1 else contextlib.nullcontext():
+                client.submit(asked, told.put if number % 2 else sink, stream=number % 3 == 0)
+                client.submit(asked[:1], again.put)
+                if number == 1:
+                    tables |= tables_of(client, ids)
             with pytest.raises(QueueFull):
                 client.submit([Request(f"{number} {at}", (5,), SHORT) for at in range(300)], told.put)
-            if number == 1:
-                tables |= tables_of(client, ids)
             client.abort([request.request_id for request in asked if request.params is LONG])
             left = {request.request_id for request in asked}
             while left:
@@ -98,10 +98,7 @@ def test_of_an_engine(options, n_groups):
 
 def until_empty(client):
     """An engine drops a request just after its caller has the last output."""
-    until = time.monotonic() + PATIENCE_S
-    while (stats := client.stats()).running or stats.waiting or len(client.in_flight):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: not ((stats := client.stats()).running or stats.waiting or len(client.in_flight)))
     client.call("reset_prefix_cache")  # behind all commands
 
 
@@ -133,30 +130,34 @@ def test_of_a_server(options, steps):
     ids: set[str] = set()
     tables: set[str] = set()
 
+    async def known(n):
+        await until_soon(lambda: len(ids) >= n)
+
     async def main():
         serving = Serving(EngineConfig.from_options("tiny", ENGINE | options), ServerOptions())
+
+        def all_seen():
+            tables.update(tables_of(serving, ids))
+            return tables >= WANTED
+
         await asyncio.wrap_future(serving.start())
         try:
             for group in range(N_GROUPS):
-                with steps.each_takes(0.05) if group == 1 else contextlib.nullcontext():
+                with steps.held() if group == 1 else contextlib.nullcontext():
                     calls = [asyncio.ensure_future(call(serving, group * N_CALLS + at, ids)) for at in range(N_CALLS)]
-                    until = time.monotonic() + PATIENCE_S
-                    while len(ids) < (group + 1) * N_CALLS * 4 and time.monotonic() < until:  # a client that leaves
-                        await asyncio.sleep(0.01)  # before its prompts are read has no request in any table
-                    while group == 1 and not tables >= WANTED and time.monotonic() < until:
-                        tables.update(tables_of(serving, ids))
-                        await asyncio.sleep(0.01)
+                    # a client that leaves before its prompts are read has no request in any table
+                    await known((group + 1) * N_CALLS * 4)
+                    if group == 1:
+                        await until_soon(all_seen, lambda: tables)
                 for one in calls[group % 3 :: 3]:
                     one.cancel()  # its client is gone
                 ends = await asyncio.gather(*calls, return_exceptions=True)
                 assert not [end for end in ends if isinstance(end, AssertionError)], ends
                 del calls, ends
             await serving.on_thread(until_empty, serving.client)
-            await asyncio.sleep(0.1)
-            assert not tables_of(serving, ids)
+            await until_soon(lambda: not tables_of(serving, ids), lambda: tables_of(serving, ids))
         finally:
             await serving.aclose()
 
     asyncio.run(asyncio.wait_for(main(), 4 * PATIENCE_S))
     assert len(ids) == N_GROUPS * N_CALLS * 4
-    assert tables >= WANTED

@@ -29,7 +29,7 @@ def test_texts_are_those_of_one_engine_and_both_work(reference, greedy, assert_e
         assert llm.stats().free_slots == 8
 
 
-def test_abort_reaches_the_engine_that_has_it():
+def test_abort_reaches_the_engine_that_has_it(steps):
     client = connect(EngineConfig.from_options("tiny", TWO))
     done, outputs = threading.Event(), []
 
@@ -39,8 +39,9 @@ def test_abort_reaches_the_engine_that_has_it():
             done.set()
 
     requests = [Request(f"{i}", (5, 6, 7), SamplingParams(max_tokens=4000, ignore_eos=True)) for i in range(2)]
-    client.submit(requests, sink)
-    client.abort(["0", "1", "unknown"])
+    with steps.held():
+        client.submit(requests, sink)
+        client.abort(["0", "1", "unknown"])
     assert done.wait(20)
     assert {o.finish_reason for o in outputs} == {FinishReason.ABORT}
     client.close()
@@ -107,14 +108,15 @@ def test_closed_engines_give_their_memory_back():
     assert int(done.stdout) < 20 * 2**20
 
 
-def test_the_engine_knows_which_requests_are_read_as_they_come():
+def test_the_engine_knows_which_requests_are_read_as_they_come(steps):
     client = ThreadClient(EngineConfig("tiny", n_slots=4, n_ctx=512, n_threads=1, strategy="batched"))
     params = SamplingParams(max_tokens=400, ignore_eos=True, n=2)
     try:
-        for name, stream in (("whole", False), ("streamed", True)):
-            request = Request(name, tuple(client.model.tokenize("Once")), params, group=int(stream))
-            client.submit([request], lambda outputs: None, stream=stream)
-        running = client.ask(lambda engine: (engine.step(), list(engine._scheduler.running))[1]).result()
-        assert [s.streamed for s in running] == [False, False, True, True]
+        with steps.held():
+            for name, stream in (("whole", False), ("streamed", True)):
+                request = Request(name, tuple(client.model.tokenize("Once")), params, group=int(stream))
+                client.submit([request], lambda outputs: None, stream=stream)
+            running = client.ask(lambda engine: (engine.step(), list(engine._scheduler.running))[1])
+        assert [s.streamed for s in running.result()] == [False, False, True, True]
     finally:
         client.close()

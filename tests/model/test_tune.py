@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import psutil
@@ -24,6 +23,7 @@ from llamabatch.tools.tune.run import Settings, run
 from llamabatch.tools.tune.stages import STAIRS, Job, Setting
 from tests.clients import innermost
 from tests.processes import Started
+from tests.waiting import PATIENCE_S, until
 
 SETTING = Setting("on", 1000, "off", "f16", "f16", 512, 1, 1)
 JOB = Job(prompt=24, rows=(1, 4), n_ctx=32, n_slots=4, seconds=0.01)
@@ -167,15 +167,12 @@ def test_no_more_processes_than_there_is_room_for():
 def test_ctrl_c_leaves_no_process_and_no_profile(cache):
     command = [sys.executable, "-m", "llamabatch", "tune", "--json", "-"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not (children := psutil.Process(process.pid).children(recursive=True)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    children = until(lambda: psutil.Process(process.pid).children(recursive=True))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, b"")
     assert b"Traceback" not in err
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=PATIENCE_S)[1] == []
     assert list(cache.glob("profiles/*.json")) == []
 
 

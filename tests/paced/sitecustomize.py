@@ -23,17 +23,16 @@ PATIENCE_S = 60  # a step is held no longer, so that a test that fails ends
 
 def wait_for_turn(runner):
     """Before a step: waits as long as the test says."""
-    order = _asked()
-    if order is None:
-        return
-    number, steps = getattr(runner, "paced", (0, 0))  # of the last order, and since it came
-    steps = steps + 1 if number == order["number"] else 1
-    runner.paced = (order["number"], steps)
-    time.sleep(order["step_s"])
-    until = time.monotonic() + PATIENCE_S
-    while order is not None and steps > order["most"] and time.monotonic() < until:
+    counted, steps, until = None, 0, time.monotonic() + PATIENCE_S
+    while (order := _asked()) is not None:
+        if order["number"] != counted:
+            counted, before = order["number"], getattr(runner, "paced", (None, 0))  # of the last order
+            steps = before[1] + 1 if before[0] == counted else 1
+            runner.paced = (counted, steps)
+            time.sleep(order["step_s"])
+        if steps <= order["most"] or time.monotonic() > until:
+            return
         time.sleep(0.002)
-        order = _asked()
 
 
 def _asked():

@@ -431,7 +431,7 @@ def test_no_template_takes_all_time_or_memory(name, ended):
     assert said.startswith(("PromptError: the chat template ", "ConfigError: the chat template "))
     assert len(said) < 700
     assert not said.endswith(": "), "it says why"
-    assert seconds < 20  # seconds on a quiet machine: 3
+    assert seconds < 60  # of its thread; on a quiet machine 3
     assert ended["peak"][0] < 2**29
 
 

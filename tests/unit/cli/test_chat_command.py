@@ -5,7 +5,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from click.testing import CliRunner
@@ -13,10 +12,11 @@ from click.testing import CliRunner
 from llamabatch.cli import chat as module
 from llamabatch.cli import cli
 from llamabatch.testing import FakeLLM
+from tests.waiting import until
 
 pty = pytest.importorskip("pty")
 
-# a model whose second word takes its time, and which names the number of the messages
+# a model which names the number of the messages, or never comes to an end
 PROGRAM = """
 import sys, time
 sys.argv = ["llamabatch", "chat"]
@@ -26,7 +26,8 @@ from llamabatch.testing import FakeLLM
 
 def answer(request):
     if "wait" in request.messages[-1]["content"]:
-        time.sleep(60)
+        print("for ever", flush=True)
+        time.sleep(600)
     return f"<think>well</think>{len(request.messages)} messages \\x1b[31mred"
 
 tags = ("<think>", "</think>")
@@ -98,16 +99,16 @@ class Terminal:
 
     def wait_for(self, text):
         """Reads until the text has come since the last call."""
-        until = time.monotonic() + 60
-        while text not in self.seen:
-            assert time.monotonic() < until, self.seen
-            if select.select([self.ours], [], [], 1)[0]:
-                try:
-                    self.seen += os.read(self.ours, 65536).decode(errors="replace")
-                except OSError:
-                    raise AssertionError(f"ended without {text!r}: {self.seen}") from None
+        until(lambda: text in self.seen or self._read(), lambda: self.seen)
         before, _, self.seen = self.seen.partition(text)
         return before
+
+    def _read(self):
+        if select.select([self.ours], [], [], 0)[0]:
+            try:
+                self.seen += os.read(self.ours, 65536).decode(errors="replace")
+            except OSError:
+                raise AssertionError(f"it ended: {self.seen}") from None
 
     def end(self):
         code = self.process.wait(timeout=60)
@@ -137,7 +138,7 @@ def test_on_a_terminal(terminal, tmp_path):
     terminal.wait_for("did you mean '/system'")
     terminal.wait_for("> ")
     terminal.write("please wait\n")
-    time.sleep(1)
+    terminal.wait_for("for ever")
     os.kill(terminal.process.pid, signal.SIGINT)  # ends the answer
     terminal.wait_for("> ")
     terminal.write("Again\n")

@@ -105,13 +105,14 @@ def test_errors_are_kept_and_tried_again_on_request(tmp_path):
         {"schema": {"properties": {"label": {"type": "string"}}}},
     ],
 )
-def test_the_path_of_other_rows_is_refused(tmp_path, change):
+@pytest.mark.parametrize("ids", [{}, {"id": "key"}], ids=["", "ids"])
+def test_the_path_of_other_rows_is_refused(tmp_path, change, ids):
     path = tmp_path / LINES
-    ask(FakeLLM(), path=path)
+    ask(FakeLLM(), path=path, **ids)
     before = path.read_bytes()
     llm = FakeLLM()
     with pytest.raises(ConfigError, match=r"was begun with other settings.*force=True"):
-        ask(llm, path=path, **change)
+        ask(llm, path=path, **ids, **change)
     assert path.read_bytes() == before
     assert llm.requests == []
 

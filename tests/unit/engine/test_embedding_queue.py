@@ -14,7 +14,7 @@ from llamabatch.llama.embedder import MAX_TEXTS
 from llamabatch.request.request import Request
 from tests.unit.configs import resolved
 
-A = (("a", 1.0),)
+A, A_HALF, B = (("a", 1.0),), (("a", 0.5),), (("b", 1.0),)
 
 
 def text(name, length, adapters=()):
@@ -33,7 +33,7 @@ def names(requests):
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 300), st.sampled_from([(), A])), max_size=80),
+    st.lists(st.tuples(st.integers(1, 300), st.sampled_from([(), A, A_HALF, B])), max_size=80),
     st.lists(st.booleans(), max_size=200),
 )
 def test_each_text_goes_once_and_passes_are_no_larger_than_they_may(texts, busy):

@@ -2,7 +2,6 @@
 
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -169,7 +168,6 @@ def test_a_hub_out_of_reach_is_told_without_a_wait(monkeypatch, tmp_path):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.delenv(name, raising=False)
-        start = time.monotonic()
+        monkeypatch.setattr(resolve, "_names_online", lambda *_: pytest.fail("its tries take long"))
         with pytest.raises(ModelFileError, match=r"the hub is out of reach .* no file here has this name either"):
             fetch("some/model", "Q8_0", cache_dir=tmp_path)
-        assert time.monotonic() - start < 10  # far less than the tries of the hub take

@@ -475,7 +475,7 @@ class Listener(Silent):
 @pytest.mark.parametrize("limit", [None, 2000])
 def test_the_time_left_is_that_of_the_rows_that_are_not_done(name, limit, tmp_path, engines, monkeypatch):
     WRITERS[name](tmp_path / name, [f"row {i:06}" for i in range(3000)])
-    monkeypatch.setattr(job, "_LOOK_S", 0.05)
+    monkeypatch.setattr("llamabatch.jobs.progress._POINT_S", 0.0)
     waiting, _ = engines
     waiting.append(FakeClient(held=100))
     listener, n = Listener(), limit or 3000

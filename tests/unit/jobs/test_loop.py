@@ -4,7 +4,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -18,6 +17,7 @@ from llamabatch.jobs.stats import Counts
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils import interrupts
 from tests.unit.jobs_fakes import N_CTX, FakeClient, FakeSink, rows
+from tests.waiting import PATIENCE_S, until
 
 
 class Case:
@@ -100,6 +100,10 @@ def test_long_prompts_count_by_their_tokens():
     while feed.wants_more:
         feed.next_requests()
     assert feed.n_in_flight * 100 <= 2 * 4096 * N_CTX + 100
+    for request_id in feed.in_flight:
+        feed.pop(request_id)
+    assert feed.wants_more
+    assert len(feed.next_requests()[0]) > 1
 
 
 def test_groups_keep_the_order_of_the_rows():
@@ -143,17 +147,14 @@ def test_a_slow_input_holds_up_neither_results_nor_the_end():
 
     def slow():
         yield from rows(3)
-        gate.wait(10)
+        gate.wait(PATIENCE_S)
 
     case = Case(FakeClient(), ReadAhead(slow()))
     thread = threading.Thread(target=case.loop.run)
     thread.start()
-    until = time.monotonic() + 5
-    while len(case.sink.outputs) < 3:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    until(lambda: len(case.sink.outputs) >= 3)
     gate.set()
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
 
 
@@ -182,11 +183,15 @@ def test_stop_reaches_a_row_whose_chat_template_takes_long(monkeypatch):
     monkeypatch.setattr(chat_template, "MAX_BUDGET", 2**60)
     client, stop = FakeClient(), Stop()
     monkeypatch.setattr(client.model, "chat_template", "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3)
-    source = list(rows(200))
-    source[150] = Row(150, "150", "chat", [{"role": "user", "content": "hi"}])
-    case = Case(client, source, stop)
-    timer = threading.Timer(0.5, stop.request)
-    timer.start()
+    timer = threading.Timer(0.1, stop.request)
+
+    def source():
+        yield from rows(150)
+        timer.start()
+        yield Row(150, "150", "chat", [{"role": "user", "content": "hi"}])
+        yield from list(rows(200))[151:]
+
+    case = Case(client, source(), stop)
     case.loop.run()
     timer.join()
     assert stop

@@ -158,7 +158,8 @@ def test_a_stop_leaves_nothing_in_the_engine_and_the_next_run_does_the_rest(tmp_
 
     def serve():
         while not stop:
-            client.end(1)
+            if len(client.in_flight) > 1:  # one is left when it stops
+                client.end(1)
             time.sleep(0.001)
             if out.exists() and out.read_bytes().count(b"\n") >= 10:
                 stop.request()

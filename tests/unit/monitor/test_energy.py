@@ -7,6 +7,7 @@ import pytest
 from llamabatch.monitor import energy
 from llamabatch.monitor.energy import EnergyMeter
 from llamabatch.monitor.gpu import Gpus, GpuSample
+from tests.waiting import until
 
 
 class FakeNvml:
@@ -114,8 +115,7 @@ def test_a_thread_reads_so_that_no_wrap_is_missed(tmp_path, monkeypatch, begun):
         for _ in range(4):  # 8 J each time, modulo 10
             seen = meter._counters[0]._sum
             package.write_text(str((int(package.read_text()) + 8_000_000) % 10_000_000))
-            while meter._counters[0]._sum == seen:
-                pass
+            until(lambda seen=seen: meter._counters[0]._sum != seen)
         assert meter.read() == pytest.approx(32)
     assert not begun.threads()
     with EnergyMeter(powercap=tmp_path / "nothing", gpus=False):

@@ -14,6 +14,7 @@ from benchmarks.peers.client import HttpSession, _Stream
 from benchmarks.process import PeerFailure, Program, neighbour
 from benchmarks.workloads import Job
 from tests.processes import Started
+from tests.waiting import PATIENCE_S, until
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 SLEEP = "import time; time.sleep(60)"
@@ -44,15 +45,12 @@ def test_a_program_that_dies_says_how(tmp_path):
 def test_a_program_that_hangs_is_killed_with_its_children(tmp_path):
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); {SLEEP}"
     program = start(tmp_path, code)
-    deadline = time.monotonic() + 20
-    while len(program.pids) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    pids = program.pids
-    assert len(pids) == 2
-    with pytest.raises(PeerFailure, match=r"longer than 0\.3 s"):
-        program.ask({}, 0.3)
+    pids = until(lambda: len(found := program.pids) == 2 and found)
+    processes = [psutil.Process(pid) for pid in pids]
+    with pytest.raises(PeerFailure, match=r"longer than 0\.1 s"):
+        program.ask({}, 0.1)
     program.close()
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert alive == []
 
 
@@ -60,17 +58,16 @@ def test_the_neighbour_works_and_goes():
     started = Started()
     with neighbour(True, os.environ):
         [process] = started()
-        until = time.monotonic() + 20  # on a busy machine its turn may be a while in coming
-        while sum(process.cpu_times()[:2]) <= 0.02 and time.monotonic() < until:
-            time.sleep(0.05)
-        assert sum(process.cpu_times()[:2]) > 0.02
+        until(lambda: sum(process.cpu_times()[:2]) > 0.02)
     assert not process.is_running()
     with neighbour(False, os.environ):
         assert started() == []
 
 
 class Handler(BaseHTTPRequestHandler):
-    """As llama-server: one answer, or a line a token and a summary."""
+    """As llama-server: one answer, or a line a token and a summary. Tells of each token before it comes."""
+
+    on_token = staticmethod(lambda: None)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -80,6 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(json.dumps({"tokens_predicted": body["n"]}).encode())
             return
         for at in range(body["n"]):
+            self.on_token()
             try:
                 self.wfile.write(b'data: {"content": "x", "tokens_predicted": %d}\n\n' % (at + 1))
                 self.wfile.flush()
@@ -115,18 +113,19 @@ def test_the_client_counts_tokens(session):
 
 
 def test_the_client_times_tokens_and_waits_for_arrivals(session):
-    jobs = [Job([1], 4, 0.0, True), Job([1], 2, 0.3, False)]
+    jobs = [Job([1], 4, 0.0, True), Job([1], 2, 0.1, False)]
     result = session.run(jobs, streamed=True, timeout_s=20)
     assert result.tokens == [4, 2]
     assert len(result.gaps_s) == 3
-    assert all(0 < gap < 5 for gap in result.gaps_s)  # on a busy machine two lines may come together
-    assert result.wall_s > 0.3
+    assert all(gap > 0 for gap in result.gaps_s)  # on a busy machine two lines may come together
+    assert sum(result.gaps_s) < result.wall_s
+    assert result.wall_s > 0.1
 
 
-def test_a_server_that_dies_in_a_stream_is_a_failure(session):
-    threading.Timer(0.2, session.close).start()
+def test_a_server_that_dies_in_a_stream_is_a_failure(session, monkeypatch):
+    monkeypatch.setattr(Handler, "on_token", staticmethod(session.close))
     with pytest.raises(PeerFailure, match="SIGKILL"):
-        session.run([Job([1], 30, 0.0, True)], streamed=True, timeout_s=20)
+        session.run([Job([1], 3, 0.0, True)], streamed=True, timeout_s=20)
 
 
 def test_the_client_passes_refusals_on(session):
@@ -135,14 +134,14 @@ def test_the_client_passes_refusals_on(session):
 
 
 def test_endless_requests_are_left_when_the_others_have_ended(session):
-    jobs = [Job([1], 2000, 0.0, True, endless=True), Job([1], 5, 0.2, False)]
+    jobs = [Job([1], 10**6, 0.0, True, endless=True), Job([1], 5, 0.2, False)]
     result = session.run(jobs, streamed=True, timeout_s=30)
-    assert 5 < result.tokens[0] < 1000
+    assert result.tokens[0] < 10**6
     assert result.tokens[1] == 5
     endless, other = result.times_s
     assert len(endless) == result.tokens[0]
     assert 0 <= result.began_s[0] <= endless[0] < endless[0] + 0.2 <= result.began_s[1] < other[0]
-    assert endless[-1] > other[-1]
+    assert endless[-1] > result.began_s[1]
 
 
 def test_an_endless_request_that_is_refused_holds_up_no_other(session):

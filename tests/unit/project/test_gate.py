@@ -1,5 +1,6 @@
 """The gate: what fails it, which tests wait for `make test-all`, and a core for each worker."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,8 +11,12 @@ import pytest
 
 from tests.all import __main__ as test_all
 from tests.all import inputs, parts
+from tests.defects import Defect
+from tests.defects import __main__ as test_defects
+from tests.defects.copies import Copy
 from tests.gate import marks, unsteady
-from tests.gate.__main__ import slow_lines
+from tests.gate.measure import slow_lines
+from tests.gate.run import NO_TESTS, TESTS
 
 CHECKOUT = Path(__file__).parents[3]
 BODY = """
@@ -71,20 +76,38 @@ def test_unsteady_tests_of_workers_are_named_and_a_worker_that_dies_fails_the_ru
     assert "UNSTEADY test_c" not in done.stdout
 
 
+def test_a_test_has_the_same_name_in_every_process(tmp_path):
+    """Workers that collect different tests do not begin; they have other hash seeds, and a second may end meanwhile."""
+    (tmp_path / "later.py").write_text("import time\nreal = time.time\ntime.time = lambda: real() + 1000\n")
+    names = []
+    for plugins in ([], ["-p", "later"]):
+        environment = os.environ | {
+            "PYTHONHASHSEED": str(len(plugins)),
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{CHECKOUT}",
+        }
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *plugins]
+        command += ["--rootdir", str(CHECKOUT), *(str(CHECKOUT / folder) for folder in TESTS)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
+        assert done.returncode == 0, done.stdout[-2000:]
+        names.append([line for line in done.stdout.splitlines() if "::" in line])
+    assert names[0] == names[1]
+
+
 def test_a_test_counts_with_its_own_seconds(tmp_path):
     (tmp_path / "test_a.py").write_text(
-        "import pytest, time\n"
-        "@pytest.fixture(scope='module')\ndef shared():\n    time.sleep(2)\n    yield\n    time.sleep(2)\n"
-        "@pytest.fixture\ndef own(shared):\n    time.sleep(0.1)\n"
-        "def test_first(own):\n    time.sleep(0.1)\n"
+        "import pytest, time, _pytest.timing\n"
+        "now = 0.0\n"
+        "time.perf_counter = _pytest.timing.perf_counter = lambda: now\n"
+        "def work(seconds):\n    global now\n    now += seconds\n"
+        "@pytest.fixture(scope='module')\ndef shared():\n    work(2)\n    yield\n    work(2)\n"
+        "@pytest.fixture\ndef own(shared):\n    work(0.1)\n"
+        "def test_first(own):\n    work(0.1)\n"
         "def test_second():\n    pass\n"
     )
     done = pytest_of(tmp_path, "-p", "tests.gate.seconds", "--seconds", "out.json")
     assert done.returncode == 0, done.stdout
     seconds = json.loads((tmp_path / "out.json").read_text())
-    assert list(seconds) == ["test_a.py::test_first", "test_a.py::test_second"]
-    assert 0.2 <= seconds["test_a.py::test_first"] < 2
-    assert seconds["test_a.py::test_second"] < 2
+    assert seconds == pytest.approx({"test_a.py::test_first": 0.2, "test_a.py::test_second": 0.0})
 
 
 def test_the_file_of_slow_tests():
@@ -174,3 +197,70 @@ def test_no_slow_test_is_unknown():
         if not line.startswith("#"):
             file, _, name = line.split(" ", 1)[1].partition("::")
             assert f"def {marks.function_of(name)}(" in (CHECKOUT / file).read_text(), line
+
+
+def test_files_come_in_another_order_and_each_as_a_whole(tmp_path):
+    for name in "abcd":
+        (tmp_path / f"test_{name}.py").write_text("def test_1(): pass\ndef test_2(): pass\n")
+    orders = []
+    for seed in ("1", "2", "1"):
+        done = pytest_of(tmp_path, "-p", "tests.steady.order", "--order", seed, "--collect-only")
+        names = [line for line in done.stdout.splitlines() if "::" in line]
+        assert [name.partition("::")[2] for name in names] == ["test_1", "test_2"] * 4
+        orders.append([name.partition("::")[0] for name in names])
+        assert orders[-1][::2] == orders[-1][1::2]
+    assert orders[0] == orders[2] != orders[1]
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("half", "len(os.sched_getaffinity(0)) == 1 and n_busy() == 1"),
+        ("busy", "n_busy() == len(os.sched_getaffinity(os.getppid()))"),
+        ("slow", "os.environ['LLAMABATCH_TEST_SPEED'] == 'slow' and n_busy() == 0"),
+    ],
+    ids=["half", "busy", "slow"],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="cores are chosen on Linux alone")
+def test_the_conditions_of_test_steady(condition, holds, tmp_path):
+    (tmp_path / "test_a.py").write_text(
+        "import os, psutil\n"
+        "def n_busy():\n"
+        "    above = psutil.Process().parents()\n"
+        "    runner = next(each for each in above if 'tests.steady' in each.cmdline())\n"
+        "    return sum('while os.getppid()' in ' '.join(each.cmdline()) for each in runner.children())\n"
+        f"def test_one(): assert {holds}\n"
+    )
+    command = [sys.executable, "-m", "tests.steady", condition, str(tmp_path / "test_a.py")]
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout
+    assert f"--- {condition}: passed in" in done.stdout
+
+
+def test_a_defect_is_planted_and_taken_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "files", lambda: ("llamabatch/errors.py",))
+    copy = Copy(tmp_path / "copy", None)
+    file = tmp_path / "copy" / "llamabatch" / "errors.py"
+    before = file.read_text()
+    with copy.planted(Defect("", "llamabatch/errors.py", "class LlamaBatchError(Exception):", "class Other:", ())):
+        assert "class Other:" in file.read_text()
+    assert file.read_text() == before
+    with (
+        pytest.raises(AssertionError, match="write the defect anew"),
+        copy.planted(Defect("", "llamabatch/errors.py", "class ", "", ())),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("fails", "by"), [("not slow", "gate"), ("slow", "test-all"), ("", "nobody")])
+def test_who_catches_a_defect(fails, by):
+    class Planted:
+        """A copy in which the tests with one mark fail."""
+
+        planted = staticmethod(lambda defect: contextlib.nullcontext({}))
+
+        def pytest(self, arguments, more):
+            return (1 if arguments[2] == fails else NO_TESTS), ""
+
+    assert test_defects._caught_by(Planted(), Defect("", "", "", "", ("a",))) == by

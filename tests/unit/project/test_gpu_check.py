@@ -16,6 +16,7 @@ from benchmarks.llama_programs import PROGRAMS
 from llamabatch.native_build import binding, sampler_library, source
 from llamabatch.native_build.plan import Plan
 from llamabatch.native_build.tools import SetupFailure
+from tests.waiting import until
 
 THREE = (Part("build", 100, "builds"), Part("memory", 50, "compares"), Part("burst", 80, "runs"))
 
@@ -242,7 +243,13 @@ def test_what_a_part_has_found_is_kept_when_its_time_is_up(script, state, tmp_pa
         (folder / "__init__.py").touch()
     (tmp_path / "benchmarks" / "gpu" / "parts.py").write_text(script)
     environment = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    limit_s = 1.0 if state in (PARTIAL, CUT) else 20.0
+    limit_s, found, end_group = 0.1 if state in (PARTIAL, CUT) else 20.0, tmp_path / "burst.json", check.end_group
+
+    def end(pid):
+        until(lambda: state != CUT or (found.exists() and found.read_text()))
+        end_group(pid)
+
+    monkeypatch.setattr(check, "end_group", end)
     assert check.run_part(Part("burst", 20, "runs"), limit_s, tmp_path, environment, []) == state
     if state == FAILED:
         assert "ValueError: no device" in capsys.readouterr().err

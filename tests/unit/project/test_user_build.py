@@ -20,6 +20,7 @@ from llamabatch.native_build import binding, builds, machine, recipe, sampler_li
 from llamabatch.native_build.tools import SetupFailure
 from llamabatch.utils.version import __version__
 from tests.unit.project import test_binding
+from tests.waiting import PATIENCE_S, until
 
 make_source = test_binding.source
 NINJA = "[1/4] Building CXX object a.o\n[2/4] Building CXX object b.o\n[4/4] Linking CXX shared library\n"
@@ -285,14 +286,13 @@ def test_a_second_build_waits_and_takes_the_first(compiler, cache, plan, capsys)
     with tools.lock(cache / "builds" / "lock"):
         waiting = threading.Thread(target=lambda: found.append(builds.make(plan, __version__)))
         waiting.start()
-        waiting.join(0.3)
+        until(lambda: "another build is under way, waiting for it" in capsys.readouterr().err)
         assert waiting.is_alive()
         (builds.package_of(plan.key)).mkdir(parents=True)
         (builds.package_of(plan.key) / "llamabatch_build.json").write_text("{}")
-    waiting.join(10)
+    waiting.join(PATIENCE_S)
     assert found == [(builds.package_of(plan.key), False)]
     assert compiler.commands == []
-    assert "another build is under way, waiting for it" in capsys.readouterr().err
 
 
 def test_a_build_without_libllama_is_refused(compiler, cache, plan):
@@ -446,7 +446,9 @@ def test_the_share_that_is_compiled(progress, share):
 def test_the_bar_follows_the_output_of_the_compilers(tmp_path, line):
     screen = io.StringIO()
     bar = command.Bar(Console(file=screen, force_terminal=True, width=80), "building llama.cpp (cpu)")
-    code = f"import time; print({line!r}, flush=True); time.sleep(0.5)"
+    beat, seen = bar.beat, tmp_path / "seen"
+    bar.beat = lambda progress: (beat(progress), progress and seen.touch())
+    code = f"import os, time; print({line!r}, flush=True)\nwhile not os.path.exists({str(seen)!r}): time.sleep(0.01)"
     assert tools.run_logged([sys.executable, "-c", code], tmp_path / "log", "building", display=bar) == 0
     assert "building llama.cpp (cpu)" in screen.getvalue()
     assert "50%" in screen.getvalue()

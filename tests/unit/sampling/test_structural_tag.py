@@ -10,7 +10,7 @@ from llamabatch.errors import SamplingError
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.structured_outputs import Structure, structure
 from llamabatch.sampling.grammar_compiler import Grammars
-from tests.unit.sampling.test_grammars import Bytes, compiled, walk
+from tests.unit.sampling.test_grammars import Bytes, compiled, patient, walk  # noqa: F401
 
 INTEGER = {"type": "integer", "minimum": 0, "maximum": 99}
 BOOLEAN = {"type": "boolean"}

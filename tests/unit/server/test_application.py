@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 
 import pytest
 from starlette.applications import Starlette
@@ -13,15 +12,13 @@ from starlette.testclient import TestClient
 from llamabatch.errors import MemoryPlanError
 from llamabatch.server.http.middleware import EndsWithItsClient
 from tests.unit.server.serving_clients import fake_app
+from tests.waiting import PATIENCE_S, until
 
 CHAT = {"messages": [{"role": "user", "content": "one two three"}]}
 
 
 def ready(client):
-    until = time.monotonic() + 10
-    while client.get("/readyz").status_code != 200:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: client.get("/readyz").status_code == 200)
     return client
 
 
@@ -145,9 +142,7 @@ def test_it_answers_while_it_loads():
             assert response.status_code == 503
             assert int(response.headers["retry-after"]) > 0
         go.set()
-        until = time.monotonic() + 10
-        while client.get("/livez").status_code == 200:
-            assert time.monotonic() < until
+        until(lambda: client.get("/livez").status_code != 200)
         assert "the sum" in client.get("/readyz").json()["error"]["message"]
 
 
@@ -155,27 +150,28 @@ def test_it_answers_while_it_loads():
 def test_a_cancelled_request_is_cancelled_unless_its_client_has_left(leaves):
     """The end of a server cancels tasks and waits for them; one that swallowed that would seem to have answered."""
     messages = [{"type": "http.request", "body": b"", "more_body": False}]
-    ended = []
+    begun, never, ended = asyncio.Event(), asyncio.Event(), []
 
     async def waits(scope, receive, send):
         try:
             await receive()
-            await asyncio.sleep(60)
+            begun.set()
+            await never.wait()
         finally:
             ended.append(True)
 
     async def receive():
         if messages:
             return messages.pop()
-        await asyncio.sleep(0.05 if leaves else 60)
+        await (begun if leaves else never).wait()
         return {"type": "http.disconnect"}
 
     async def run():
         task = asyncio.create_task(EndsWithItsClient(waits)({"type": "http", "method": "POST"}, receive, None))
-        await asyncio.sleep(0.02)
+        await begun.wait()
         if not leaves:
             task.cancel()
-        await asyncio.wait([task], timeout=5)
+        await asyncio.wait([task], timeout=PATIENCE_S)
         return task
 
     task = asyncio.run(run())
@@ -188,9 +184,7 @@ def test_mounted_in_another_application_it_loads_at_its_first_request():
     inner = fake_app()
     with TestClient(Starlette(routes=[Mount("/llm", inner), Mount("/other", fake_app())])) as client:
         assert client.get("/llm/readyz").status_code in (200, 503)
-        until = time.monotonic() + 10
-        while client.get("/llm/readyz").status_code != 200:
-            assert time.monotonic() < until
+        until(lambda: client.get("/llm/readyz").status_code == 200)
         assert client.post("/llm/v1/chat/completions", json=CHAT).status_code == 200
     inner.state.serving.close()
 
@@ -216,6 +210,9 @@ def test_echo_brings_the_prompt_with_its_logprobs(client, prompt):
     assert logprobs["token_logprobs"][0] is None
     assert None not in logprobs["token_logprobs"][1:]
     assert len(logprobs["tokens"]) == whole["usage"]["prompt_tokens"] + 1
+    as_ids = client.post("/v1/completions", json=body | {"return_tokens_as_token_ids": True}).json()["choices"][0]
+    assert all(name.startswith("token_id:") for name in as_ids["logprobs"]["tokens"])
+    assert as_ids["logprobs"]["text_offset"] == logprobs["text_offset"]
     text, streamed = joined(events(client.post("/v1/completions", json=body | {"stream": True})))
     assert (text, streamed) == (choice["text"], logprobs)
 

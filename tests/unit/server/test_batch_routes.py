@@ -4,7 +4,6 @@ import asyncio
 import errno
 import io
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from llamabatch.server.http.errors import CLIENT_CLOSED, ApiError
 from llamabatch.server.openai import batch_lines as lines_module
 from tests.unit.server.serving_clients import fake_app
 from tests.unit.server.test_application import ready
+from tests.waiting import until
 
 URL = "/v1/chat/completions"
 
@@ -72,11 +72,11 @@ def create(client, asked, **more):
 
 
 def wait(client, batch_id):
-    until = time.monotonic() + 20
-    while (found := client.get(f"/v1/batches/{batch_id}").json())["status"] not in ("completed", "failed", "cancelled"):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    return found
+    def ended():
+        found = client.get(f"/v1/batches/{batch_id}").json()
+        return found["status"] in ("completed", "failed", "cancelled") and found
+
+    return until(ended)
 
 
 def content(client, file_id):
@@ -294,10 +294,7 @@ def test_a_server_without_batches_says_so(tmp_path):
 def test_a_named_folder_of_another_server_is_an_error_of_the_load_and_the_usual_one_a_503(folder, monkeypatch):
     other = Store(folder, 10**9)
     with TestClient(fake_app(server={"data_dir": str(folder)}), raise_server_exceptions=False) as client:
-        until = time.monotonic() + 10
-        while client.get("/livez").status_code == 200:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: client.get("/livez").status_code != 200)
         assert "--data-dir" in client.get("/readyz").json()["error"]["message"]
     monkeypatch.setattr(service.BatchService, "_folder", lambda self: folder)
     with TestClient(fake_app(), raise_server_exceptions=False) as client:

@@ -35,23 +35,24 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.server.openai.batch_lines import reader_of
 from llamabatch.server.options import ServerOptions
 from tests.unit.jobs.test_shared import HeldClient
+from tests.waiting import until
 
 URL = "/v1/completions"
-PATIENCE_S = 30
 
 
 class Engine(HeldClient):
-    """Ends its requests on a thread, `per_look` each 5 ms."""
+    """Ends its requests on a thread, `per_look` each 5 ms, and about `most` in all."""
 
-    def __init__(self, per_look=3):
+    def __init__(self, per_look=3, most=10**9):
         super().__init__()
-        self.per_look = per_look
+        self.per_look, self.most = per_look, most
         self.alive = True
         threading.Thread(target=self._work, daemon=True).start()
 
     def _work(self):
         while self.alive:
-            self.end(self.per_look)
+            if len(self.seen) - len(self.in_flight) < self.most:
+                self.end(self.per_look)
             time.sleep(0.005)
 
 
@@ -113,19 +114,17 @@ class World:
         return batch.id
 
     def wait(self, batch_id, *states):
-        until = time.monotonic() + PATIENCE_S
-        while (batch := self.store.batch(batch_id)).status not in (states or ("completed",)):
-            assert time.monotonic() < until, batch
-            assert not batch.has_ended, batch
-            time.sleep(0.01)
-        return batch
+        def reached():
+            batch = self.store.batch(batch_id)
+            is_it = batch.status in (states or ("completed",))
+            assert is_it or not batch.has_ended, batch
+            return is_it and batch
+
+        return until(reached, lambda: self.store.batch(batch_id))
 
     def journals(self):
         """Folders of batches, once the threads of those that have ended are gone."""
-        until = time.monotonic() + PATIENCE_S
-        while self.batches._running:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: not self.batches._running)
         return [path for path in (self.folder / "batches").iterdir() if path.is_dir()]
 
     def lines(self, file_id):
@@ -177,17 +176,14 @@ def test_a_batch_ends_with_a_line_for_each_id_and_leaves_no_journal(world):
 
 
 def test_a_restart_goes_on_and_does_no_line_twice(world):
-    world.start(Engine(per_look=1))
+    world.start(Engine(per_look=1, most=30))
     batch_id = world.create(lines(300))
     for _ in range(3):
-        until = time.monotonic() + PATIENCE_S
-        while len(world.engines[-1].seen) < 30:
-            assert time.monotonic() < until
-            time.sleep(0.005)
+        until(lambda: len(world.engines[-1].seen) >= 30)
         world.stop()
         assert world.store.batch(batch_id).status == "in_progress"
-        world.start(Engine(per_look=1))
-    world.engines[-1].per_look = 50
+        world.start(Engine(per_look=1, most=30))
+    world.engines[-1].per_look, world.engines[-1].most = 50, 300
     batch = world.wait(batch_id)
     assert sorted(each["custom_id"] for each in world.lines(batch.output_file_id)) == sorted(
         f"id {i}" for i in range(300)
@@ -225,10 +221,7 @@ def test_a_process_that_ends_anywhere_in_the_end_of_a_batch_loses_and_doubles_no
     with world.batches.mutex:
         batch_id = world.create(file_id)
         dying = True
-    until = time.monotonic() + 3
-    while not getattr(world, "died", False) and not world.store.batch(batch_id).has_ended:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    until(lambda: getattr(world, "died", False) or world.store.batch(batch_id).has_ended)
     dying = False
     world.stop()
     monkeypatch.undo()
@@ -246,13 +239,9 @@ def test_cancel_keeps_what_is_done_and_names_the_rest(world):
     engine.alive = True
     world.start(engine)
     batch_id = world.create(lines(30))
-    until = time.monotonic() + PATIENCE_S
-    while len(engine.in_flight) < 8:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    until(lambda: len(engine.in_flight) >= 8)
     engine.end(3)
-    while world.store.batch(batch_id).completed < 3:
-        time.sleep(0.005)
+    until(lambda: world.store.batch(batch_id).completed >= 3)
     assert world.batches.cancel(batch_id).status == "cancelling"
     batch = world.wait(batch_id, "cancelled")
     assert engine.in_flight == {}
@@ -278,19 +267,13 @@ def test_a_window_that_ends_expires_the_rest_and_promotes_before_that(world):
     engine.alive = True
     world.start(engine)
     batch_id = world.create(lines(20), window="1h")
-    until = time.monotonic() + PATIENCE_S
-    while len(engine.in_flight) < 8:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    until(lambda: len(engine.in_flight) >= 8)
     assert all(r.params.background for r in engine.seen)
     assert not world.batches.promoted(batch_id)
     world.offset = 2000.0  # of 3600: the second half, and no row is done
-    while not world.batches.promoted(batch_id) or len(engine.in_flight) < 8 or not engine.aborted:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    until(lambda: world.batches.promoted(batch_id) and len(engine.in_flight) >= 8 and engine.aborted)
     engine.end(2)
-    while world.store.batch(batch_id).completed < 2:
-        time.sleep(0.005)
+    until(lambda: world.store.batch(batch_id).completed >= 2)
     assert not any(r.params.background for r, _ in engine.in_flight.values())
     world.offset = 3601.0
     batch = world.wait(batch_id, "expired")
@@ -331,11 +314,8 @@ def test_an_engine_that_is_gone_loses_no_batch(world):
 
     world.start(Dying())
     batch_id = world.create(lines(60))
-    until = time.monotonic() + PATIENCE_S
-    while not world.engines[0].closed:
-        assert time.monotonic() < until
-        time.sleep(0.005)
-    time.sleep(0.1)
+    until(lambda: world.engines[0].closed)
+    time.sleep(0.05)
     assert world.store.batch(batch_id).status == "in_progress"
     world.stop()
     batch = world.start().wait(batch_id)
@@ -351,11 +331,11 @@ def test_batches_run_side_by_side_and_a_near_window_does_not_wait_for_a_place(wo
     def states():
         return sorted(world.store.batch(each).status for each in ids)
 
-    until = time.monotonic() + PATIENCE_S
-    while states() != ["in_progress"] * 4 + ["validating"]:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    near = world.create(lines(2), window="1s")
+    until(lambda: states() == ["in_progress"] * 4 + ["validating"])
+    near = world.create(lines(2), window="1h")
+    world.offset = 2000.0  # its second half
+    world.wait(near, "in_progress")
+    world.offset = 3601.0
     world.wait(near, "expired")
     assert states() == ["in_progress"] * 4 + ["validating"]
 
@@ -368,7 +348,7 @@ def test_a_batch_of_another_model_waits_and_may_be_cancelled(world):
     world.wait(batch_id, "in_progress")
     world.stop()
     world.start(Engine(), model="two")
-    time.sleep(0.2)
+    time.sleep(0.05)
     assert world.store.batch(batch_id).status == "in_progress"
     assert world.engines[-1].seen == []
     world.batches.cancel(batch_id)
@@ -381,25 +361,17 @@ def test_a_full_folder_refuses_uploads_and_stops_batches_until_there_is_room(wor
     world.start(engine)
     batch_id = world.create(lines(20))
     spare = world.upload(lines(1))
-    while len(engine.in_flight) < 8:
-        time.sleep(0.005)
+    until(lambda: len(engine.in_flight) >= 8)
     world.store.max_bytes = 100
-    while engine.in_flight:
-        time.sleep(0.005)
+    until(lambda: not engine.in_flight)
     assert world.store.batch(batch_id).status == "in_progress"
-    while world.batches.waiting_for(world.store.batch(batch_id)) is None:
-        time.sleep(0.005)
-    assert "--max-disk-bytes" in world.batches.waiting_for(world.store.batch(batch_id))
+    assert "--max-disk-bytes" in until(lambda: world.batches.waiting_for(world.store.batch(batch_id)))
     with pytest.raises(ApiError, match="--max-disk-bytes") as refused:
         world.store.reserve(1)
     assert refused.value.status == 507
     world.store.delete_file(spare)
     world.store.max_bytes = 10**9
-    until = time.monotonic() + PATIENCE_S
-    while not world.store.batch(batch_id).has_ended:
-        engine.end(5)
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: engine.end(5) or world.store.batch(batch_id).has_ended)
     assert world.store.batch(batch_id).completed == 20
     assert world.batches.waiting_for(world.store.batch(batch_id)) is None
 
@@ -413,11 +385,11 @@ def test_files_are_listed_expire_and_are_not_deleted_under_a_batch(world):
     with pytest.raises(ApiError) as refused:
         world.store.delete_file(file_id)
     assert refused.value.status == 409
-    fleeting = FileRecord(new_file_id(), 0, int(world.clock()), "x", expires_at=int(world.clock()) + 5)
+    fleeting = FileRecord(new_file_id(), 0, int(world.clock()), "x", expires_at=int(world.clock()) + 500)
     world.store.unfinished(fleeting.id).write_bytes(b"")
     world.store.add_file(fleeting)
     assert {each.id for each in world.store.files()} == {file_id, fleeting.id}
-    world.offset = 6.0
+    world.offset = 600.0
     assert {each.id for each in world.store.files()} == {file_id}
     with pytest.raises(ApiError):
         world.store.file(fleeting.id)
@@ -552,8 +524,7 @@ def test_a_batch_whose_input_has_vanished_fails(world):
     world.start(held)
     batch_id = world.create(lines(20))
     world.wait(batch_id, "in_progress")
-    while not held.seen:  # the input has been found
-        time.sleep(0.01)
+    until(lambda: held.seen)  # the input has been found
     world.store.content(world.store.batch(batch_id).input_file_id).unlink()
     world.stop()
     world.start()
@@ -592,8 +563,7 @@ def test_a_full_disk_ends_no_batch(world, monkeypatch):
     monkeypatch.setattr(runner_module, "run", full)
     world.start()
     batch_id = world.create(lines(5))
-    while (waits := world.batches.waiting_for(world.store.batch(batch_id))) is None:
-        time.sleep(0.005)
+    waits = until(lambda: world.batches.waiting_for(world.store.batch(batch_id)))
     assert waits == "disk: No space left on device"
     world.batches._paused_until.clear()
     assert world.wait(batch_id).completed == 5

@@ -11,6 +11,7 @@ from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOu
 from llamabatch.request.request import Request
 from llamabatch.request.tool_calls import ToolCallDelta
 from llamabatch.server.serving.dispatcher import OutputDispatcher, RequestStream
+from tests.waiting import PATIENCE_S
 
 
 def piece(text, name="a", **more):
@@ -72,22 +73,22 @@ def test_pieces_of_fast_steps_come_together_and_those_of_slow_steps_at_once(monk
 
 
 def test_first_tokens_and_ends_wait_for_nothing_and_leave_the_others_where_they_are(monkeypatch):
-    monkeypatch.setattr("llamabatch.server.serving.dispatcher._REST_PER_STREAM_S", 60.0)
-    monkeypatch.setattr("llamabatch.server.serving.dispatcher._MOST_REST_S", 60.0)
+    monkeypatch.setattr("llamabatch.server.serving.dispatcher._REST_PER_STREAM_S", 600.0)
+    monkeypatch.setattr("llamabatch.server.serving.dispatcher._MOST_REST_S", 600.0)
 
     async def story(dispatcher, a, b):
         dispatcher.sink([piece("one ")])
         assert [each.text for each in await anext(a)] == ["one "]
         dispatcher.sink([piece("two "), piece("first ", "b")])
-        assert [each.text for each in await asyncio.wait_for(anext(b), 10)] == ["first "]
+        assert [each.text for each in await asyncio.wait_for(anext(b), PATIENCE_S)] == ["first "]
         dispatcher.sink([piece("three "), piece("second", "b")])
         dispatcher.sink([last("b")])
-        assert [output.text for output in await asyncio.wait_for(b.outputs(), 10)] == ["whole"]
+        assert [output.text for output in await asyncio.wait_for(b.outputs(), PATIENCE_S)] == ["whole"]
         waiting = asyncio.ensure_future(anext(a))
         await asyncio.sleep(0.02)
         assert not waiting.done()
         dispatcher.sink([last("a", "four")])
-        assert "".join(each.text for each in await asyncio.wait_for(waiting, 10)) == "two three four"
+        assert "".join(each.text for each in await asyncio.wait_for(waiting, PATIENCE_S)) == "two three four"
 
     run(story)
 
@@ -108,7 +109,7 @@ def test_an_exception_before_outputs_are_given_leaves_them_for_the_next_look(mon
         with pytest.raises(RuntimeError):
             dispatcher._drain()
         dispatcher._drain()
-        assert [each.text for each in await asyncio.wait_for(anext(a), 10)] == ["one "]
+        assert [each.text for each in await asyncio.wait_for(anext(a), PATIENCE_S)] == ["one "]
 
     run(story)
 

@@ -10,6 +10,7 @@ from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOu
 from llamabatch.request.request import Request
 from llamabatch.server.serving import dispatcher as dispatcher_module
 from llamabatch.server.serving.dispatcher import OutputDispatcher, RequestStream, before_failure
+from tests.waiting import until_soon
 
 
 def ended(name, text="", *, error=None, reason=FinishReason.STOP):
@@ -108,8 +109,7 @@ def test_outputs_of_a_wake_up_that_was_lost_come_with_the_next_look(monkeypatch)
         world.dispatcher._is_due = True  # a drain was to come, and never did
         world.dispatcher.sink([ended("a", "whole")])
         assert await texts_of(stream) == "whole"
-        await asyncio.sleep(0.1)
-        assert world.dispatcher._timer is None  # nothing is looked for any more
+        await until_soon(lambda: world.dispatcher._timer is None)  # nothing is looked for any more
 
     run(main)
 
@@ -123,8 +123,7 @@ def test_a_rest_that_never_ends_is_ended_by_the_next_look(monkeypatch):
         world.dispatcher._is_resting = True  # the end of the rest has failed
         world.dispatcher.sink([piece("a", "one")])
         assert [output.text for output in await anext(stream)] == ["one"]
-        await asyncio.sleep(0.05)
-        assert not world.dispatcher._is_resting
+        await until_soon(lambda: not world.dispatcher._is_resting)
         world.dispatcher.sink([ended("a", "two")])
         assert await texts_of(stream) == "two"
 

@@ -22,6 +22,7 @@ from llamabatch.server.options import ServerOptions
 from llamabatch.server.run import DrainingServer
 from tests.unit.server.serving_clients import fake_app
 from tests.unit.server.test_application import ready
+from tests.waiting import until_soon
 
 HELLO = {"messages": [{"role": "user", "content": "one"}]}
 
@@ -95,17 +96,14 @@ def test_a_file_of_keys_is_read_again(tmp_path, caplog, monkeypatch):
 
         loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(watch([str(file)], reload, "keys", 0.01))
-        while not started.is_set():
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.02)
+        await until_soon(started.is_set)
         file.write_text("two name=ada rpm=5\n# of today, and longer\n")
         await seen.wait()
         assert ring.find([b"one"]) is None
         assert ring.find([b"two"]).key.rpm == 5
         assert ring.find([b"fixed"]) is not None
         file.write_text("")
-        while "cannot be read" not in caplog.text:
-            await asyncio.sleep(0.02)
+        await until_soon(lambda: "cannot be read" in caplog.text)
         task.cancel()
 
     asyncio.run(asyncio.wait_for(run(), 60))

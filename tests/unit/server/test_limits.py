@@ -12,15 +12,16 @@ from types import SimpleNamespace
 import pytest
 import uvicorn
 
-from llamabatch.server.http import middleware
+from llamabatch.server.http import middleware, protocol
 from llamabatch.server.http.body_limits import BodyLimits
 from llamabatch.server.http.counts import NO_ROUTE, OTHER_METHOD, HttpCounts
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.http.logs import _is_of_use
 from llamabatch.server.http.middleware import RefusesReadably
-from llamabatch.server.http.protocol import MalformedLog, bounded
+from llamabatch.server.http.protocol import BoundedProtocol, MalformedLog, bounded
 from llamabatch.server.http.request_log import RequestLog
 from llamabatch.server.options import ServerOptions
+from tests.waiting import PATIENCE_S, until
 
 
 async def echo(scope, receive, send):
@@ -79,19 +80,18 @@ class Running:
 
     def __enter__(self):
         self.thread.start()
-        while not self.server.started:
-            time.sleep(0.005)
+        until(lambda: self.server.started)
         self.port = self.server.servers[0].sockets[0].getsockname()[1]
         return self
 
     def __exit__(self, *_):
         self.server.should_exit = True
         self.server.force_exit = True
-        self.thread.join(10)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
 
     def connect(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
 
 
 def reply(sock):
@@ -109,11 +109,12 @@ def reply(sock):
     return int(head[9:12]), body
 
 
-def seconds_to_close(sock):
-    start = time.monotonic()
-    while sock.recv(65536):
-        pass
-    return time.monotonic() - start
+def is_refused(sock):
+    """True once the server takes no byte any more."""
+    try:
+        sock.sendall(b"a")
+    except OSError:
+        return True
 
 
 def test_a_request_passes_and_the_connection_is_kept():
@@ -140,21 +141,24 @@ def reply_one(sock):
 
 @pytest.mark.parametrize("first", [b"", b"G", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nA: "])
 def test_a_head_that_does_not_end_is_ended(first):
-    with Running(header_timeout_s=0.2, keep_alive_s=0.2) as server, server.connect() as sock:
+    with Running(header_timeout_s=0.05, keep_alive_s=75 if first else 0.05) as server, server.connect() as sock:
         sock.sendall(first)
         status, body = reply(sock)
         assert status == (408 if first else None)
-        assert not first or "took more than 0.2 s" in json.loads(body)["error"]["message"]
+        assert not first or "took more than 0.05 s" in json.loads(body)["error"]["message"]
 
 
 def test_the_head_of_a_request_behind_a_busy_one_is_bounded_too():
+    begun = threading.Event()
+
     async def busy(scope, receive, send):
+        begun.set()
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    with Running(busy, header_timeout_s=0.3, keep_alive_s=60) as server, server.connect() as sock:
+    with Running(busy, header_timeout_s=0.05) as server, server.connect() as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        time.sleep(0.1)
+        assert begun.wait(PATIENCE_S)
         sock.sendall(b"GET / HTTP/1.1\r\nHo")
         status, body = reply(sock)
         assert status == 408
@@ -162,17 +166,13 @@ def test_the_head_of_a_request_behind_a_busy_one_is_bounded_too():
 
 
 def test_a_byte_now_and_then_does_not_help():
-    with Running(header_timeout_s=0.3) as server, server.connect() as sock:
-        start = time.monotonic()
-        with contextlib.suppress(OSError):
-            for byte in b"GET / HTTP/1.1\r\nX-Slow: " + b"a" * 500:
-                sock.sendall(bytes([byte]))
-                time.sleep(0.02)
-        assert time.monotonic() - start < 8  # all of it takes 10 s
+    with Running(header_timeout_s=0.05, max_header_bytes=2**24) as server, server.connect() as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+        until(lambda: is_refused(sock))
 
 
 def test_a_body_that_does_not_come_is_ended():
-    with Running(body_timeout_s=0.2) as server, server.connect() as sock:
+    with Running(body_timeout_s=0.05) as server, server.connect() as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nsome")
         status, body = reply(sock)
         assert status == 408
@@ -188,10 +188,10 @@ def test_the_application_is_told_at_once_of_a_body_that_does_not_come():
             told.append(await receive())
         over.set()
 
-    with Running(tells, body_timeout_s=0.2) as server, server.connect() as sock:
+    with Running(tells, body_timeout_s=0.05) as server, server.connect() as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nsome")
         assert reply(sock)[0] == 408
-        assert over.wait(5)
+        assert over.wait(PATIENCE_S)
         # an empty part of the body between them would make it go on, and write behind the 408
         assert [(message["type"], message.get("body")) for message in told] == [
             ("http.request", b"some"), ("http.disconnect", None),
@@ -199,62 +199,57 @@ def test_the_application_is_told_at_once_of_a_body_that_does_not_come():
 
 
 def test_a_body_that_does_not_come_holds_up_no_end_of_the_server():
-    with Running(body_timeout_s=60) as server, server.connect() as sock:
+    begun = threading.Event()
+
+    async def waits(scope, receive, send):
+        begun.set()
+        await echo(scope, receive, send)
+
+    with Running(waits, body_timeout_s=86_400) as server, server.connect() as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nsome")
-        time.sleep(0.1)
+        assert begun.wait(PATIENCE_S)
         server.server.should_exit = True
         status, body = reply(sock)
         assert status == 503
         assert "shutting down" in json.loads(body)["error"]["message"]
-        server.thread.join(3)
+        server.thread.join(PATIENCE_S)
         assert not server.thread.is_alive()
 
 
-def test_a_body_that_comes_fast_enough_may_take_longer():
-    with Running(body_timeout_s=0.5) as server, server.connect() as sock:
-        sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 65536\r\n\r\n")
-        for _ in range(8):
-            sock.sendall(b"x" * 8192)
-            time.sleep(0.08)
+def test_a_body_that_comes_fast_enough_may_take_longer(monkeypatch):
+    monkeypatch.setattr(protocol, "_LEAST_RATE", 1)
+    over, on_timeout = threading.Event(), BoundedProtocol._on_timeout
+    monkeypatch.setattr(BoundedProtocol, "_on_timeout", lambda self: (on_timeout(self), over.set()))
+    with Running(body_timeout_s=0.05) as server, server.connect() as sock:
+        sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 65536\r\n\r\n" + b"x" * 8192)
+        assert over.wait(PATIENCE_S)
+        sock.sendall(b"x" * 57344)
         assert reply(sock) == (200, b"65536")
 
 
 def test_a_body_behind_an_early_answer_is_bounded_too():
-    with Running(body_timeout_s=0.3) as server, server.connect() as sock:
+    with Running(body_timeout_s=0.05) as server, server.connect() as sock:
         sock.sendall(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
         assert reply(sock)[0] == 200
-        with contextlib.suppress(OSError):
-            for _ in range(1000):
-                sock.sendall(b"x")
-                time.sleep(0.02)
-            pytest.fail("the server still takes the body after 20 s")
+        until(lambda: is_refused(sock))
 
 
 def test_an_idle_connection_is_closed_and_a_used_one_waits_anew():
-    with Running(keep_alive_s=1.0) as server, server.connect() as sock, server.connect() as idle:
-        assert seconds_to_close(idle) < 20
-        sock.close()
-        until = time.monotonic() + 60
-        while not was_used_for(1.2, server):
-            assert time.monotonic() < until
+    with Running(keep_alive_s=0.4) as server, server.connect() as idle:
+        assert until(lambda: seconds_after_use(server)) > 0.39
+        assert idle.recv(1) == b""
 
 
-def was_used_for(seconds, server):
-    """True if a connection was used for so long; False: this test was held up for as long as an idle one stays open."""
-    with server.connect() as sock:
-        start = last = time.monotonic()
-        while last < start + seconds:
-            before, status = last, None
-            with contextlib.suppress(OSError):
-                sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-                status, _ = reply(sock)
-            last = time.monotonic()
-            if status != 200:
-                assert last - before > 0.9
-                return False
-            time.sleep(0.4)
-        assert seconds_to_close(sock) < 20
-        return True
+def seconds_after_use(server):
+    """Seconds that a connection stays open after its use; 0: it was closed before, since this test was held up."""
+    with server.connect() as sock, contextlib.suppress(ConnectionError):
+        time.sleep(0.2)
+        used = time.monotonic()
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        if reply(sock)[0] == 200:
+            assert sock.recv(1) == b""
+            return time.monotonic() - used
+    return 0
 
 
 @pytest.mark.parametrize(
@@ -272,7 +267,7 @@ def test_a_large_head_is_a_431(head):
         sock.sendall(head)
         status, body = reply(sock)
         assert status == 431
-        assert server.counts.responses() == {(NO_ROUTE, OTHER_METHOD, 431): 1}
+        assert until(server.counts.responses) == {(NO_ROUTE, OTHER_METHOD, 431): 1}
         assert json.loads(body)["error"]["code"] == "headers_too_large"
 
 
@@ -359,31 +354,32 @@ def test_connections_are_bounded_and_places_come_back():
             assert status == 503
             assert "3 connections" in json.loads(body)["error"]["message"]
         held.pop().close()
-        for _ in range(100):
-            with server.connect() as again:
+
+        def is_served():
+            with server.connect() as again, contextlib.suppress(ConnectionError):
                 again.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-                with contextlib.suppress(ConnectionError):
-                    if reply(again)[0] == 200:
-                        break
-            time.sleep(0.02)
-        else:
-            raise AssertionError("no place came back")
+                return reply(again)[0] == 200
+
+        until(is_served)
         for sock in held:
             sock.close()
 
 
 def test_a_reader_that_sleeps_loses_its_request():
-    with Running(write_timeout_s=0.3) as server, server.connect() as sock:
+    with Running(write_timeout_s=0.05) as server, server.connect() as sock:
         sock.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert server.left.wait(10)
+        assert server.left.wait(PATIENCE_S)
 
 
-def test_a_reader_that_reads_keeps_it():
-    with Running(write_timeout_s=0.3) as server, server.connect() as sock:
+def test_a_reader_that_reads_keeps_it(monkeypatch):
+    timers, pause = [], BoundedProtocol.pause_writing
+    monkeypatch.setattr(BoundedProtocol, "pause_writing", lambda self: (pause(self), timers.append(self._write_timer)))
+    with Running(write_timeout_s=86_400) as server, server.connect() as sock:
         sock.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
-        until = time.monotonic() + 1
-        while time.monotonic() < until:
-            assert sock.recv(2**20)
+        for _ in range(3):
+            timer = until(lambda: timers and timers.pop())
+            while not timer.cancelled():
+                assert sock.recv(2**20)
         assert not server.left.is_set()
 
 
@@ -433,7 +429,6 @@ def test_a_client_that_waits_for_leave_sends_nothing(monkeypatch):
     with Running(app) as server, server.connect() as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2000\r\n\r\n")
         assert reply(sock)[0] == 413
-        sock.settimeout(60)
         assert sock.recv(1) == b""  # else a TimeoutError
 
 
@@ -443,7 +438,6 @@ def test_what_comes_after_a_refusal_is_taken_in_for_a_while_only(monkeypatch):
     with Running(app) as server, server.connect() as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n")
         assert reply(sock)[0] == 413
-        sock.settimeout(60)
         assert sock.recv(1) == b""  # else a TimeoutError
 
 
@@ -454,11 +448,8 @@ def test_what_comes_after_a_refusal_counts_as_no_time_of_the_request(monkeypatch
     with Running(app) as server, server.connect() as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n")
         assert reply(sock)[0] == 413
-        end = time.monotonic() + 60
-        while not (found := [each.count for each in counts.durations().values() if each.count]):  # the socket is open
-            assert time.monotonic() < end, "it counts until the client has sent all"
-            time.sleep(0.001)
-        assert found == [1]
+        # the socket is open
+        assert until(lambda: [each.count for each in counts.durations().values() if each.count]) == [1]
 
 
 def test_a_body_of_the_limit_passes_and_paths_may_have_their_own():
@@ -473,8 +464,7 @@ def test_bodies_together_are_bounded_and_their_bytes_come_back():
     app = limited(max_bytes=10_000, max_total_bytes=15_000)
     with Running(app) as server, server.connect() as first, server.connect() as second:
         first.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n" + b"x" * 9000)
-        while app.n_bytes < 9000:
-            time.sleep(0.005)
+        until(lambda: app.n_bytes >= 9000)
         second.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000)
         assert reply(second)[0] == 503
         first.sendall(b"x" * 1000)
@@ -490,9 +480,5 @@ def test_bytes_come_back_when_a_client_leaves_in_the_middle():
     with Running(app) as server:
         with server.connect() as sock:
             sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n" + b"x" * 9000)
-            while app.n_bytes < 9000:
-                time.sleep(0.005)
-        until = time.monotonic() + 5
-        while app.n_bytes and time.monotonic() < until:
-            time.sleep(0.005)
-    assert app.n_bytes == 0
+            until(lambda: app.n_bytes >= 9000)
+        until(lambda: not app.n_bytes)

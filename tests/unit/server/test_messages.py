@@ -46,6 +46,7 @@ def test_a_conversation_with_tools_is_that_of_a_chat():
             {
                 "role": "user",
                 "content": [
+                    {"type": "text", "text": "it says"},
                     {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sunny"}]},
                     {"type": "tool_result", "tool_use_id": "t2"},
                     {"type": "text", "text": "and?"},
@@ -59,6 +60,7 @@ def test_a_conversation_with_tools_is_that_of_a_chat():
         {"role": "system", "content": "Be short."},
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": "So:", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "user", "content": "it says"},
         {"role": "tool", "tool_call_id": "t1", "content": "sunny"},
         {"role": "tool", "tool_call_id": "t2", "content": ""},
         {"role": "user", "content": "and?"},

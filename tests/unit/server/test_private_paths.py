@@ -14,6 +14,7 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.server.http.private_paths import remember, without_paths
 from llamabatch.server.llama_server import dialect as llama_server
 from tests.unit.server.serving_clients import fake_app
+from tests.waiting import until
 
 PATH = "/v1/completions"
 
@@ -87,8 +88,7 @@ def test_a_load_that_failed_names_no_folder_and_the_log_does(tmp_path, caplog):
     app = fake_app(connect=load_of(error), server={"lora_dir": str(path.parent)})
     caplog.set_level(logging.INFO)
     with TestClient(app, raise_server_exceptions=False) as client:
-        while app.state.serving.state == "loading":
-            pass
+        until(lambda: app.state.serving.state != "loading")
         answers = [client.get("/readyz"), client.post(PATH, json={"prompt": "x"})]
         answers += [client.get("/props"), client.post("/v1/messages", json={}), client.get("/slots?stream=1")]
     for answer in answers:

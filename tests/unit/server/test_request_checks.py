@@ -19,6 +19,7 @@ from llamabatch.server.serving.admission import Admission
 from tests.unit.server.serving_clients import fake_app
 from tests.unit.server.test_admission import entered, measured, request
 from tests.unit.server.test_application import CHAT, ready
+from tests.waiting import PATIENCE_S, until, until_soon
 
 PATH = "/v1/completions"
 
@@ -79,23 +80,24 @@ def test_a_call_for_which_no_queue_is_long_enough_is_a_400():
         assert client.app.state.serving.admission.n_in_flight == 0
 
 
-def test_a_deadline_that_the_queue_alone_would_miss_is_a_504_at_once(client):
+def test_a_deadline_that_the_queue_alone_would_miss_is_a_504_at_once(client, monkeypatch):
     serving = client.app.state.serving
     serving._admission = measured(1)
     now = time.perf_counter()
-    entered(serving.admission, 4, now)  # 1.4 s each
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    entered(serving.admission, 40, now)  # 1.4 s each
     for more in ({}, {"stream": True}):
-        response = client.post(PATH, json={"prompt": "a", "deadline_s": 2, **more})
+        response = client.post(PATH, json={"prompt": "a", "deadline_s": 20, **more})
         assert response.status_code == 504
-        assert 5 <= int(response.headers["retry-after"]) <= 6
+        assert response.headers["retry-after"] == "56"
         error = response.json()["error"]
         assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
-        assert "would wait about 5." in error["message"]
-    response = client.post(PATH, json={"prompt": "a"}, headers={"X-Request-Timeout": "2"})
+        assert "would wait about 56.0 s" in error["message"]
+    response = client.post(PATH, json={"prompt": "a"}, headers={"X-Request-Timeout": "20"})
     assert response.status_code == 504
-    assert client.post(PATH, json={"prompt": "a", "deadline_s": 60}).status_code == 200
-    assert client.post(PATH, json={"prompt": "a", "deadline_s": 2, "service_tier": "priority"}).status_code == 200
-    response = client.post(CHAT_PATH, json={**CHAT, "deadline_s": 2, "service_tier": "flex"})
+    assert client.post(PATH, json={"prompt": "a", "deadline_s": 600}).status_code == 200
+    assert client.post(PATH, json={"prompt": "a", "deadline_s": 20, "service_tier": "priority"}).status_code == 200
+    response = client.post(CHAT_PATH, json={**CHAT, "deadline_s": 20, "service_tier": "flex"})
     assert response.status_code == 504
     assert "in the background" in response.json()["error"]["message"]
 
@@ -163,13 +165,6 @@ def test_words_that_the_model_cannot_write_are_refused_before_they_queue(client)
     assert client.app.state.serving.client.stats().submitted == 0
 
 
-def until(holds):
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 # --- an engine that is gone ---------------------------------------------------------------------------------------
 
 
@@ -231,10 +226,11 @@ def submitting(application, leave_in):
         serving.start().result()
         prepare = leave_in(serving, has_begun, has_left)
         call = asyncio.create_task(serving.submit(prepare))
-        await asyncio.to_thread(has_begun.wait, 10)
+        await asyncio.to_thread(has_begun.wait, PATIENCE_S)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        await asyncio.to_thread(serving._aborting.submit(lambda: None).result, 10)  # behind the abort of the call
+        behind_the_abort = serving._aborting.submit(lambda: None)
+        await asyncio.to_thread(behind_the_abort.result, PATIENCE_S)
         has_left.set()
         await asyncio.to_thread(serving._workers.shutdown)
         return serving
@@ -251,7 +247,7 @@ def test_a_call_that_leaves_before_its_requests_are_submitted_submits_none():
         def prepare(inputs):
             submission = prompts(inputs)
             has_begun.set()
-            assert has_left.wait(10)
+            assert has_left.wait(PATIENCE_S)
             return submission
 
         return prepare
@@ -267,7 +263,7 @@ def test_a_call_that_leaves_while_its_requests_are_submitted_has_them_aborted_be
     def leave_in(serving, has_begun, has_left):
         def submit(requests, sink, *, stream):
             has_begun.set()
-            assert has_left.wait(10)
+            assert has_left.wait(PATIENCE_S)
             told.append(("submit", [request.request_id for request in requests]))
 
         serving.client.submit = submit
@@ -291,17 +287,12 @@ def test_calls_that_leave_while_they_wait_leave_nothing():
             serving = application.state.serving
             serving.start().result()
             calls = [asyncio.create_task(http.post(PATH, json={"prompt": "a"})) for _ in range(4)]
-            while held.n_asked < 4:
-                await asyncio.sleep(0.01)
+            await until_soon(lambda: held.n_asked >= 4)
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
             held.go.set()
-            for _ in range(500):
-                if not serving.n_open and not serving.admission.n_in_flight:
-                    break
-                await asyncio.sleep(0.01)
-            assert (serving.n_open, serving.admission.n_in_flight) == (0, 0)
+            await until_soon(lambda: (serving.n_open, serving.admission.n_in_flight) == (0, 0))
             await serving.aclose()
 
     asyncio.run(run())

@@ -1,11 +1,10 @@
 """The application behind its checks, and below a path of its own."""
 
-import time
-
 import pytest
 from starlette.testclient import TestClient
 
 from tests.unit.server.serving_clients import fake_app
+from tests.unit.server.test_application import ready
 
 
 def client_of(**options):
@@ -22,8 +21,7 @@ def test_calls_that_carry_data_need_the_key(path):
 
 def test_a_body_that_is_too_large_is_a_413_in_the_shape_of_errors():
     with client_of(max_body_bytes=1024) as client:
-        while client.get("/readyz").status_code != 200:
-            time.sleep(0.01)
+        ready(client)
         reply = client.post("/v1/completions", content=b'{"prompt": "' + b"x" * 2000 + b'"}')
         assert reply.status_code == 413
         assert reply.json()["error"]["code"] == "request_too_large"

@@ -30,6 +30,7 @@ from llamabatch import (
     SamplingParams,
 )
 from llamabatch.testing import FakeAsyncLLM, FakeLLM, FakeRequest
+from tests.waiting import until_soon
 
 TWO = "What is 2 + 2?"
 
@@ -420,9 +421,9 @@ def test_cancelling_a_task_aborts_its_requests():
             with pytest.raises(asyncio.CancelledError):
                 await task
             go_on.set()
-            while (await llm.stats()).in_flight:
-                await asyncio.sleep(0.01)
-            assert (await llm.stats()).aborted == 1
+            stats = (await llm._client()).stats
+            await until_soon(lambda: not stats().in_flight)
+            assert stats().aborted == 1
 
     asyncio.run(run())
 

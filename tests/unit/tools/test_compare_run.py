@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from click.testing import CliRunner
@@ -19,6 +18,7 @@ from llamabatch.tools.compare.run import Settings, run
 from llamabatch.tools.processes import PeakMemory, no_child_left
 from llamabatch.tools.workload import Workload
 from tests.unit.compare_fakes import MACHINE, measurement
+from tests.waiting import PATIENCE_S, until
 
 
 class FakeModel:
@@ -186,7 +186,7 @@ def test_no_child_is_left_after_an_exception():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as earlier:
         with pytest.raises(MemoryPlanError):
             interrupted()
-        assert children[0].wait(5) is not None
+        assert children[0].wait(PATIENCE_S) is not None
         assert earlier.poll() is None, "only what was started inside is ended"
         earlier.communicate(b"\n")
     assert earlier.returncode == 0
@@ -199,8 +199,6 @@ def test_peak_memory_of_a_process(monkeypatch):
     monkeypatch.setattr(processes, "_high_water_mark", lambda pid: None)
     with PeakMemory([os.getpid()]) as peak:
         block = bytes(range(256)) * 2**17  # 32 MiB
-        deadline = time.monotonic() + 10
-        while not peak.read() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(peak.read)
     assert (peak.read() or 0) > len(block)
     assert PeakMemory([2**22 + 1]).read() is None

@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import threading
-import time
 
 import pytest
 
@@ -16,8 +15,7 @@ from llamabatch.llama import vetting
 from llamabatch.utils import cancellation
 from llamabatch.utils.cancellation import can_be_cancelled, cancelled_by, is_cancelled
 from llamabatch.utils.subprogram import run_program
-
-_LONG = 60.0  # seconds; nothing here takes them
+from tests.waiting import PATIENCE_S, until
 
 
 class SlowLoad:
@@ -28,10 +26,7 @@ class SlowLoad:
 
     def __call__(self, *_arguments, **_options):
         self.begun.set()
-        end_s = time.monotonic() + _LONG
-        while not is_cancelled() and time.monotonic() < end_s:
-            time.sleep(0.01)
-        assert is_cancelled()
+        until(is_cancelled)
         self.ended.set()
         raise EngineClosedError("cancelled")
 
@@ -57,11 +52,9 @@ def test_events_of_all_callers_count():
 
 def test_a_program_of_a_cancelled_load_is_killed():
     cancelled = threading.Event()
-    threading.Timer(0.3, cancelled.set).start()
-    start = time.monotonic()
+    threading.Timer(0.1, cancelled.set).start()
     with cancelled_by(cancelled), pytest.raises(subprocess.TimeoutExpired):
-        run_program("http.server", "0", timeout_s=_LONG)  # runs for ever
-    assert time.monotonic() - start < _LONG / 2
+        run_program("http.server", "0", timeout_s=1e6)  # runs for ever
 
 
 def test_a_trial_that_is_cancelled_says_nothing_of_the_file(monkeypatch, tmp_path):
@@ -81,20 +74,20 @@ def test_a_trial_that_is_cancelled_says_nothing_of_the_file(monkeypatch, tmp_pat
 def test_an_interrupt_ends_the_load_that_it_came_in(slow_load, monkeypatch):
     class Interrupted(thread_client.Future):
         def result(self, timeout=None):
-            assert slow_load.begun.wait(_LONG)
+            assert slow_load.begun.wait(PATIENCE_S)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(thread_client, "Future", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         ThreadClient(EngineConfig("tiny"))
-    assert slow_load.ended.wait(_LONG)
+    assert slow_load.ended.wait(PATIENCE_S)
 
 
 def test_closing_an_async_llm_ends_its_load(slow_load):
     async def close_while_it_loads():
         llm = AsyncLLM("tiny")
         load = asyncio.ensure_future(llm.load())
-        assert await asyncio.to_thread(slow_load.begun.wait, _LONG)
+        assert await asyncio.to_thread(slow_load.begun.wait, PATIENCE_S)
         await llm.aclose()
         with pytest.raises(EngineClosedError):
             await load

@@ -65,6 +65,12 @@ def test_each_row_once_and_nothing_is_left_beside(tmp_path, order):
         assert again.is_done(299)
 
 
+def test_more_lines_than_one_write_takes_wait_for_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "_MOST_AT_ONCE", 1000)
+    run(tmp_path / "out.jsonl", [*range(1, 60), 0], OutputOptions(order="input"))
+    assert rows(tmp_path / "out.jsonl") == list(range(60))
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_run_that_ends_early_is_gone_on_with(tmp_path, order):
     out = tmp_path / "out.jsonl"

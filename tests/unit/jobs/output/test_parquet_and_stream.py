@@ -228,6 +228,11 @@ def test_a_csv_file_has_the_columns_that_have_values(tmp_path):
     assert json.loads(found[1]["embedding"]) == pytest.approx([0.1])
 
 
+def test_a_csv_file_has_a_column_of_zeros(tmp_path):
+    found = list(csv.DictReader(io.StringIO(job_of(tmp_path, "out.csv", times=True).read_text(), newline="")))
+    assert {line["num_cached_tokens"] for line in found if not line["error"]} == {"0"}
+
+
 def test_a_parquet_file_has_the_types_of_what_is_kept(tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
     table = pq.read_table(job_of(tmp_path, "out.parquet"))
@@ -271,7 +276,7 @@ def test_an_output_that_was_changed_after_its_end_is_refused(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("out.csv", b"a,b\n1,2\n"), ("out.jsonl.gz", gzip.compress(b"mine\n")), ("out.jsonl.gz", b"mine\n")],
+    [("out.csv", b"a,b\n1,2\n"), ("out.jsonl.gz", gzip.compress(b"mine\n", mtime=0)), ("out.jsonl.gz", b"mine\n")],
 )
 def test_a_file_that_no_job_has_written_stays_as_it_is(name, content, tmp_path):
     out = tmp_path / name

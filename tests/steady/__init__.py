@@ -1,0 +1,1 @@
+"""The gate's tests where time goes otherwise than on a quiet machine."""
