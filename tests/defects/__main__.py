@@ -35,10 +35,15 @@ def _key(defect: Defect) -> str:
 
 
 def _caught_by(copy: Copy, defect: Defect) -> str:
+    has_run = False
     with copy.planted(defect) as more:
         for name, marked in RUNS.items():
-            if copy.pytest(["-x", "-m", marked, *defect.tests], more)[0] not in (0, NO_TESTS):
+            code, output = copy.pytest(["-x", "-m", marked, *defect.tests], more)
+            if code not in (0, NO_TESTS):
                 return name
+            has_run |= " passed" in output
+    if not has_run:
+        raise click.ClickException(f"no test of {', '.join(defect.tests)} runs here, with {defect.what!r}")
     return "nobody"
 
 

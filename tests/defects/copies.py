@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from llamabatch.native_build import recipe, sampler_library, source
+from llamabatch.native_build.plan import MARKER
 from tests.all import inputs
 from tests.defects import Defect
 
@@ -126,9 +127,10 @@ class Native:
     @property
     def _libraries(self) -> Path:
         """Those of the environment, with the compiled ones instead of theirs."""
-        folder = self._folder / "libraries"
+        package, folder = Path(sysconfig.get_path("platlib"), "llama_cpp"), self._folder / "libraries"
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(Path(sysconfig.get_path("platlib"), "llama_cpp", "lib"), folder)
+        shutil.copytree(package / "lib", folder)
+        shutil.copy2(package / MARKER, folder)  # without it tests of the patches are skipped
         for library in recipe.libraries(self._folder / "build", ""):
             if (folder / library.name).exists():
                 shutil.copy2(library, folder / library.name)
