@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import NoneType
@@ -33,8 +33,8 @@ _Known = OrderedDict[Structure, tuple[Future[T], float]]
 
 KEPT = 64  # compiled grammars, and verdicts on bad ones
 _REMEMBER_BAD_S = 60.0  # later, a less busy machine may compile them
-MOST_SECONDS = 1.5  # to try a grammar out; usual ones take 1 to 20 ms
-_START_SECONDS = 30.0  # for the process to start, on a machine that is busy
+MOST_SECONDS = 1.5  # of computing, to try a grammar out; usual ones take 1 to 20 ms
+_PATIENCE_S = 30.0  # for the process to start, and for its computing, on a machine that is busy
 _STACK = 16 * 2**20  # several times that of the trial
 _TEXTS = 4096  # forced texts with their tokens: the names of a schema come again and again
 _YIELD_EVERY = 512  # tokens, about 1 ms
@@ -272,7 +272,8 @@ class Trial:
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
-            answer = self._ask(list(tried[:2]), MOST_SECONDS)
+            patience_s = _PATIENCE_S if grammar_sandbox.HAS_ALARM else MOST_SECONDS
+            answer = self._ask([*tried[:2], MOST_SECONDS], patience_s)
             if answer is None:
                 raise SamplingError(_refusal(structure, self._how_it_ended()))
         if "error" in answer:
@@ -308,10 +309,10 @@ class Trial:
         )
         # one that is killed from outside is waited for at once: else it would stay a zombie until the next grammar
         threading.Thread(target=self._process.wait, name="llamabatch-grammar-end", daemon=True).start()
-        if self._ask(self._names, _START_SECONDS) is None:
+        if self._ask(self._names, _PATIENCE_S) is None:
             raise EngineError("structured_outputs: the process that tries grammars out cannot be started")
 
-    def _ask(self, question: list[str], seconds: float) -> dict[str, str] | None:
+    def _ask(self, question: Sequence[str | float], seconds: float) -> dict[str, str] | None:
         """The answer of the process; None if it ended without one."""
         process = self._process
         assert process is not None
@@ -336,7 +337,7 @@ class Trial:
             clock.cancel()
         if not line.endswith(b"\n"):
             process.kill()
-            process.wait()
+            self._is_late |= grammar_sandbox.ended_by_alarm(process.wait())
             return None
         answer: dict[str, str] = json.loads(line)
         return answer

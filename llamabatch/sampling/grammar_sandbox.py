@@ -2,8 +2,8 @@
 
 llguidance bounds most of what a grammar can cost, but not all: a chain of some thousand `$ref`s overflows the stack,
 `multipleOf: 1234577` takes many seconds. It is started as a file, without the rest of llamabatch, in 0.1 s.
-The first line of stdin is a JSON list with the names of the model's special tokens, each further one [kind, text];
-stdout answers each with a line, {"grammar": text} or {"error": text}.
+The first line of stdin is a JSON list with the names of the model's special tokens, each further one [kind, text,
+seconds of computing that it may take]; stdout answers each with a line, {"grammar": text} or {"error": text}.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from llguidance.gbnf_to_lark import is_lark_syntax
 MOST_MEMORY = 512 * 2**20  # address space, of which Python and the libraries take about 100 MiB
 STACK = 2 * 2**20  # less than the threads that compile and use the grammar later
 
+HAS_ALARM = sys.platform != "win32"
+
 MAX_LEXER_STATES = 25_000  # of 0.3 to 2 kB each
 _SCHEMA = re.compile(r"%json\s*")
 _ESCAPE = re.compile(r"\\(?:u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|.)", re.DOTALL)
 _LARGEST_EXACT = 2**53
-_LONGEST_S = 5.0  # more than Trial waits for an answer
 _MOST_SHOWN = 300  # characters of a message
 
 # As in the JSON grammars of llama.cpp (json-schema-to-grammar): a model that is unsure must not pad for ever.
@@ -213,9 +214,14 @@ def check(tokenizer: Any, kind: str, text: str) -> dict[str, str]:
 
 
 def _alarm(seconds: float) -> None:
-    """Ends this process when the time is up, also without the process that started it."""
+    """Ends this process once it has computed for so long, also without the process that started it. 0: no longer."""
     if sys.platform != "win32":
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def ended_by_alarm(code: int) -> bool:
+    """True if the exit code, of subprocess, is that of a process whose alarm ended it."""
+    return sys.platform != "win32" and code == -signal.SIGPROF
 
 
 def main() -> None:
@@ -232,8 +238,9 @@ def main() -> None:
             tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes(request)))
             answer = {"grammar": ""}
         else:
-            _alarm(_LONGEST_S)
-            answer = check(tokenizer, *request)
+            kind, text, seconds = request
+            _alarm(seconds)
+            answer = check(tokenizer, kind, text)
             _alarm(0)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -28,11 +28,12 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 MAX_DEPTH = 128  # of lists and objects; Python's own limit lies near 1,000, for all that works on them
 MAX_DIGITS = 40  # of a whole number: reading one takes the square of their count
 
-MAX_SIZE = 2**20  # values in a body, where a list or an object counts as several
+MAX_SIZE = 2**20  # values in a body, where a list, an object and a value with a name count as several
 MAX_REPEATED = 256  # characters of a text that an answer repeats and the model never reads
 
 _LOGPROBS = ("logprobs", "top_logprobs", "n_probs", "prompt_logprobs", "logprob_token_ids")
 _OF_A_LIST = 4
+_OF_A_NAME = 8  # each becomes a text, and is looked up
 _MAX_HEADER = 1024  # bytes of the value of IGNORED_HEADER
 _MAX_IGNORED = 1024  # names that are kept of a body: the header and the log of an answer are written on the loop
 _MAX_IGNORED_NAME = 64  # characters that are kept of each; the log remembers them for good
@@ -161,8 +162,8 @@ def _check_size(data: bytes) -> None:
     if size + _size(data[end:]) > MAX_SIZE:
         raise ApiError(
             413,
-            f"the body has more than {MAX_SIZE:,} values, where a list or an object counts as {_OF_A_LIST}; send it in "
-            "parts",
+            f"the body has more than {MAX_SIZE:,} values, where a list or an object counts as {_OF_A_LIST} and a value "
+            f"with a name as {_OF_A_NAME}; send it in parts",
         )
 
 
@@ -179,7 +180,8 @@ def _end_of_text(data: bytes, start: int) -> int:
 
 
 def _size(data: bytes) -> int:
-    return data.count(b",") + _OF_A_LIST * (data.count(b"[") + data.count(b"{"))
+    lists, names = data.count(b"[") + data.count(b"{"), data.count(b":")
+    return data.count(b",") + _OF_A_LIST * lists + (_OF_A_NAME - 1) * names
 
 
 def _check_type(headers: Mapping[str, str]) -> None:
