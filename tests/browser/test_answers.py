@@ -10,10 +10,6 @@ from tests.browser.conftest import shot, until
 
 CHATS = "**/v1/chat/completions"
 ATTACKS = [
-    "<script>window.hacked = 1</script>",
-    "<img src=x onerror='window.hacked = 1'>",
-    "**<svg onload=window.hacked=1>**",
-    "`<b onclick=window.hacked=1>x</b>`",
     "```html\n<iframe srcdoc='<script>parent.hacked = 1</script>'></iframe>\n```",
     '# <a href="javascript:window.hacked=1">title</a>',
     "- [link](javascript:window.hacked=1)\n- ![picture](https://elsewhere.example/x.png)",

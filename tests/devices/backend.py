@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 
 from llamabatch.errors import SetupError
-from llamabatch.llama import library
 from llamabatch.native_build import recipe, source
 from llamabatch.native_build.plan import jobs
 from llamabatch.native_build.tools import SetupFailure, cache_dir, lock, make_folder, run_logged
@@ -65,8 +64,3 @@ def _build(folder: Path) -> None:
         ready = make_folder(place / "ready")
         shutil.copy2(target / "bin" / FILE, ready / FILE)
         os.replace(ready, folder)
-
-
-def has_registry() -> bool:
-    """True if the build in use can load a backend from a file."""
-    return hasattr(library.load().llama_cpp._lib, "ggml_backend_load")

@@ -15,7 +15,6 @@ EVERYWHERE = [
     (2, {"isolate": True}),
     (2, {"speculate": "lookup"}),
     (2, {"instances": 2}),
-    (1, {"device_sampling": "off"}),
     (2, {"device_sampling": "off"}),
 ]
 

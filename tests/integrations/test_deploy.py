@@ -1,6 +1,5 @@
 """deploy/ against the schemas of Kubernetes, and the Dockerfile against hadolint, where these are installed."""
 
-import copy
 import importlib.metadata
 import inspect
 import json
@@ -73,10 +72,6 @@ def test_the_objects_of_ray_have_the_schema_of_kuberay():
         [schema] = [each["schema"]["openAPIV3Schema"] for each in crd["spec"]["versions"] if each["name"] == "v1"]
         closed(schema)
         jsonschema.validate(made, schema)
-        wrong = copy.deepcopy(made)
-        wrong["spec"]["nothing"] = 1
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong, schema)
 
 
 def closed(schema):
@@ -105,14 +100,6 @@ def test_ray_serve_takes_the_configuration():
     [workers] = service["rayClusterConfig"]["workerGroupSpecs"]
     assert application.args["num_replicas"] == [workers["minReplicas"], workers["maxReplicas"]]
     assert importlib.metadata.version("ray") >= service["rayClusterConfig"]["rayVersion"]
-
-
-def test_a_wrong_manifest_is_noticed():
-    validate = pytest.importorskip("kubernetes_validate")
-    service = rendered("serve")["Service/llamabatch"]
-    service["spec"]["ports"][0]["targetPort"] = ["http"]
-    with pytest.raises(validate.ValidationError):
-        check(service)
 
 
 def test_the_dockerfile():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import struct
 from functools import partial
 
@@ -15,7 +14,6 @@ from benchmarks.equality import LogitGap
 from llamabatch import LLM, AdapterError, ConfigError, ModelFileError, SamplingParams
 from llamabatch.cli import cli
 from llamabatch.request.adapters import adapter_set
-from llamabatch.request.request import Request
 from tests.model.adapter_files import write_control_vector, write_lora
 from tests.model.conftest import mixed_conversations, questions
 from tests.waiting import until
@@ -83,27 +81,6 @@ def test_sets_mixed_in_flight_give_what_each_gives_alone(options, files, alone, 
     assert sum(a.token_ids == b.token_ids for a, b in zip(outputs, wanted, strict=True)) >= 0.9 * len(pairs)
 
 
-def test_sets_of_different_callers_take_turns_of_several_steps(llm, files, steps):
-    asked = questions()[:2]
-    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-    before = llm.stats()
-    order = []
-
-    def told(outputs):
-        order.extend(int(output.request_id) % 3 for output in outputs)
-
-    with steps.held():
-        for n, (question, adapters) in enumerate(itertools.product(asked, SETS[:3])):
-            request = Request(str(n), tuple(llm.tokenize(question)), params, adapters=adapter_set(adapters))
-            llm._client.submit([request], told, stream=True)
-    until(lambda: len(order) == 6 * 64)
-    switches = llm.stats().adapter_switches - before.adapter_switches
-    n_steps = llm.stats().decode_calls - before.decode_calls
-    assert 3 <= switches <= n_steps / 4, "a set keeps its turn for several steps"
-    # no request waits until others have finished
-    assert all(order.index(n) < len(order) / 2 for n in range(3))
-
-
 def test_no_adapters_cost_no_call(llm):
     before = llm.stats().adapter_switches
     llm.chat(mixed_conversations(1), GREEDY)
@@ -119,37 +96,19 @@ def test_scale_0_is_none_and_another_scale_another_text(llm, alone):
     assert [o.text for o in llm.chat(asked, GREEDY, adapters="a")] == [o.text for o in alone[1]]
 
 
-def test_a_prefix_is_not_shared_between_sets(llm, files):
-    prompts = ["The history of the town by the sea is long. " * 8 + question for question in questions()[:4]]
-    sets = [None, {"a": 1.0}, {"b": 1.0}, {"a": 1.0}]
-    with LLM("tiny", strategy="sequential", adapters=files) as one:
-        wanted = [one.generate(prompt, GREEDY, adapters=s) for prompt, s in zip(prompts, sets, strict=True)]
-    got = llm.generate(prompts, GREEDY, adapters=sets)
-    assert [output.text for output in got] == [output.text for [output] in wanted]
-
-
 def test_an_unknown_name_is_its_request_s_error(llm):
     with pytest.raises(AdapterError, match=r"no adapter 'c'.*known: a, b, v"):
         llm.generate("Hello", GREEDY, adapters={"c": 1.0})
     good, bad = llm.generate(["Hello", "Hello"], GREEDY, adapters=[{"a": 1.0}, {"c": 1.0}], errors="return")
     assert good.error is None
     assert "no adapter 'c'" in bad.error
-
-
-@pytest.mark.parametrize(
-    ("adapters", "words"),
-    [
+    for adapters, words in (
         ({"a": float("nan")}, "scale of adapter 'a' is nan"),
-        ({"a": 1e9}, "must lie from -1000 to 1000"),
-        ({"a": "1"}, "scale of adapter 'a' is '1'"),
-        ({7: 1.0}, "name of an adapter is 7"),
-        (7, "adapters is 7"),
+        ({"a": 1000.5}, "must lie from -1000 to 1000"),
         ([{"a": 1.0}], "1 set of adapters for 2 prompts"),
-    ],
-)
-def test_what_is_no_set_is_refused(llm, adapters, words):
-    with pytest.raises(AdapterError, match=words):
-        llm.generate(["Hello", "Hello"], GREEDY, adapters=adapters)
+    ):
+        with pytest.raises(AdapterError, match=words):
+            llm.generate(["Hello", "Hello"], GREEDY, adapters=adapters)
 
 
 @pytest.mark.parametrize("options", [{}, {"instances": 2}, {"strategy": "multi-instance", "instances": 2}], ids=str)

@@ -177,17 +177,6 @@ def test_leaving_a_stream_frees_its_slots(steps):
         asyncio.run(main())
 
 
-def test_timeouts_are_cancellations(steps):
-    async def main():
-        async with AsyncLLM("tiny", n_slots=2) as llm:
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(llm.generate(["a"] * 50, LONG), 0.05)
-            await until_idle(llm)
-
-    with steps.each_takes(0.02):
-        asyncio.run(main())
-
-
 def test_cancelling_reaches_a_chat_template_and_a_list_that_is_being_made(monkeypatch):
     monkeypatch.setattr(chat_template, "BUDGET", 2**60)  # for ever, as far as a test can tell
     monkeypatch.setattr(chat_template, "MAX_BUDGET", 2**60)

@@ -139,14 +139,12 @@ def test_an_imported_llama_cpp_is_used_as_it_is(run, made):
     assert told.strip() == str((INSTALLED / "lib").resolve())
 
 
-@pytest.mark.parametrize("place", ["made", "package"])
-def test_a_named_package_is_used_in_this_process_and_its_children(run, made, place):
-    folder = made if place == "made" else made / "llamabatch_llama"
+def test_a_named_package_is_used_in_this_process_and_its_children(run, made):
     told = run.run(
         "import os; os.chdir('/')\n"
         "from llamabatch.planning.binding_choice import choose, for_children\n"
         "print(json.dumps([where(), for_children(), choose().build.origin.name]))",
-        **{VARIABLE: str(folder)},
+        **{VARIABLE: str(made / "llamabatch_llama")},
     )
     assert json.loads(told) == [
         str(made / "llamabatch_llama" / "lib"), {VARIABLE: str(made / "llamabatch_llama")}, "NAMED"

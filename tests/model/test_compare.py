@@ -151,7 +151,6 @@ def started(prompts, *, strategies: str, baseline: bool) -> tuple[subprocess.Pop
         ("sequential", True, False),
         ("multi-instance", False, False),
         ("multi-instance", False, True),
-        ("batched", False, True),
     ],
 )
 def test_ctrl_c_leaves_no_child_behind(prompts, strategies, baseline, in_a_later_round):
@@ -168,9 +167,8 @@ def test_ctrl_c_leaves_no_child_behind(prompts, strategies, baseline, in_a_later
     assert alive(children) == []
 
 
-@pytest.mark.parametrize(("strategies", "baseline"), [("sequential", True), ("batched", False)])
-def test_a_parent_that_is_killed_leaves_no_child_behind(prompts, strategies, baseline):
-    process, children = started(prompts, strategies=strategies, baseline=baseline)
+def test_a_parent_that_is_killed_leaves_no_child_behind(prompts):
+    process, children = started(prompts, strategies="sequential", baseline=True)
     process.kill()
     process.communicate()
     until(lambda: not alive(children))

@@ -106,24 +106,3 @@ def test_embed(tmp_path):
         assert raw / np.linalg.norm(raw) == pytest.approx(vectors[0], abs=1e-5)
         scores = [each.outputs.score for each in llm.score("the cat sat", ["the cat sat", "the dog runs"])]
         assert scores == pytest.approx([1, float(vectors[0] @ vectors[1])], abs=1e-5)
-
-
-def test_score_and_classify(tmp_path):
-    with LLM(model=str(write_encoder("bert-rank", tmp_path / "rank.gguf")), runner="pooling") as llm:
-        documents = ["paris is the capital of france", "fish swim in the sea"]
-        scores = [each.outputs.score for each in llm.score("what is the capital of france", documents)]
-        ranked = llm.llm.rerank("what is the capital of france", documents)
-        assert scores == pytest.approx([each.relevance_score for each in sorted(ranked, key=lambda each: each.index)])
-        backwards = [each.outputs.score for each in llm.score(["what is", "what is"], documents[::-1])]
-        assert len(backwards) == 2
-
-
-def test_a_bad_prompt_is_a_value_error(llm):
-    with pytest.raises(ValueError, match="n_ctx allows"):
-        llm.generate([PROMPTS[0], "a " * 900])
-    assert llm.generate(PROMPTS[0])[0].finished
-
-
-def test_metrics_count(llm):
-    found = {each.name: each for each in llm.get_metrics()}
-    assert found["vllm:generation_tokens"].value > 0

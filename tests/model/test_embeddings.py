@@ -61,13 +61,6 @@ def test_vectors_of_an_encoder_are_those_of_llama_cpp(tmp_path, pooling):
         assert cosine(vector, wanted) > 0.9999
 
 
-def test_without_a_word_on_pooling_it_is_the_mean(tmp_path):
-    path = write_bert(tmp_path / "bert.gguf", None)
-    with LLM(path) as llm:
-        for vector, wanted in zip(llm.embed(TEXTS[:4]), peer(path, TEXTS[:4], pooling=1), strict=True):
-            assert cosine(vector, wanted) > 0.9999
-
-
 def test_vectors_of_a_decoder_are_those_of_llama_cpp():
     with LLM("tiny") as llm:
         for vector, wanted in zip(llm.embed(TEXTS), peer(bundled_model(), TEXTS, pooling=1), strict=True):
@@ -133,21 +126,14 @@ def test_a_long_text_makes_the_context_larger_and_a_longer_one_is_refused():
 
 
 def test_an_encoder_embeds_only(bert):
-    with LLM(bert) as llm:
-        assert llm.embed("Hello")[0].shape == (N_EMBD,)
     with Engine(EngineConfig(str(bert))) as engine:
         with pytest.raises(ConfigError, match=r"cannot generate text: it is an encoder"):
             engine.add(Request("a", (5, 6)))
         assert engine.step() == []
 
 
-@pytest.mark.parametrize("kind", ["mamba", "t5"])
-def test_models_that_give_no_embeddings_say_so(tmp_path, kind):
-    path = write(kind, tmp_path / "model.gguf")
-    if kind == "t5":
-        with pytest.raises(ConfigError, match="encoder-decoder"):
-            LLM(path)
-        return
+def test_a_model_that_gives_no_embeddings_says_so(tmp_path):
+    path = write("mamba", tmp_path / "model.gguf")
     with LLM(path) as llm, pytest.raises(ConfigError, match="gives no embeddings: it is a model with recurrent state"):
         llm.embed("Hello")
 

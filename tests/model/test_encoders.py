@@ -35,7 +35,7 @@ from llamabatch import (
 from llamabatch.cli import cli
 from llamabatch.entrypoints.classification import pair_tokenizer
 from llamabatch.llama import library
-from tests.model.architectures import RERANK_TEMPLATE, write, write_bert, write_qwen3_reranker
+from tests.model.architectures import RERANK_TEMPLATE, write_qwen3_reranker
 from tests.model.encoder_files import ENCODERS, N_CTX, N_EMBD, QUERY, TEXTS, write_encoder
 from tests.waiting import until
 
@@ -65,7 +65,7 @@ def raw(llm, name, texts):
     return [[each.relevance_score] for each in sorted(found, key=lambda each: each.index)]
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "bert-rank", "xlm-roberta-rank"])
 def test_tokens_are_those_of_transformers(files, name):
     with LLM(files[name]) as llm:
         to_ids = llm.tokenize
@@ -75,11 +75,16 @@ def test_tokens_are_those_of_transformers(files, name):
             assert list(to_ids(text)) == wanted["ids"]
 
 
-@pytest.mark.parametrize("options", [{"instances": 1}, {"instances": 2, "n_ubatch": 32}, {"isolate": True}], ids=str)
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {"instances": 1}) for name in ENCODERS),
+        *((name, {"instances": 2, "n_ubatch": 32}) for name in ("bert", "xlm-roberta-rank", "bert-classes")),
+        *((name, {"isolate": True}) for name in ("bert-cls", "xlm-roberta-rank", "bert-classes")),
+    ],
+    ids=str,
+)
 def test_vectors_scores_and_classes_are_those_of_transformers(files, name, options):
-    if "isolate" in options and name not in ("xlm-roberta-rank", "bert-classes", "bert-cls"):
-        pytest.skip("three kinds show that results cross to another process")
     wanted = [each["values"] for each in VECTORS[name]["results"]]
     with LLM(files[name], **options) as llm:
         together = raw(llm, name, DOCUMENTS)
@@ -425,11 +430,3 @@ def test_async(files):
         assert [each.index for each in found] == [each.index for each in llm.rerank(QUERY, DOCUMENTS, 3)]
     assert one.label == "LABEL_0"
     assert isinstance(error, LlamaBatchError)
-
-
-def test_old_files_and_those_without_a_head_embed_as_before(tmp_path):
-    with LLM(write_bert(tmp_path / "a.gguf", gguf.PoolingType.NONE)) as llm:  # "none" leaves the choice open
-        assert llm.plan.config.pooling == "mean"
-        assert llm.embed("Hello")[0].shape == (64,)
-    with LLM(write("mamba", tmp_path / "mamba.gguf")) as llm, pytest.raises(ConfigError, match="pooling is 'mean'"):
-        llm.classify("a")

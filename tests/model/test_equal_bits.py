@@ -101,7 +101,6 @@ def test_the_number_of_threads_changes_no_bits(asked):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kv": "unified"}, "kv is 'unified'.*give kv='split'"),
         ({"flash_attn": "off", "type_k": "f32"}, "flash_attn is 'off'"),
         ({"type_k": "q4_0"}, "type_k is 'q4_0'; give one of f32, f16, bf16, q8_0"),
     ],

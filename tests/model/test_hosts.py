@@ -38,12 +38,11 @@ def run(code, *, on_stdin=False, timeout=60):
 # --- two at once --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"isolate": True}])
-def test_two_of_one_model_at_once(reference, options, assert_equal_by_the_rule):
+def test_two_of_one_model_at_once(reference, assert_equal_by_the_rule):
     prompts = [f"Once upon a time there were {n}" for n in ("two cats", "five dogs", "many birds", "no fish")]
     wanted = reference.generate(prompts, GREEDY)
     got = [None] * 8
-    with LLM("tiny", n_slots=2, **options) as one, LLM("tiny", n_slots=4) as other:
+    with LLM("tiny", n_slots=2) as one, LLM("tiny", n_slots=4) as other:
 
         def ask(number):
             got[number] = (one, other)[number % 2].generate(prompts, GREEDY)
@@ -62,10 +61,9 @@ def test_two_of_one_model_at_once(reference, options, assert_equal_by_the_rule):
 # --- notebooks ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", ["", ", isolate=True", ", strategy='multi-instance', instances=2"])
-def test_a_program_on_stdin(options):
-    code = f"""
-        llm = LLM("tiny", n_slots=2{options})
+def test_a_program_on_stdin():
+    code = """
+        llm = LLM("tiny", n_slots=2, isolate=True)
         print(len(llm.generate("x", SHORT)[0].token_ids))
     """
     assert run(code, on_stdin=True) == ["4"]
@@ -132,15 +130,6 @@ def test_made_anew_many_times():
 # --- forgotten ----------------------------------------------------------------------------------------------------
 
 FORGOTTEN = {
-    "collected": "LLM('tiny'OPTIONS).generate('x', SHORT)",
-    "in a cycle": """
-        class Holder: pass
-        holder = Holder()
-        holder.me, holder.llm = holder, LLM('tiny'OPTIONS)
-        holder.llm.generate('x', SHORT)
-        del holder
-        LLM('tiny', n_slots=1).close()
-    """,
     "in flight": """
         pieces = LLM('tiny'OPTIONS).stream(['x'] * 3, LONG)
         next(pieces)

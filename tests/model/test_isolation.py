@@ -63,7 +63,6 @@ def killed_after(isolated, steps):
 
 
 STREAMS = {
-    "greedy": {"temperature": 0},
     "sampled, with penalties": {"temperature": 0.9, "seed": 3, "repetition_penalty": 1.2, "presence_penalty": 0.3},
     "logprobs": {"temperature": 0.7, "seed": 4, "logprobs": 2, "prompt_logprobs": 1},
     "stop string": {"temperature": 0.8, "seed": 5, "stop": ["the 9", "zebra crossing"], "min_tokens": 30},

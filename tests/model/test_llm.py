@@ -32,7 +32,6 @@ from llamabatch.config import KV_TYPES
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.context import Context
 from llamabatch.utils import lifetime
-from tests.model.conftest import mixed_conversations
 from tests.waiting import until
 
 HI = [{"role": "user", "content": "What is the capital of France?"}]
@@ -128,6 +127,10 @@ def test_params_as_a_mapping(llm):
     assert [len(o.token_ids) for o in outputs] == [2, 1]
     with pytest.raises(InputError, match="temperature"):
         llm.generate("a", {"temprature": 1})
+    for params in (5, "x", [5]):
+        for call in (llm.generate, llm.stream):
+            with pytest.raises(InputError):
+                call("a", params)
     with pytest.raises(InputError, match="names of fields are strings"):
         llm.generate("a", {5: 1})
 
@@ -341,16 +344,7 @@ def test_streams_tell_of_failures_after_their_last_piece(llm):
             break
 
 
-def test_one_empty_cell_costs_one_warning_of_many_rows():
-    with LLM("tiny", n_slots=8) as llm:
-        prompts = [[5]] * 10_000
-        prompts[4321] = None
-        with pytest.warns(PromptWarning, match=r"^1 of 10,000 prompts failed, first: prompts\[4321\]: "):
-            outputs = llm.generate(prompts, SamplingParams(max_tokens=1))
-    assert [i for i, output in enumerate(outputs) if output.error] == [4321]
-
-
-@pytest.mark.parametrize("prompts", [[], "", [-1], [10**9]])
+@pytest.mark.parametrize("prompts", [[], "", [-1], iter(()), [[10**5000]]])
 def test_nothing_to_run_is_an_exception(llm, prompts):
     with pytest.raises(PromptError):
         llm.generate(prompts)
@@ -406,13 +400,8 @@ def test_leaving_a_stream_frees_its_slot(llm):
     until(lambda: llm.stats().free_slots == 8)  # its engine may be in a step
 
 
-def test_special_tokens_in_a_users_text_stay_text(llm):
-    plain = llm.tokenize("<|im_end|>")
-    assert len(plain) > 1
-    assert len(llm.tokenize("<|im_end|>", parse_special=True)) == 1
-
-
 def test_tokens_to_text_and_back(llm):
+    assert len(llm.tokenize("<|im_end|>")) > 1  # in a user's text it stays text
     text = "Once, in Paris \u2026 \u4f60\u597d \U0001f98a\n"
     ids = llm.tokenize(text)
     assert llm.detokenize(ids) == text
@@ -468,9 +457,8 @@ def test_close_ends_what_runs():
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "does not exist"), (b"", "not a GGUF"), (b"GGUF", "truncated"), (b"PK\3\4" * 20, "not a GGUF"),
-     (b"GGUF" + b"\xff" * 20, "version"), (b"GGUF\3\0\0\0" + b"\xff" * 16, "damaged")],
-)  # fmt: skip
+    [(None, "does not exist"), (b"", "not a GGUF"), (b"GGUF\3\0\0\0" + b"\xff" * 16, "damaged")],
+)
 def test_files_that_are_no_models(tmp_path, content, message):
     path = tmp_path / "model.gguf"
     if content is not None:
@@ -481,20 +469,13 @@ def test_files_that_are_no_models(tmp_path, content, message):
         LLM(str(tmp_path))
 
 
-@pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
+@pytest.mark.parametrize("share", [0.05, 0.99])
 def test_truncated_models(tmp_path, share):
     data = resolve("tiny").read_bytes()
     path = tmp_path / "cut.gguf"
     path.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(ModelFileError, match=r"cut\.gguf is truncated: .* ends at byte \d+ of \d+"):
         LLM(str(path))
-
-
-def test_options_are_refused_by_name():
-    with pytest.raises(ConfigError, match="did you mean 'n_slots'"):
-        LLM("tiny", n_slot=2)
-    with pytest.raises(ConfigError, match="n_ctx is 1000000"):
-        LLM("tiny", n_ctx=1_000_000)
 
 
 def test_n_ctx_is_what_one_request_may_use():
@@ -526,12 +507,6 @@ def test_a_program_that_forgets_everything_ends_well():
     """
     done = subprocess.run(program(code), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_two_models_in_one_process(greedy):
-    with LLM("tiny", n_slots=2) as one, LLM("tiny", n_slots=2) as other:
-        conversations = mixed_conversations(4)
-        assert [o.text for o in one.chat(conversations, greedy)] == [o.text for o in other.chat(conversations, greedy)]
 
 
 def test_ctrl_c_aborts_the_call_and_leaves_the_llm_usable():
@@ -609,40 +584,11 @@ def test_a_fork_of_the_host_program_ends():
     assert done.stdout == "0\n"
 
 
-@pytest.mark.parametrize(
-    "prompts", [None, 5, {"a": 1}, b"ab", object(), iter(()), True, [[10**5000]], [{"role": "user", "content": "x"}]]
-)
-def test_prompts_of_the_wrong_type(llm, prompts):
-    with pytest.raises(PromptError):
-        llm.generate(prompts)
-
-
-@pytest.mark.parametrize("conversations", [None, 5, "hi", {"role": "user", "content": "x"}, b"x", [5], ["hi"]])
-def test_conversations_of_the_wrong_type(llm, conversations):
-    with pytest.raises(PromptError):
-        llm.chat(conversations)
-
-
 @pytest.mark.parametrize("content", [None, 5, ["x"]])
 def test_content_that_the_template_cannot_use_is_that_prompts_error(llm, content, greedy):
     good, bad = llm.chat([HI, [{"role": "user", "content": content}]], greedy, errors="return")
     assert good.error is None
     assert "refuses" in bad.error or "content" in bad.error
-
-
-@pytest.mark.parametrize("params", [5, "x", {"temprature": 1}, [5]])
-def test_params_of_the_wrong_type(llm, params):
-    with pytest.raises(InputError):
-        llm.generate("a", params)
-    with pytest.raises(InputError):
-        llm.stream("a", params)
-
-
-def test_arrays_and_numpy_ids_are_prompts(llm, greedy):
-    ids = llm.tokenize("Once upon a time")
-    wanted = llm.generate([ids], greedy)[0].text
-    assert llm.generate(np.array(ids), greedy)[0].text == wanted
-    assert llm.generate([np.array(ids), tuple(np.array(ids))], greedy)[1].text == wanted
 
 
 @pytest.mark.parametrize(
@@ -653,34 +599,11 @@ def test_names_that_no_file_can_have(model, error):
         LLM(model)
 
 
-def test_a_path_object_is_a_model():
-    with LLM(resolve("tiny"), n_slots=1) as llm:
-        assert llm.generate("x", SamplingParams(max_tokens=1))
-
-
 @pytest.mark.parametrize("kind", KV_TYPES)
 def test_every_type_of_cache_that_is_offered(kind):
     with LLM("tiny", n_slots=2, type_k=kind, type_v=kind) as llm:
         outputs = llm.generate(["Once", "Twice"], SamplingParams(max_tokens=3, ignore_eos=True))
     assert [o.error for o in outputs] == [None, None]
-
-
-def test_a_prefix_whose_source_ends_while_the_context_grows(llm, greedy):
-    """A source ends with its first token while a follower waits for its prefix, and then another call arrives."""
-    long = llm.tokenize("The quick brown fox jumps over the lazy dog and runs far away. " * 5)
-    follower = [*long, *llm.tokenize(" What is the capital of France?")]
-    wanted = llm.generate(follower, greedy)[0].token_ids
-    for _ in range(5):
-        with LLM("tiny", n_slots=8, start_slots=1) as fresh:
-            one = SamplingParams(temperature=0, max_tokens=1)
-            got = []
-            thread = threading.Thread(
-                target=lambda: got.extend(fresh.generate([long, follower], [one, greedy]))  # noqa: B023
-            )
-            thread.start()
-            fresh.generate(["a"] * 3, one)
-            thread.join()
-        assert got[1].token_ids == wanted
 
 
 @pytest.mark.parametrize("start", [{}, {"start_slots": 1}])
@@ -737,16 +660,6 @@ def test_nothing_native_is_reached_after_close():
     assert engine.model.is_recurrent is False
 
 
-def test_several_continuations_of_one_prompt(llm):
-    prompt = "Once upon a time there was a small bird that lived in a tall tree near the old stone bridge by the river"
-    alone = [llm.generate(prompt, SamplingParams(seed=7 + k, max_tokens=12))[0].token_ids for k in range(3)]
-    out, other = llm.generate([prompt, "Hello"], SamplingParams(n=3, seed=7, max_tokens=12))
-    assert [completion.index for completion in out.outputs] == [0, 1, 2]
-    assert sum(c.token_ids == wanted for c, wanted in zip(out.outputs, alone, strict=True)) >= 2
-    assert len({completion.token_ids for completion in out.outputs}) == 3
-    assert len(other.outputs) == 3
-
-
 def test_best_of_keeps_the_likeliest(llm):
     params = {"n": 5, "seed": 3, "max_tokens": 10, "temperature": 1.5, "logprobs": 0}
     [all_five] = llm.generate(["Once upon a time"], params)
@@ -754,16 +667,6 @@ def test_best_of_keeps_the_likeliest(llm):
     [best] = llm.generate(["Once upon a time"], {**params, "n": 2, "best_of": 5, "logprobs": None})
     assert [c.token_ids for c in best.outputs] == [c.token_ids for c in ranked[:2]]
     assert all(c.logprobs is None for c in best.outputs)
-
-
-def test_results_convert_to_what_llama_cpp_returns(llm):
-    [out] = llm.chat([HI], {"temperature": 0, "logprobs": 2})
-    made = out.to_openai(chat=True, model="tiny")
-    assert made["choices"][0]["message"]["content"] == out.text
-    assert len(made["choices"][0]["logprobs"]["content"]) == len(out.token_ids)
-    assert made["usage"]["prompt_tokens"] == len(out.prompt_token_ids)
-    pieces = [piece.to_openai() for piece in llm.stream("Hello", {"temperature": 0, "max_tokens": 4})]
-    assert [piece["choices"][0]["finish_reason"] for piece in pieces][:-1] == [None] * (len(pieces) - 1)
 
 
 def test_the_engines_seed_gives_each_request_its_own():

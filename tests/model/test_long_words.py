@@ -61,7 +61,7 @@ def run_program(*arguments, folder):
     )
 
 
-@pytest.mark.parametrize("pre", DEADLY)
+@pytest.mark.parametrize("pre", ["tekken", "default"])  # below all of them are tokenized
 def test_a_long_word_is_its_own_error(pre, tmp_path):
     """llama.cpp tokenizes in this process, isolated or not."""
     with_pre(tmp_path / "m.gguf", pre)

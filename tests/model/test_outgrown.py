@@ -70,19 +70,17 @@ def test_company_changes_nothing():
     assert sum(one.token_ids == other.token_ids for one, other in shifted) >= 5
 
 
-@pytest.mark.parametrize("options", [{"type_k": "q8_0", "flash_attn": "on"}, {"type_k": "q4_0", "flash_attn": "on"}])
-def test_a_cache_that_cannot_shift_is_refused_by_name(options):
-    with LLM("tiny", **{**SMALL, **options}) as llm:
+def test_a_cache_that_cannot_shift_is_refused_by_name():
+    with LLM("tiny", **{**SMALL, "type_k": "q8_0", "flash_attn": "on"}) as llm:
         output = llm.generate([[500, 501]], SHIFT, errors="return")[0]
         assert output.finish_reason is FinishReason.ERROR
         assert "overflow is 'shift', which this engine cannot do" in output.error
         assert llm.generate([[500, 501]], SamplingParams(max_tokens=3, ignore_eos=True))[0].error is None
 
 
-@pytest.mark.parametrize("isolate", [False, True])
-def test_a_long_prompt_is_cut_or_refused(isolate):
+def test_a_long_prompt_is_cut_or_refused():
     long = [300 + i for i in range(200)]
-    with LLM("tiny", **SMALL, isolate=isolate) as llm:
+    with LLM("tiny", **SMALL) as llm:
         with pytest.raises(PromptError, match="200 tokens"):
             llm.generate(long, SamplingParams(max_tokens=10))
         cut = llm.generate(long, SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, overflow="truncate"))[0]

@@ -265,7 +265,7 @@ def test_the_picture(tmp_path):
     assert run("--plot", tmp_path / "plan.txt").exit_code == 2
 
 
-def test_the_library_is_not_needed_to_read_a_header(tmp_path):
+def test_the_library_is_not_needed_to_read_a_header():
     """How the facts come about: no llama_cpp, and no numpy beyond what the package itself imports."""
     code = (
         "import sys\n"

@@ -13,8 +13,8 @@ ONE = SamplingParams(max_tokens=1)
 
 @pytest.mark.parametrize(
     "options",
-    [{"n_slots": 2}, {"n_slots": 2, "isolate": True}, {"n_slots": 1, "strategy": "multi-instance", "instances": 2}],
-    ids=["threads", "child", "router"],
+    [{"n_slots": 2}, {"n_slots": 1, "strategy": "multi-instance", "instances": 2}],
+    ids=["threads", "router"],
 )
 def test_a_full_queue_refuses_a_whole_call(options, steps):
     with LLM("tiny", max_queue=1, **options) as llm:
@@ -32,15 +32,14 @@ def test_a_full_queue_refuses_a_whole_call(options, steps):
         assert llm.stats().rejected == 5
 
 
-@pytest.mark.parametrize("options", [{}, {"isolate": True}], ids=["here", "child"])
-def test_the_best_priority_goes_first_and_background_last(options):
+def test_the_best_priority_goes_first_and_background_last():
     params = [
         SamplingParams(max_tokens=3, priority=5),
         SamplingParams(max_tokens=3, background=True, priority=-9),
         SamplingParams(max_tokens=3, priority=-1),
         SamplingParams(max_tokens=3),
     ]
-    with LLM("tiny", strategy="sequential", **options) as llm:
+    with LLM("tiny", strategy="sequential") as llm:
         assert [index for index, _ in llm.as_completed(["a", "b", "c", "d"], params)] == [2, 3, 0, 1]
 
 

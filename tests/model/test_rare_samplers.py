@@ -1,7 +1,5 @@
 """The samplers that few ask for, through the whole engine."""
 
-from dataclasses import replace
-
 import pytest
 
 from llamabatch import LLM, Engine, EngineConfig, Request, SamplingParams
@@ -92,12 +90,6 @@ def test_what_they_remember_survives_a_context_that_is_lost(llm, monkeypatch):
             texts.append(finished)
     # the logits differ in their last bits, and a draw may fall on the other side of a border; most do not
     assert sum(texts[0][kind] == texts[1][kind] for kind in texts[0]) >= 3
-
-
-def test_greedy_with_rare_cuts_is_plain_greedy(llm):
-    greedy = SamplingParams(temperature=0, max_tokens=24)
-    several = [greedy] + [replace(greedy, **KINDS[kind]) for kind in KINDS if kind not in ("plain", "dry")]
-    assert len({out.token_ids for out in llm.chat([CHAT] * len(several), several)}) == 1
 
 
 def test_guesses_change_nothing(llm):

@@ -71,13 +71,6 @@ def test_a_thought_in_the_prompt_or_in_the_answer(llm):
     assert (output.reasoning, output.text) == (None, "Four.")
 
 
-def test_streamed_deltas_join_to_the_whole(llm):
-    pieces = ask(llm, "Two and two.\n</think>\n\nFour.", stream=True)
-    assert "".join(piece.reasoning for piece in pieces) == "Two and two."
-    assert "".join(piece.text for piece in pieces) == "Four."
-    assert len([piece for piece in pieces if piece.reasoning]) > 1
-
-
 @pytest.mark.parametrize("budget", [0, 1, 4, 10])
 def test_a_budget_closes_the_thinking(llm, budget):
     text = "one two three four five six seven eight nine ten eleven twelve"

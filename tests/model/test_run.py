@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llamabatch import LLM, SamplingParams
+from llamabatch import SamplingParams
 from llamabatch.jobs import ReadOptions, Settings, run
 from tests.long import kill_resume
 from tests.model.conftest import questions
@@ -203,32 +203,6 @@ def test_a_bar_on_a_terminal(tmp_path):
     assert "200 ok, 0 failed" in text
 
 
-def test_shards_and_limit_are_parts_of_one_whole(tmp_path):
-    source = jsonl(tmp_path / "in.jsonl", asked(9))
-    found = []
-    for i in (1, 2):
-        out = tmp_path / f"{i}.jsonl"
-        reading = ReadOptions(SamplingParams(temperature=0, max_tokens=4), shard=(i, 2), limit=7)
-        assert run(Settings(str(source), str(out), reading=reading)).exit_code == 0
-        found += [record["row"] for record in records(out.read_text())]
-    assert sorted(found) == list(range(7))
-
-
-def test_sampled_rows_are_the_same_whenever_they_run(tmp_path):
-    source = jsonl(tmp_path / "in.jsonl", asked(40))
-    texts = []
-    for name, limit in (("a", None), ("b", 10)):
-        out = tmp_path / f"{name}.jsonl"
-        for part in (limit, None):
-            reading = ReadOptions(SamplingParams(temperature=1.5, max_tokens=8), limit=part)
-            run(Settings(str(source), str(out), reading=reading, seed=11))
-        texts.append([record["text"] for record in records(out.read_text())])
-    equal = sum(one == other for one, other in zip(*texts, strict=True))
-    assert len(texts[0]) == 40
-    assert equal >= 38  # arithmetic differs by the shape of the batch
-    assert len(set(texts[0])) > 20
-
-
 def test_errors_are_retried_on_request(tmp_path):
     source, out = (
         jsonl(tmp_path / "in.jsonl", [*asked(2), {"prompt": "x" * 5000, "id": "long"}]),
@@ -250,18 +224,6 @@ def test_a_report_is_drawn(tmp_path):
     done = llamabatch_run(source, tmp_path / "out.jsonl", *GREEDY, "--plot", tmp_path / "report.png")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "report.png").stat().st_size > 10_000
-
-
-def test_as_many_tokens_as_the_library(tmp_path):
-    """A job computes the same as LLM.chat."""
-    source, out = jsonl(tmp_path / "in.jsonl", asked(300)), tmp_path / "out.jsonl"
-    params = SamplingParams(temperature=0, max_tokens=16)
-    summary = run(Settings(str(source), str(out), reading=ReadOptions(params)))
-    with LLM("tiny") as llm:
-        outputs = llm.chat([item["messages"] for item in asked(300)], params)
-    texts = [record["text"] for record in records(out.read_text())]
-    assert sum(a == b.text for a, b in zip(texts, outputs, strict=True)) >= 297
-    assert abs(summary.counts.generated_tokens - sum(len(o.token_ids) for o in outputs)) < 50
 
 
 def test_an_engine_that_dies_is_replaced_and_every_row_comes_once(tmp_path, steps):

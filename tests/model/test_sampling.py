@@ -56,11 +56,13 @@ def test_the_repetition_penalty_looks_at_the_prompt_and_the_others_do_not(llm):
 
 
 def test_ids_outside_the_vocabulary_fail_their_own_request(llm):
-    good, bad = SamplingParams(max_tokens=2), SamplingParams(max_tokens=2, logit_bias={1_000_000: 1.0})
-    first, second = llm.generate(["a", "a"], [good, bad], errors="return")
+    fields = {"logit_bias": {1_000_000: 1.0}, "stop_token_ids": [1_000_000], "logprob_token_ids": [5, 1_000_000]}
+    params = [{}, *({name: value} for name, value in fields.items())]
+    first, *others = llm.generate(["a"] * 4, [{"max_tokens": 2, **each} for each in params], errors="return")
     assert first.error is None
-    assert second.finish_reason is FinishReason.ERROR
-    assert "logit_bias has token id 1000000" in second.error
+    for name, other in zip(fields, others, strict=True):
+        assert other.finish_reason is FinishReason.ERROR
+        assert f"{name} has token id 1000000; this model's ids are 0 to 2047" in other.error
 
 
 @pytest.mark.skipif(not native.available(), reason="compares the compiled helper with numpy")
@@ -72,9 +74,3 @@ def test_numpy_gives_the_same_texts(llm, monkeypatch):
     compiled = llm.chat([CHAT] * 4, several)
     monkeypatch.setattr(native, "available", lambda: False)
     assert [out.token_ids for out in llm.chat([CHAT] * 4, several)] == [out.token_ids for out in compiled]
-
-
-def test_penalties_cross_to_a_child(llm):
-    params = SamplingParams(temperature=0, max_tokens=24, frequency_penalty=1.0, logit_bias={40: 1.5})
-    with LLM("tiny", isolate=True) as child:
-        assert child.chat([CHAT], params)[0].token_ids == llm.chat([CHAT], params)[0].token_ids

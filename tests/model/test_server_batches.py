@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 
 import pytest
 from starlette.testclient import TestClient
@@ -95,26 +94,6 @@ def test_a_server_that_is_told_to_end_stops_its_batches_at_once_and_the_next_one
         results = server.results(batch_id)
     assert len({each["custom_id"] for each in results}) == len(results) == killed_server.N_LINES
     assert "Traceback" not in (tmp_path / "server.log").read_text()
-
-
-def test_a_short_window_promotes_the_rest_and_expires_with_what_is_done(client, monkeypatch, steps):
-    batches, late = client.app.state.batches.batches(), 0
-    monkeypatch.setattr(batches.store, "clock", lambda: time.time() + late)
-
-    def batch():
-        return client.get(f"/v1/batches/{batch_id}").json()
-
-    with steps.each_takes(0.01):
-        batch_id = create(client, lines(5000, max_tokens=20, ignore_eos=True), completion_window="24h").json()["id"]
-        until(lambda: batch()["request_counts"]["completed"])
-        assert not batches.promoted(batch_id)
-        late = 23 * 3600
-        until(lambda: batches.promoted(batch_id))
-        late = 24 * 3600
-        until(lambda: batch()["status"] == "expired", batch)
-    counts = batch()["request_counts"]
-    assert counts["completed"] + counts["failed"] == counts["total"] == 5000
-    assert {each["error"]["code"] for each in content(client, batch()["error_file_id"])} == {"batch_expired"}
 
 
 def test_an_upload_streams(client):

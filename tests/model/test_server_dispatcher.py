@@ -30,7 +30,7 @@ def submit_one_by_one(client, sink):
         client.submit(submission.requests, sink, stream=True)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_queue": 64}, {"isolate": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"isolate": True}], ids=str)
 def test_the_engine_hands_over_once_a_step(options, monkeypatch, steps):
     made, step = [], Engine.step
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -174,31 +173,8 @@ def test_a_signal_while_it_loads_ends_it():
         assert process.wait(20) == 0
 
 
-def test_a_port_that_is_taken_is_refused_by_its_number():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with server(server={"port": port}) as (process, client):
-            assert client is None
-            assert process.wait(20) == 1
-            error = process.stderr.read()
-            assert f"port {port}" in error
-            assert "--port" in error
-
-
 def test_a_model_that_cannot_be_loaded_ends_the_program_with_its_error(tmp_path):
     (tmp_path / "broken.gguf").write_bytes(b"GGUF, but not really" * 100)
     with server(str(tmp_path / "broken.gguf"), wait=False) as (process, _):
         assert process.wait(30) == 1
         assert "ModelFileError" in process.stderr.read()
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no UNIX sockets")
-def test_a_unix_socket_is_served_and_removed(tmp_path):
-    path = str(tmp_path / "s.sock")
-    with server(server={"uds": path}, wait=False) as (process, _):
-        with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://localhost") as client:
-            until(lambda: client.get("/readyz").status_code == 200)
-            assert client.post("/v1/completions", json=body(stream=False, max_tokens=2)).status_code == 200
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-        assert not os.path.exists(path)

@@ -86,7 +86,7 @@ def test_tls_and_certificates_of_clients(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="UNIX sockets")
-def test_a_unix_socket_needs_no_key_and_is_removed(tmp_path, monkeypatch):
+def test_a_unix_socket_needs_no_key_and_is_removed(tmp_path):
     path = tmp_path / "llm.sock"
     with served(tmp_path, "--host", str(path)) as (url, process):
         assert str(path) in url
@@ -149,6 +149,7 @@ def test_a_port_in_use_is_a_2_with_a_clear_message(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 2
     assert f"port {port} of 127.0.0.1 cannot be listened on" in done.stderr
+    assert "--port" in done.stderr
     assert "Traceback" not in done.stderr
 
 

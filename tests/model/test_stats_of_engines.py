@@ -142,7 +142,7 @@ def test_an_engine_counts_its_requests_itself():
     assert (stats.submitted, stats.finished_length, stats.aborted, stats.in_flight) == (3, 2, 1, 0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["threads", "children"])
 def test_a_monitor_watches_while_it_runs_and_ends_with_the_llm(kind, tmp_path, begun, steps):
     seen: list[Snapshot] = []
     llm = LLM("tiny", **KINDS[kind])

@@ -42,16 +42,6 @@ def test_a_stop_token_ends_the_text(llm):
     assert end not in later.token_ids[: at + 1]
 
 
-def test_a_stop_string_does_not_end_the_text_before_min_tokens(llm):
-    plain = one(llm, ignore_eos=True)
-    assert one(llm, stop="e").text == plain.text.split("e")[0]
-    assert one(llm, stop="e", include_stop_str_in_output=True).text == plain.text.split("e")[0] + "e"
-    late = one(llm, stop="e", min_tokens=20, ignore_eos=True)
-    assert len(late.token_ids) > 20
-    assert plain.text.startswith(late.text)
-    assert "e" in late.text
-
-
 def test_bad_words_do_not_come(llm):
     words = one(llm).text.split()[:6]
     out = one(llm, bad_words=words)
@@ -74,27 +64,6 @@ def test_masks_that_leave_nothing_fail_their_own_request(llm):
     assert first.finish_reason is FinishReason.ERROR
     assert "no token may come" in first.error
     assert second.error is None
-
-
-def test_ids_that_the_model_does_not_have_fail_their_own_request(llm):
-    bad, good = SamplingParams(stop_token_ids=[1_000_000]), SamplingParams(max_tokens=2)
-    first, second = llm.generate(["a", "a"], [bad, good], errors="return")
-    assert "stop_token_ids has token id 1000000" in first.error
-    assert second.error is None
-
-
-def test_masks_hold_in_company_and_cross_to_a_child(llm):
-    plain = one(llm)
-    several = [
-        SamplingParams(temperature=0, max_tokens=24, min_tokens=24, stop=["e"]),
-        SamplingParams(temperature=0, max_tokens=24, bad_words=plain.text.split()[:3]),
-        SamplingParams(temperature=0, max_tokens=24, stop_token_ids=[plain.token_ids[4]], skip_special_tokens=False),
-        SamplingParams(temperature=0, max_tokens=24),
-    ]
-    together = llm.chat([CHAT] * 4, several)
-    with LLM("tiny", isolate=True, strategy="sequential") as child:
-        alone = child.chat([CHAT] * 4, several)
-    assert [(o.text, o.outputs[0].stop_reason) for o in together] == [(o.text, o.outputs[0].stop_reason) for o in alone]
 
 
 def test_text_of_any_tokens_is_exact_with_stop_strings_anywhere(llm):

@@ -18,7 +18,7 @@ LONGEST = 40
 
 
 @pytest.mark.parametrize("n_requests", [2000, pytest.param(200, marks=pytest.mark.guard)])
-def test_requests_in_bursts(n_requests, reference, logit_gap, assert_equal_by_the_rule):
+def test_requests_in_bursts(n_requests, reference, logit_gap):
     rng = random.Random(11)
     conversations = mixed_conversations(120, seed=5)
     whole = reference.chat(conversations, SamplingParams(temperature=0, max_tokens=LONGEST))

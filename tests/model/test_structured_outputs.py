@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
 from typing import Annotated, Literal
 
 import pytest
@@ -22,11 +21,6 @@ from tests.model.architectures import write
 from tests.waiting import PATIENCE_S, until
 
 WILD = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-
-
-class Colour(str, Enum):
-    RED = "red"
-    GREEN = "grün"
 
 
 class Strict(BaseModel):
@@ -116,13 +110,6 @@ def test_what_ends_with_stop_is_valid_even_from_random_weights(noise):
         else:
             assert (output.finish_reason, len(output.token_ids)) == ("length", given.max_tokens)
     assert len(outputs) // 2 < stopped < len(outputs)
-
-
-def test_copies_go_their_own_ways(noise):
-    params = SamplingParams(n=4, structured_outputs={"regex": "[a-z]{5,9}"}, seed=3, **WILD)
-    [output] = noise.generate("x", params)
-    assert len({copy.text for copy in output.outputs}) > 1
-    assert all(re.fullmatch("[a-z]{5,9}", copy.text) for copy in output.outputs)
 
 
 def test_company_changes_nothing(noise):
@@ -270,7 +257,7 @@ def test_a_child_process_compiles_for_itself():
         assert "look-around" in outputs[2].error
 
 
-def test_constrained_and_guessing_rows_share_a_call(tmp_path):
+def test_constrained_and_guessing_rows_share_a_call():
     """Speculative decoding leaves constrained sequences out, not the call that they are in."""
     prompt = "one two three one two three one two three one two"
     free, held = (

@@ -152,7 +152,7 @@ def test_progress_ends_at_the_total(tmp_path):
     assert seen == sorted(seen)
 
 
-def test_bad_arguments_are_refused_and_nothing_is_left(tmp_path, monkeypatch):
+def test_bad_arguments_are_refused_and_nothing_is_left(tmp_path):
     for call, words in (
         (lambda: find_shape("gpt-5"), "gpt-5.*qwen2.5-0.5b"),
         (lambda: write_model(SMALL_QWEN, tmp_path / "x", "Q3_K"), "Q3_K.*Q4_K_M"),

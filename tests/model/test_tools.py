@@ -85,8 +85,7 @@ def test_several_calls_come_if_they_may(llm):
     assert (len(out.tool_calls), out.finish_reason) == (1, "stop")
 
 
-@pytest.mark.parametrize("options", [{"isolate": True}, {"strategy": "multi-instance", "instances": 2}])
-def test_calls_are_the_same_in_other_processes(llm, options):
+def test_calls_are_the_same_in_other_processes(llm):
     greedy = SamplingParams(temperature=0, max_tokens=200, seed=1)
 
     def run(llm):
@@ -97,7 +96,7 @@ def test_calls_are_the_same_in_other_processes(llm, options):
         assert outs[1].tool_calls == ()
         return outs[0].tool_calls
 
-    with LLM("tiny", **options) as other:
+    with LLM("tiny", strategy="multi-instance", instances=2) as other:
         assert run(other) == run(llm)
 
 

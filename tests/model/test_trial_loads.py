@@ -97,7 +97,7 @@ def test_the_digest_of_a_model_and_of_one_in_parts(tmp_path, options):
         LLM(path, sha256="0" * 64, **options, **SMALL)
 
 
-def test_the_command_line_takes_a_digest(tmp_path):
+def test_the_command_line_takes_a_digest():
     command = [sys.executable, "-m", "llamabatch", "generate", "--sha256", "0" * 64, "Hello"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
@@ -127,23 +127,6 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("number", range(mutated_gguf.QUICK))
 def test_mutated_files(number, folder):
     mutated_gguf.case(number, folder)
-
-
-def test_mutations_reach_what_lies_behind_the_header(folder):
-    """Not all are refused by their lengths: of these numbers some load, so that the figure means something."""
-    sound = 0
-    for number in range(mutated_gguf.QUICK):
-        path = folder / "m.gguf"
-        rng = mutated_gguf.random.Random(number)
-        bundled = rng.random() < 0.3
-        source = paths.bundled_model() if bundled else mutated_gguf.tiny(rng.choice(mutated_gguf.KINDS), folder)
-        path.write_bytes(mutated_gguf.mutated(source, rng))
-        try:
-            read_header(path)
-            sound += 1
-        except ModelFileError:
-            pass
-    assert sound >= mutated_gguf.QUICK // 4
 
 
 def with_template(path, template):

@@ -128,7 +128,7 @@ def test_a_loop_of_tools_by_messages(messages):
     assert last.usage.output_tokens > 0
 
 
-def test_what_messages_refuse(messages, url):
+def test_what_messages_refuse(messages):
     picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
     for more in ({"messages": [ask(picture, picture)]}, {"extra_body": {"temperature": -1}}):
         with pytest.raises(anthropic.BadRequestError) as caught:

@@ -51,7 +51,7 @@ def test_a_message_and_a_raw_text(client, plain):
     assert client.generate("tiny").done_reason == "load"
 
 
-def test_the_context_of_an_answer_goes_on(client, plain):
+def test_the_context_of_an_answer_goes_on(client):
     first = client.generate("tiny", HELLO, options=GREEDY)
     *_, second = client.generate("tiny", HELLO, context=first.context, options=GREEDY, stream=True)
     assert second.context[: len(first.context)] == first.context

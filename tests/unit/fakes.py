@@ -12,7 +12,7 @@ from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import Sequence
-from llamabatch.scheduler.output import Call, DecodeStatus, Limits, SchedulerOutput, SpanOutput
+from llamabatch.scheduler.output import Call, DecodeStatus, Limits, ScheduledSpan, SchedulerOutput, SpanOutput
 from llamabatch.scheduler.scheduler import Scheduler
 from llamabatch.utils.histogram import Histogram, Tally
 
@@ -55,20 +55,24 @@ def expected_logprobs(token_ids: list[int], first: int) -> list[dict[int, Logpro
     ]
 
 
-def expected_output(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = N_CTX) -> list[int]:
+def expected_output(
+    prompt: tuple[int, ...], max_tokens: int, n_ctx: int = N_CTX, *, ignore_eos: bool = False
+) -> list[int]:
     """The output that a request must have in any company."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < min(max_tokens, n_ctx + 1 - len(prompt)):
         tokens.append(next_token(tokens))
-        if tokens[-1] == EOG:
+        if tokens[-1] == EOG and not ignore_eos:
             break
     return tokens[len(prompt) :]
 
 
-def expected_shifted(prompt: tuple[int, ...], max_tokens: int, n_ctx: int = 512) -> list[int]:
+def expected_shifted(
+    prompt: tuple[int, ...], max_tokens: int, n_ctx: int = 512, *, ignore_eos: bool = False
+) -> list[int]:
     """The output of a request if a full slot forgets the older half of its cells, but for a leading BOS."""
     cells, output = list(prompt), []
-    while len(output) < max_tokens and EOG not in output:
+    while len(output) < max_tokens and (ignore_eos or EOG not in output):
         output.append(next_token(cells))
         if len(cells) == n_ctx:
             kept = int(prompt[0] == BOS)
@@ -292,6 +296,14 @@ def step(scheduler: Scheduler, runner: FakeModelRunner) -> list[SequenceOutput]:
     return outputs
 
 
+def steps(scheduler: Scheduler, runner: FakeModelRunner, n: int = 1) -> list[ScheduledSpan]:
+    """The spans of so many steps."""
+    before = len(runner.calls)
+    for _ in range(n):
+        step(scheduler, runner)
+    return [span for call in runner.calls[before:] for span in call.spans]
+
+
 def drain(scheduler: Scheduler, runner: FakeModelRunner, limit: int = 100_000) -> dict[str, object]:
     """Steps until nothing is left; the finished outputs by request id."""
     finished = {}
@@ -304,6 +316,14 @@ def drain(scheduler: Scheduler, runner: FakeModelRunner, limit: int = 100_000) -
                 finished[output.request_id] = output.finished
     assert not scheduler.has_work, "the scheduler does not come to an end"
     return finished
+
+
+def sometimes_abort(rng: random.Random, scheduler: Scheduler, asked: dict, share: float) -> None:
+    """Aborts one of those that have not ended, which is then asked for no more."""
+    if asked and rng.random() < share:
+        victim = rng.choice(list(asked))
+        if scheduler.abort(victim) is not None:
+            del asked[victim]
 
 
 def times(*seconds: float) -> Histogram:

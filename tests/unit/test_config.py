@@ -18,11 +18,8 @@ from tests.unit.configs import resolved
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {name: "auto"}
-        for name in ("strategy", "kv", "n_slots", "n_ctx", "n_ubatch", "n_threads", "instances", "kv_cells")
-    ]
-    + [{"kv": "unified"}, {"kv_cells": 4096}],
+    [{name: "auto"} for name in ("strategy", "kv", "pooling", "n_slots", "kv_cells")]
+    + [{"n_ctx": "fit"}, {"kv": "unified"}, {"kv_cells": 4096}],
 )
 def test_an_open_choice_is_refused(options):
     with pytest.raises(ConfigError, match=" is "):
@@ -41,12 +38,6 @@ def test_the_requested_options_are_those_of_a_caller(layout):
 
 def test_both_have_the_same_options_in_the_same_order():
     assert [f.name for f in fields(ResolvedConfig)] == [f.name for f in fields(EngineConfig)]
-
-
-def test_the_draft_model_shares_no_cells_and_guesses_nothing():
-    config = resolved(kv="unified", kv_cells=8192, speculate="draft", draft_model="tiny")
-    draft = config.for_draft_model()
-    assert (draft.kv, draft.kv_cells, draft.speculate, draft.draft_model) == ("split", 0, "off", None)
 
 
 def test_one_engine_of_several_has_its_share_of_the_slots():
@@ -98,9 +89,11 @@ def test_the_experts_of_layers_stand_behind_the_patterns():
     assert EngineConfig("m", n_cpu_moe=2, cpu_moe=True).tensor_overrides == ((experts, "CPU"),)
 
 
-def test_the_draft_model_has_its_file_as_it_is():
-    config = resolved(rope_freq_scale=0.5, kv_overrides={"a": 1}, override_tensor={"x": "CPU"}, numa="isolate")
+def test_the_draft_model_shares_no_cells_guesses_nothing_and_has_its_file_as_it_is():
+    own = {"rope_freq_scale": 0.5, "kv_overrides": {"a": 1}, "override_tensor": {"x": "CPU"}, "numa": "isolate"}
+    config = resolved(kv="unified", kv_cells=8192, speculate="draft", draft_model="tiny", **own)
     draft = config.for_draft_model()
+    assert (draft.kv, draft.kv_cells, draft.speculate, draft.draft_model) == ("split", 0, "off", None)
     assert (draft.rope_freq_scale, draft.kv_overrides, draft.tensor_overrides) == (None, (), ())
     assert draft.numa == "isolate"  # of the whole process
 
@@ -119,10 +112,11 @@ def test_names_of_other_libraries_are_understood_as_keywords():
 
 
 @pytest.mark.parametrize("kind", [LLM, AsyncLLM, FakeLLM, FakeAsyncLLM, EngineConfig])
-@pytest.mark.parametrize("error", [TypeError, ConfigError, ValueError, UnknownOptionError])
-def test_an_unknown_option_names_the_nearest(kind, error):
-    with pytest.raises(error, match=r"^there is no option 'n_slot'; did you mean 'n_slots'\?$"):
+def test_an_unknown_option_names_the_nearest(kind):
+    with pytest.raises(UnknownOptionError, match=r"'n_slot'.*'n_slots'"):
         kind(model="tiny", n_slot=4)
+    for error in (TypeError, ConfigError, ValueError):
+        assert issubclass(UnknownOptionError, error)
 
 
 @pytest.mark.parametrize(

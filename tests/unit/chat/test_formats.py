@@ -98,9 +98,7 @@ def test_the_family_of_a_template(family, template, closing, states):
     assert (tags.family, tags.closing) == (family, closing)
     assert tags.end in tags.closing
     for variables, expected in states:
-        prompt = render(
-            template, [{"role": "user", "content": "hi <think> [THINK]"}], "", "", ChatOptions(None, variables)
-        )
+        prompt = render(template, ASKED, "", "", ChatOptions(None, variables))
         assert tags.at_end_of(prompt) is expected, variables
 
 

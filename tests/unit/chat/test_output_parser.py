@@ -205,8 +205,8 @@ class Calls:
 
 @pytest.mark.parametrize("begin", ["", "<|start|>", "<|channel|>analysis", "<|start|>assistant<|channel|>"])
 @pytest.mark.parametrize("size", [100, 509, 512, 513, 520, 900])
-@pytest.mark.parametrize("mark", ["<|message|>", "<|channel|>final<|message|>", ""])
-def test_a_header_is_short_however_it_is_cut(begin, size, mark):
+def test_a_header_is_short_however_it_is_cut(begin, size):
+    mark = ["<|message|>", "<|channel|>final<|message|>", ""][(size + len(begin)) % 3]  # each beside each of the others
     text = f"{begin}{' ' * size}{mark}rest"
     expected = read(make("gpt-oss"), [text])
     for cuts in ([], range(1, len(text)), range(3, len(text), 7), [len(text) - 5]):

@@ -88,13 +88,6 @@ def test_arguments_come_while_they_are_written(reader):
     assert (call.name, call.arguments) == ("weather", '{"city": "Os')
 
 
-def test_without_parallel_calls_only_the_first_counts():
-    given = next(case.given for case in CASES if len(case.calls) == 2)
-    text, calls = whole(tool_parsers.hermes, given, parallel=False)
-    assert [name for _, name, _ in calls] == ["weather"]
-    assert "clock" not in text
-
-
 def test_values_of_tags_have_the_types_of_the_schema():
     def types(*names):
         return frozenset(names)

@@ -40,12 +40,10 @@ def completed(line, monkeypatch, breaks=" :="):
     [
         ("llamabatch ", list(COMMANDS)),
         ("llamabatch com", ["compare", "completion"]),
-        ("llamabatch generate --n-s", ["--n-slots"]),
         ("llamabatch serve --max-b", ["--max-body-bytes", "--max-bodies-bytes"]),
         ("llamabatch serve -ngl 99 --log-level d", ["debug"]),
         ("llamabatch generate --kv ", ["auto", "split", "unified"]),
         ("llamabatch generate --kv=sp", ["split"]),
-        ("llamabatch run --order f", ["finished"]),
         ("llamabatch generate -m m", ["mine.gguf", "models/"]),
         ("llamabatch generate -m models/", ["models/other.gguf"]),
         ("llamabatch generate -m t", ["tiny"]),

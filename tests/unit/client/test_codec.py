@@ -85,11 +85,6 @@ def test_what_is_left_out_comes_as_none():
     assert b"here" not in pack(Outer("a", Inner(1)))
 
 
-def test_encode_gives_the_fields_of_an_instance():
-    outer = Outer("a", Inner(1))
-    assert OUTER.decode(unpack(pack(OUTER.encode(outer)))) == crossed(outer)
-
-
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [

@@ -69,30 +69,6 @@ def test_the_last_admitted_is_tried_first_and_all_others_wait():
     assert triage.sendable() == ["c", "d", "e"]
 
 
-def test_the_request_alone_in_two_deaths_is_the_culprit_and_the_others_go_on_together():
-    triage = Triage(*"abc")
-    triage.sendable()
-    triage.admit("abc", 1.0)
-    triage.die(2.0)
-    for death in range(MOST_DEATHS):
-        assert triage.sendable() == ["c"]
-        culprits, _ = triage.die(3.0 + death)
-    assert culprits == ["c"]
-    assert "ended 2 times while it computed this request alone, at last with SIGSEGV" in triage.ends["c"].error
-    assert "c" not in triage
-    assert triage.sendable() == ["a", "b"]
-
-
-def test_a_death_from_outside_is_forgiven():
-    triage = Triage("a")
-    triage.sendable()
-    triage.admit("a", 1.0)
-    assert triage.die(2.0) == ([], [])
-    assert triage.sendable() == ["a"]
-    triage.finish("a")
-    assert len(triage) == 0
-
-
 def test_a_death_that_seems_to_come_from_outside_counts_half():
     triage = Triage(*"abc")
     triage.sendable()

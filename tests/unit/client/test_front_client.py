@@ -3,32 +3,16 @@
 import gc
 import logging
 import weakref
-from types import SimpleNamespace
 
 import pytest
 
 from llamabatch.client.base import emit, failure
 from llamabatch.client.front_client import FrontClient
-from llamabatch.client.request_table import Call, RequestTable
-from llamabatch.errors import EngineClosedError, QueueFull
+from llamabatch.errors import EngineClosedError
 from llamabatch.request.delta import Delta
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
-
-
-class Behind:
-    """Keeps the requests and the sink."""
-
-    plan, model = SimpleNamespace(config=SimpleNamespace(seed=None)), None
-
-    def __init__(self):
-        self.requests, self.sinks, self.error = [], [], None
-
-    def submit(self, requests, sink, *, stream=False):
-        if self.error is not None:
-            raise self.error
-        self.requests += requests
-        self.sinks.append(sink)
+from tests.unit.client.behind import Behind
 
 
 class Parser:
@@ -111,7 +95,7 @@ def test_a_call_that_is_refused_leaves_the_requests_of_others_alone():
     behind, told = Behind(), []
     client = FrontClient(behind)
     client.submit([Request("a", (1,))], told.extend)
-    behind.error = EngineClosedError("closed")
+    behind.takes = 0
     with pytest.raises(EngineClosedError):
         client.submit([Request("a", (2,)), Request("b", (2,))], told.extend)
     assert (len(client.in_flight), client.in_flight.figures()["submitted"], told) == (1, 1, [])
@@ -187,7 +171,7 @@ def test_a_watcher_is_told_of_each_begin_and_end_once():
     client.submit([Request("a", (1,))], told.extend)
     watching.raises = 1
     behind.sinks[0]([last("a", "x")])
-    behind.error = EngineClosedError("closed")
+    behind.takes = 0
     with pytest.raises(EngineClosedError):
         client.submit([Request("c", (1,))], told.extend)
     assert watching.told == [("in", "a"), ("in", "b"), ("ended", "a"), ("in", "c"), ("out", "c")]
@@ -215,10 +199,3 @@ def test_the_front_is_freed_at_once_also_with_requests_in_flight():
         behind.sinks[0]([last("a", "x")])
     finally:
         gc.enable()
-
-
-def test_a_full_queue_takes_nothing_in():
-    table = RequestTable(1, 0)
-    with pytest.raises(QueueFull):
-        table.enter([Request("a", (1,)), Request("b", (1,))], Call(False))
-    assert (len(table), table.n_continuations, table.figures()["rejected"]) == (0, 0, 2)

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamabatch.client.front_client import FrontClient
-from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.request import Request
+from tests.unit.client.behind import Behind
 
 
 def ended(request: Request, reason: FinishReason) -> SequenceOutput:
@@ -19,36 +19,6 @@ def ended(request: Request, reason: FinishReason) -> SequenceOutput:
         request.request_id, None, (), (CompletionOutput(0, "", (), reason),), error, Timings(total_s=2.0)
     )
     return SequenceOutput(request.request_id, (), "", whole)
-
-
-class Behind:
-    """Ends requests as it is told to; dies when told to."""
-
-    plan, model = SimpleNamespace(config=SimpleNamespace(seed=None)), None
-    pids = ()
-
-    def __init__(self) -> None:
-        self.flying: dict[str, tuple[Request, object]] = {}
-        self.takes = 1_000_000  # requests before it is closed
-
-    def submit(self, requests, sink, *, stream=False) -> None:
-        taken = []
-        for request in requests:
-            if not self.takes:
-                for request_id in taken:
-                    del self.flying[request_id]
-                raise EngineClosedError("closed")
-            self.takes -= 1
-            assert request.request_id not in self.flying
-            taken.append(request.request_id)
-            self.flying[request.request_id] = (request, sink)
-
-    def end(self, reason: FinishReason) -> None:
-        _, (request, sink) = self.flying.popitem()
-        sink([SequenceOutput(request.request_id, (1,), "a"), ended(request, reason)])
-
-    def stats(self) -> EngineStats:
-        return EngineStats(running=len(self.flying), submitted=77, errors=5, decode_rows=3)
 
 
 actions = st.lists(
@@ -87,8 +57,9 @@ def test_every_request_is_counted_once(actions):
             client.count_refused([ended(Request("x", (1,)), FinishReason.ERROR)])
             told.append(FinishReason.ERROR)
             n_submitted += 1
-        elif behind.flying:
-            behind.end(action)
+        elif behind.in_flight:
+            _, (request, sink) = behind.in_flight.popitem()
+            sink([SequenceOutput(request.request_id, (1,), "a"), ended(request, action)])
         stats = client.stats()
         assert stats.submitted == n_submitted
         assert stats.finished_stop == told.count(FinishReason.STOP)
@@ -97,7 +68,7 @@ def test_every_request_is_counted_once(actions):
         assert stats.aborted == told.count(FinishReason.ABORT)
         assert stats.e2e_s.count == stats.ok
         assert stats.e2e_s.sum_s == 2.0 * stats.ok
-        assert stats.in_flight == len(behind.flying)
+        assert stats.in_flight == len(behind.in_flight)
         assert stats.decode_rows == 3  # the rest is the engines'
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import weakref
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +15,7 @@ from llamabatch.chat.output_parser import OutputParser
 from llamabatch.client.front_client import FrontClient
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.testing import FakeAsyncLLM, FakeLLM
+from tests.unit.client.behind import Behind
 
 HI = [{"role": "user", "content": "hi"}]
 RAW = "<think>\nLet me see < 3.\n</think>\n\nIt is <b>4</b>."
@@ -139,39 +139,6 @@ def test_a_budget_needs_known_tags():
         SamplingParams(thinking_token_budget=-1)
 
 
-class Behind:
-    """A client that keeps the sink."""
-
-    plan, model = SimpleNamespace(config=SimpleNamespace(seed=None)), None
-
-    def submit(self, requests, sink, *, stream=False):
-        self.requests, self.sink = requests, sink
-
-
-def test_a_sink_that_raises_gets_the_same_pieces_again():
-    """The engine's thread calls it once more with each output; the parser must not read them twice."""
-    with fake() as llm:
-        llm.chat(HI)
-        [request] = llm._inputs.conversations(HI, None, ChatOptions(), errors="raise").requests
-    behind, seen = Behind(), []
-
-    def sink(outputs):
-        seen.append(outputs)
-        if len(seen) == 1:
-            raise ValueError("not now")
-
-    FrontClient(behind).submit([request], sink, stream=True)
-    texts = ("<think>a</thi", "nk>b")
-    pieces = [SequenceOutput(request.request_id, (at,), text) for at, text in enumerate(texts)]
-    with pytest.raises(ValueError, match="not now"):
-        behind.sink(pieces)
-    for piece in pieces:
-        behind.sink([piece])
-    assert [(output.reasoning, output.text) for [output] in seen[1:]] == [("a", ""), ("", "b")]
-    behind.sink([SequenceOutput(request.request_id, (3,), "c")])
-    assert seen[-1][0].text == "c"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_error_of_a_request_comes_through_though_its_parser_fails(stream):
     def make_parser(request, index):
@@ -184,8 +151,8 @@ def test_the_error_of_a_request_comes_through_though_its_parser_fails(stream):
     FrontClient(behind).submit([replace(request, make_parser=make_parser)], seen.extend, stream=stream)
     whole = replace(output, request_id=request.request_id)
     with pytest.raises(ValueError, match="no parser for this"):
-        behind.sink([SequenceOutput(request.request_id, (1,), "abc", finished=whole)])
-    behind.sink([SequenceOutput(request.request_id, (), "", finished=replace(whole, error="no parser for this"))])
+        behind.sinks[0]([SequenceOutput(request.request_id, (1,), "abc", finished=whole)])
+    behind.sinks[0]([SequenceOutput(request.request_id, (), "", finished=replace(whole, error="no parser for this"))])
     assert [each.finished.error for each in seen] == ["no parser for this"]
 
 
@@ -205,8 +172,8 @@ def test_parsers_are_let_go_as_soon_as_their_request_has_ended():
     for request, output in zip(requests, outputs, strict=True):
         finished = replace(output, request_id=request.request_id)
         for index in (0, 1):
-            behind.sink([SequenceOutput(request.request_id, (1,), "a", index=index)])
-        behind.sink([SequenceOutput(request.request_id, (1,), "b", index=1, finished=finished)])
+            behind.sinks[0]([SequenceOutput(request.request_id, (1,), "a", index=index)])
+        behind.sinks[0]([SequenceOutput(request.request_id, (1,), "b", index=1, finished=finished)])
         assert [ref() for ref in made] == [None] * len(made)
 
 
@@ -226,7 +193,7 @@ def test_without_a_stream_no_piece_has_raw_text():
         [request] = llm._inputs.conversations(HI, None, ChatOptions(), errors="raise").requests
     behind, seen = Behind(), []
     FrontClient(behind).submit([request], seen.extend)
-    behind.sink(
+    behind.sinks[0](
         [SequenceOutput(request.request_id, (1,), RAW, finished=replace(output, request_id=request.request_id))]
     )
     assert seen[0].text == ""

@@ -1,48 +1,20 @@
 """max_queue: what is refused, and that nothing of it is queued."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from llamabatch.client.base import failure
 from llamabatch.client.front_client import FrontClient
-from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError, LlamaBatchError, QueueFull
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
-from tests.unit.configs import resolved
-
-
-class FakeClient:
-    """Takes everything in and ends what it is told to."""
-
-    def __init__(self, **options) -> None:
-        self.plan = SimpleNamespace(config=resolved("tiny", **options))
-        self.model = None
-        self.closed = False
-        self.in_flight: dict[str, tuple[Request, object]] = {}
-
-    def submit(self, requests, sink, *, stream=False) -> None:
-        if self.closed:
-            raise EngineClosedError("the engine is closed")
-        for request in requests:
-            self.in_flight[request.request_id] = (request, sink)
-
-    def end(self, *ids: str) -> None:
-        for request_id in ids:
-            request, sink = self.in_flight.pop(request_id)
-            sink([failure(request, "ended")])
-
-    def stats(self) -> EngineStats:
-        return EngineStats(waiting=1)
+from tests.unit.client.behind import Behind
 
 
 def requests(*names: str, **params) -> list[Request]:
     return [Request(name, (1, 2), SamplingParams(**params)) for name in names]
 
 
-def bounded(max_queue: int, **options) -> tuple[FrontClient, FakeClient]:
-    behind = FakeClient(**({"n_slots": 2, "instances": 1, "strategy": "batched"} | options))
+def bounded(max_queue: int, **options) -> tuple[FrontClient, Behind]:
+    behind = Behind(**({"n_slots": 2, "instances": 1, "strategy": "batched"} | options))
     return FrontClient(behind, max_queue), behind
 
 
@@ -76,6 +48,7 @@ def test_each_continuation_counts():
     with pytest.raises(QueueFull):
         client.submit(requests("a", n=2, best_of=5), print)
     client.submit(requests("a", n=4), print)
+    assert client.in_flight.n_continuations == 4
     with pytest.raises(QueueFull):
         client.submit(requests("b"), print)
     behind.end("a")
@@ -84,11 +57,11 @@ def test_each_continuation_counts():
 
 def test_a_submit_that_fails_takes_no_room():
     client, behind = bounded(0)
-    behind.closed = True
+    behind.takes = 0
     for _ in range(3):
         with pytest.raises(EngineClosedError):
             client.submit(requests("a", "b"), print)
-    behind.closed = False
+    behind.takes = 2
     client.submit(requests("a", "b"), print)
 
 

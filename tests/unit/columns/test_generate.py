@@ -99,14 +99,6 @@ def test_a_row_that_cannot_be_run_has_the_reason_and_the_other_runs(prompt, mess
     assert message in second
 
 
-def test_a_row_whose_prompt_is_too_long_has_the_reason():
-    llm = FakeLLM(n_ctx=64)
-    made = Generate(llm, prompt="{{ review }}")({"review": ["a " * 100, "b"]})
-    assert "64" in made["error"][0]
-    assert made["error"][1] is None
-    assert made["generated_text"] == [None, "b"]
-
-
 def test_a_row_that_ends_with_an_error_has_it():
     llm = FakeLLM(answers={"fine": RuntimeError("no"), "bad": "yes"})
     made = Generate(llm, prompt="{{ review }}", output={"text": "text", "finish_reason": "why"})(BATCH)

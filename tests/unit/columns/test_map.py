@@ -24,12 +24,6 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_one_call():
-    made = ask(FakeLLM())
-    assert made["generated_text"] == ["Rate: a", "Rate: b", None, "Rate: c"]
-    assert [error is None for error in made["error"]] == [True, True, False, True]
-
-
 def test_a_path_holds_each_row_once_and_gives_the_same_table(tmp_path):
     path = tmp_path / LINES
     made = ask(FakeLLM(), path=path, id="key")

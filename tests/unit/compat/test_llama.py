@@ -433,6 +433,12 @@ DEFAULTS = dict(Llama.__init__.__kwdefaults__)
 HEADER = {"general.architecture": "llama", "llama.context_length": "2048"}
 
 
+PASSED = {
+    **{"n_threads": 3, "n_batch": 4096, "tensor_split": [1.0, 2.0], "swa_full": False, "offload_kqv": False},
+    **{"use_mmap": False, "use_mlock": True, "kv_overrides": {"a": True}},
+}
+
+
 def engine_options(**changed):
     return options.engine_options({**DEFAULTS, **changed}, DEFAULTS, HEADER)
 
@@ -449,8 +455,6 @@ def test_default_options_are_those_of_llama_cpp():
         ({"n_ctx": 0}, {"n_ctx": 2048}),
         ({"n_ctx": 100}, {"n_ctx": 256}),
         ({"n_gpu_layers": -1}, {"n_gpu_layers": -1}),
-        ({"n_threads": 3}, {"n_threads": 3}),
-        ({"n_batch": 4096}, {"n_batch": 4096}),
         ({"n_batch": 64}, {}),
         ({"type_k": 8, "type_v": 1}, {"type_k": "q8_0", "type_v": "f16"}),
         ({"flash_attn": True}, {"flash_attn": "on"}),
@@ -460,13 +464,9 @@ def test_default_options_are_those_of_llama_cpp():
         ({"rope_freq_base": 1e5, "rope_freq_scale": 0.5}, {"rope_freq_base": 1e5, "rope_freq_scale": 0.5}),
         ({"pooling_type": 1}, {"pooling": "mean"}),
         ({"lora_path": "a.gguf"}, {"adapters": {"lora": "a.gguf"}}),
-        ({"tensor_split": [1.0, 2.0]}, {"tensor_split": [1.0, 2.0]}),
         ({"split_mode": 0, "main_gpu": 1}, {"split_mode": 0, "main_gpu": 1}),
         ({"split_mode": 2, "op_offload": False}, {"split_mode": 2, "op_offload": False}),
-        ({"swa_full": False}, {"swa_full": False}),
-        ({"offload_kqv": False}, {"offload_kqv": False}),
-        ({"use_mmap": False, "use_mlock": True}, {"use_mmap": False, "use_mlock": True}),
-        ({"kv_overrides": {"a": True}}, {"kv_overrides": {"a": True}}),
+        (PASSED, PASSED),
     ],
 )
 def test_options_become_those_of_an_engine(given, wanted):

@@ -104,10 +104,10 @@ class Guesser:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("guesses", [False, True])
 @pytest.mark.parametrize("no_room_every", [0, 7])
-def test_a_scheduler_counts_what_its_outputs_tell(name, guesses, no_room_every):
+def test_a_scheduler_counts_what_its_outputs_tell(name, no_room_every):
     """Every gap between tokens, every first token and every wait is in the histograms, also across preemptions."""
+    guesses = bool(no_room_every) == bool([*POLICIES].index(name) % 2)  # each pair of the three
     rng = random.Random(f"{name} {guesses}")
     limits = Limits(n_slots=8, n_batch=128, n_ubatch=64, prefill_budget=32)
     decoder = SpecDecoder(Guesser(), limits, 4, 512, True) if guesses else None

@@ -84,7 +84,7 @@ def test_openais_shapes():
     with FakeLLM(answers=CALL) as llm:
         [out] = llm.chat(ASKED, GREEDY, tools=TOOLS)
         chunks = [piece.to_openai(chat=True) for piece in llm.stream(ASKED, GREEDY, tools=TOOLS)]
-    [choice] = out.to_openai(chat=True)["choices"]
+    [choice] = json.loads(json.dumps(out.to_openai(chat=True)))["choices"]
     [call] = out.tool_calls
     function = {"name": "weather", "arguments": '{"city": "Oslo"}'}
     assert choice["message"] == {
@@ -287,12 +287,6 @@ def test_gpt_oss_thinks_says_and_calls():
     assert (out.reasoning, out.text) == ("Hm.", "Well.")
     assert [(call.name, call.parsed) for call in out.tool_calls] == [("weather", {"city": "Oslo"})]
     assert (texts[0], calls[0][0][1:]) == ("Well.", ["weather", '{"city": "Oslo"}'])
-
-
-def test_tool_calls_of_an_output_can_be_written_as_json():
-    with FakeLLM(answers=CALL) as llm:
-        [out] = llm.chat(ASKED, GREEDY, tools=TOOLS)
-    assert json.loads(json.dumps(out.to_openai(chat=True)))["choices"][0]["message"]["tool_calls"]
 
 
 def test_a_budget_beside_a_call_whose_grammar_holds_the_thinking_is_refused():

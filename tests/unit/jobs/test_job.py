@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import errno
+import functools
 import gzip
 import io
 import json
@@ -23,7 +24,6 @@ from llamabatch.errors import (
     InputError,
     JobStoppedError,
     ModelFileError,
-    OutputError,
 )
 from llamabatch.jobs import JobInterrupted, OutputOptions, ReadOptions, Settings, job, run
 from llamabatch.jobs.input.reader import read
@@ -69,7 +69,7 @@ def test_an_engine_that_is_gone_leaves_what_had_finished_and_the_next_run_does_t
     settings = Settings(source(tmp_path), str(out), writing=OutputOptions(order=order))
     waiting += [FakeClient(held=7, dies_after=100), FakeClient(held=7, dies_after=100)]
     for _ in range(2):
-        with pytest.raises(EngineClosedError, match="SIGKILL"):
+        with pytest.raises(EngineClosedError):
             run(settings)
     summary = run(settings)
     assert (summary.counts.done_before, summary.counts.ok, summary.exit_code) == (200, 100, 0)
@@ -78,21 +78,12 @@ def test_an_engine_that_is_gone_leaves_what_had_finished_and_the_next_run_does_t
     assert all(engine.closed for engine in made)
 
 
-def test_a_job_that_is_done_starts_no_engine(tmp_path, engines):
-    _, made = engines
-    settings = Settings(source(tmp_path), str(tmp_path / "out.jsonl"))
-    assert run(settings).counts.ok == 300
-    again = run(settings)
-    assert (again.counts.done_before, again.counts.ok, again.exit_code) == (300, 0, 0)
-    assert len(made) == 1
-
-
-@pytest.mark.parametrize("pipe", [True, False])
 @pytest.mark.parametrize("order", ["input", "finished"])
 @pytest.mark.parametrize(
     ("content", "n_bad"), [(b"", 0), (b"\n\n", 0), (b"no JSON\n[]\n{}\n", 3)], ids=["empty", "blank", "bad"]
 )
-def test_without_a_row_to_run_no_engine_starts(content, n_bad, order, pipe, tmp_path, engines):
+def test_without_a_row_to_run_no_engine_starts(content, n_bad, order, tmp_path, engines):
+    pipe = (order == "input") == bool(content)  # each pair of the three
     given, out = tmp_path / "given.jsonl", tmp_path / "out.jsonl"
     if pipe:
         os.mkfifo(given)
@@ -176,7 +167,8 @@ def test_a_larger_limit_goes_on_and_a_smaller_one_is_refused(tmp_path, engines):
     assert limited(100).ok == 100
     assert (limited(150).done_before, numbers(out)) == (100, list(range(150)))
     assert (limited(None).done_before, numbers(out)) == (150, list(range(300)))
-    assert (limited(None).done_before, len(made)) == (300, 3)
+    again = run(Settings(source(tmp_path), str(out)))
+    assert (again.counts.done_before, again.counts.ok, again.exit_code, len(made)) == (300, 0, 0, 3)
     assert json.loads((tmp_path / "out.jsonl.job.json").read_text())["earlier"] == []
     with pytest.raises(ConfigError, match="limit: None, now 150"):
         limited(150)
@@ -203,7 +195,7 @@ def test_a_job_does_not_read_what_it_writes(glob, name, tmp_path, engines, monke
     assert run(Settings(inputs(), name)).counts.done_before == 300
 
 
-@pytest.mark.parametrize("pattern", ["*.jsonl", "*", "one.jsonl", "one.jsonl.job.json", "one.jsonl.lock"])
+@pytest.mark.parametrize("pattern", ["*", "one.jsonl", "one.jsonl.job.json", "one.jsonl.lock"])
 def test_the_output_of_another_shard_is_no_input(pattern, tmp_path, engines):
     given = source(tmp_path)
     assert run(Settings(given, str(tmp_path / "one.jsonl"), reading=Reading(shard=(1, 2)))).counts.ok == 150
@@ -231,12 +223,6 @@ def test_a_file_beside_an_input_that_is_no_manifest_means_nothing(tmp_path, engi
     (tmp_path / ".job.json").write_text("")
     inputs = (source(tmp_path, 3), str(tmp_path / ".job.json"))
     assert run(Settings(inputs, str(tmp_path / "out.jsonl"))).counts.ok == 3
-
-
-def test_inputs_that_are_refused_leave_no_output_behind(tmp_path, engines):
-    with pytest.raises(ConfigError, match="there is none of these"):
-        run(Settings(source(tmp_path), str(tmp_path / "out.jsonl"), reading=ReadOptions(task="embedding")))
-    assert os.listdir(tmp_path) == ["in.jsonl"]
 
 
 def test_an_input_cannot_be_the_output(tmp_path, engines):
@@ -275,26 +261,34 @@ def test_a_signal_while_the_engine_starts(tmp_path, monkeypatch):
     assert raised.value.summary.exit_code == 143
 
 
-def test_a_disk_that_fails_ends_the_job_and_the_next_run_does_the_rest(tmp_path, engines, monkeypatch):
+@pytest.mark.parametrize(
+    ("why", "order"),
+    [(errno.EIO, "input"), (errno.ENOSPC, "finished"), (errno.EFBIG, "input")],
+)
+def test_a_disk_that_fails_ends_the_job_and_the_next_run_does_the_rest(why, order, tmp_path, engines, monkeypatch):
     _, made = engines
     written = 0
 
     def failing(self, what, function, *args):
         nonlocal written
         written += what == "write"
-        if written == 100:
-            raise OSError(5, "Input/output error")
+        if written >= 100:
+            raise OSError(why, os.strerror(why))
         return function(*args)
 
     out = tmp_path / "out.jsonl"
-    settings = Settings(source(tmp_path), str(out))
+    command = ["run", source(tmp_path), str(out), "--order", order]
+    monkeypatch.setattr(job, "Files", functools.partial(Files, patience_s=0))  # no wait for room
     with monkeypatch.context() as patch:
         patch.setattr(Files, "_system", failing)
-        with pytest.raises(OutputError, match="run the same command again"):
-            run(settings)
+        stopped = CliRunner().invoke(cli, command)
+    assert stopped.exit_code == 3, stopped.output
+    assert os.strerror(why) in stopped.output
+    assert "run the same command again" in " ".join(stopped.output.split())
     assert made[0].closed
-    assert run(settings).exit_code == 0
-    assert numbers(out) == list(range(300))
+    assert CliRunner().invoke(cli, command).exit_code == 0
+    assert len(made[1].requests) < 300  # those on the disk are not computed again
+    assert sorted(numbers(out)) == list(range(300))
 
 
 def test_the_seed_is_the_jobs_and_each_row_has_its_own(tmp_path, engines):
@@ -313,6 +307,7 @@ def test_the_seed_is_the_jobs_and_each_row_has_its_own(tmp_path, engines):
         ({"output": ""}, "output is ''"),
         ({"price_per_hour": -1}, "price_per_hour is -1"),
         ({"seed": -1}, "seed is -1"),
+        ({"max_start_errors": -1}, "max_start_errors is -1"),
         ({"engine": {"max_queue": 3}}, "keeps its own queue"),
         ({"engine": {"slots": 3}}, "there is no option 'slots'"),
     ],
@@ -327,14 +322,11 @@ def test_settings_are_checked_when_they_are_made(options, message):
     [
         (["in.jsonl"], "Missing argument"),
         (["none.jsonl", "out.jsonl"], "does not exist"),
-        (["none*.jsonl", "out.jsonl"], "no file matches"),
         (["in.jsonl", "no/such/out.jsonl"], "no directory"),
-        (["in.jsonl", "out.jsonl", "--shard", "5/4"], "shard is 5"),
         (["in.jsonl", "out.jsonl", "--shard", "one"], "such as 1/4"),
         (["in.jsonl", "out.jsonl", "--limit", "0"], "limit is 0"),
         (["in.jsonl", "out.jsonl", "--chat", "--embed"], "not both"),
         (["in.jsonl", "out.jsonl", "--system", "s"], "task='chat'"),
-        (["in.jsonl", "out.jsonl", "--order", "random"], "'random' is not one of"),
         (["in.jsonl", "-", "--json", "-"], "both go to stdout"),
         (["in.jsonl", "out.jsonl", "--plot", "report.txt"], "no ending of a picture"),
         (["in.jsonl", "out.jsonl", "--metrics-file", "no/such/x.prom"], "no folder"),
@@ -418,8 +410,8 @@ WRITERS = {"in.csv": write_csv, "in.jsonl.gz": write_gz}
 
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("n", [300, 20_000])  # less than a buffer holds, and more than all of them do
-@pytest.mark.parametrize("random_lengths", [False, True])
-def test_rows_that_cannot_be_counted_are_estimated_from_those_that_were_read(name, n, random_lengths, tmp_path):
+def test_rows_that_cannot_be_counted_are_estimated_from_those_that_were_read(name, n, tmp_path):
+    random_lengths = (name == "in.csv") == (n == 300)  # each pair of the three
     WRITERS[name](tmp_path / name, texts(n, random.Random(0) if random_lengths else None))
     found = find([tmp_path / name])
     reader, total = read(found), Total(found, ReadOptions())
@@ -505,8 +497,6 @@ def test_kept_columns_and_ids_come_back_also_where_a_job_is_resumed(order, tmp_p
     records = [{"id": i if i % 2 else f"row {i}", "text": f"{i}", "tags": [i]} for i in range(100)]
     given.write_text("".join(json.dumps(record) + "\n" for record in records))
     reading = ReadOptions(prompt="Say {{ text }}", keep="all")
-    with pytest.raises(ConfigError, match="the column 'text' cannot be kept"):
-        run(Settings(str(given), str(out), reading=reading))
     writing = OutputOptions(order=order, records=RecordOptions(answer="said"))
     settings = Settings(str(given), str(out), reading=reading, writing=writing)
     waiting.append(FakeClient(held=7, dies_after=60))
@@ -664,11 +654,6 @@ def test_a_job_that_has_a_good_row_already_does_not_stop(tmp_path, engines):
     assert run(Settings(given, str(out))).counts.failed == 50
 
 
-def test_max_start_errors_is_a_number():
-    with pytest.raises(ConfigError, match="max_start_errors is -1"):
-        Settings("in.jsonl", "out.jsonl", max_start_errors=-1)
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
 def test_fields_beside_a_template_are_data_and_the_id_is_the_tables_own(kind, tmp_path, engines):
     """Of a data set: its `n`, `seed` and `stop` are columns like others, unless --params-from names them."""
@@ -702,11 +687,6 @@ def test_fields_beside_a_template_are_data_and_the_id_is_the_tables_own(kind, tm
     errors = [json.loads(line)["error"] for line in out.read_text().splitlines()]
     assert [error is None for error in errors] == [i >= 1 for i in range(30)]
     assert "n is 0; give a whole number from 1" in errors[0]
-    told = CliRunner().invoke(
-        cli, [*command[:2], str(tmp_path / "third.jsonl"), *command[3:], "--params-from", "limit"]
-    )
-    assert told.exit_code == 2
-    assert "params_from names 'limit', which is no parameter" in told.output
 
 
 def test_a_table_whose_ids_come_twice_is_refused_before_anything_runs(tmp_path, engines):
@@ -716,7 +696,7 @@ def test_a_table_whose_ids_come_twice_is_refused_before_anything_runs(tmp_path, 
     told = CliRunner().invoke(cli, ["run", str(given), str(out), "-m", "tiny"])
     assert told.exit_code == 2
     assert "row 3: column 'id' holds '1', the id of" in " ".join(told.output.split())
-    assert not out.exists()
+    assert os.listdir(tmp_path) == ["in.csv"]
     assert not made
     told = CliRunner().invoke(cli, ["run", str(given), str(out), "-m", "tiny", "--id-column", ""])
     assert told.exit_code == 0

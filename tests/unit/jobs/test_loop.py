@@ -60,7 +60,7 @@ def test_an_error_from_the_engine_is_the_rows_own_while_the_engine_lives():
     assert case.counts.errors == ["rows, line 3: it cannot be run"]
 
 
-@pytest.mark.parametrize("dies_after", [0, 1, 31, 32, 33, 100])
+@pytest.mark.parametrize("dies_after", [0, 1, 32, 100])
 def test_an_engine_that_is_gone_writes_no_errors_and_loses_nothing(dies_after):
     case = Case(FakeClient(held=3, dies_after=dies_after), rows(200))
     with pytest.raises(EngineClosedError):
@@ -88,9 +88,7 @@ def test_what_is_in_flight_is_bounded():
 
     client = FakeClient(held=10**6)
     case = Case(client, counted(), slots=8)
-    thread = threading.Thread(target=case.loop.run)
-    thread.start()
-    thread.join()
+    case.loop.run()
     assert consumed == 5000 == len(case.sink.outputs)
     assert client.most_in_flight <= 2 * 64
 

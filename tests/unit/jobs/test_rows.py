@@ -1,4 +1,4 @@
-"""The nouns of a job: what its options refuse, and which rows a shard and a limit leave."""
+"""The nouns of a job: what its options refuse."""
 
 import pytest
 
@@ -24,9 +24,3 @@ def test_options_are_refused_by_name(options, message):
     with pytest.raises(ConfigError) as refused:
         ReadOptions(**options)
     assert message in str(refused.value)
-
-
-def test_the_shards_together_are_the_limit():
-    wanted = [[n for n in range(30) if ReadOptions(shard=(i, 4), limit=21).wants(n)] for i in (1, 2, 3, 4)]
-    assert wanted[0] == [0, 4, 8, 12, 16, 20]
-    assert sorted(n for shard in wanted for n in shard) == list(range(21))

@@ -173,7 +173,6 @@ def test_lines_come_first_after_a_few_seconds_and_then_every_half_minute(capsys,
     ("room", "text", "bar"),
     [
         (100, "28/32 slots · 1,830 tokens/s · 3 errors · 4 min 10 s left", 24),
-        (70, "28/32 slots · 1,830 tokens/s · 3 errors · 4 min 10 s left", 11),
         (62, "28/32 slots · 1,830 tokens/s · 3 errors · 4 min 10 s left", 3),
         (40, "3 errors · 4 min 10 s left", 12),
         (5, "4 min 10 s left", 1),

@@ -77,18 +77,17 @@ def test_the_environment_names_a_variant(build, monkeypatch):
     assert build.loaded == ["libggml-cpu-sse42.so"]
 
 
-def test_a_variant_that_is_not_there_is_refused_with_the_list(build, monkeypatch):
-    has(monkeypatch, AVX512)
-    monkeypatch.setenv(backends.VARIABLE, "zen9")
-    with pytest.raises(SetupError, match=r"'zen9'.*it has skylakex, haswell, sse42, x64"):
-        backends.load_cpu(build.module, build.folder)
-    assert build.loaded == []
-
-
-def test_a_variant_that_the_cpu_cannot_run_is_refused_before_it_is_loaded(build, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("zen9", r"'zen9'.*it has skylakex, haswell, sse42, x64"),
+        ("skylakex", r"'skylakex', which needs avx512bw, .*it can run haswell, sse42, x64"),
+    ],
+)
+def test_a_variant_that_cannot_run_here_is_refused_before_it_is_loaded(build, monkeypatch, name, says):
     has(monkeypatch, AVX2)
-    monkeypatch.setenv(backends.VARIABLE, "skylakex")
-    with pytest.raises(SetupError, match=r"'skylakex', which needs avx512bw, .*it can run haswell, sse42, x64"):
+    monkeypatch.setenv(backends.VARIABLE, name)
+    with pytest.raises(SetupError, match=says):
         backends.load_cpu(build.module, build.folder)
     assert build.loaded == []
 

@@ -24,29 +24,11 @@ from tests.unit.fakes import times
 from tests.waiting import until
 
 STATS = EngineStats(
-    running=3,
-    waiting=2,
-    free_slots=1,
-    kv_cells=100,
-    kv_cells_used=25,
-    submitted=20,
-    finished_stop=6,
-    finished_length=4,
-    errors=3,
-    aborted=2,
-    prompt_tokens=50,
-    prefix_tokens=7,
-    shared_tokens=3,
-    generated_tokens=400,
-    preemptions=1,
-    decode_calls=10,
-    decode_rows=30,
-    decode_passes=12,
-    ttft_s=times(0.0004, 0.03, 0.03),
-    inter_token_s=times(0.012, 0.012, 700),
-    queue_s=times(0.3),
-    e2e_s=times(2.0, 9000),
-)
+    running=3, waiting=2, free_slots=1, kv_cells=100, kv_cells_used=25, submitted=20, finished_stop=6,
+    finished_length=4, errors=3, aborted=2, prompt_tokens=50, prefix_tokens=7, shared_tokens=3, generated_tokens=400,
+    preemptions=1, decode_calls=10, decode_rows=30, decode_passes=12, ttft_s=times(0.0004, 0.03, 0.03),
+    inter_token_s=times(0.012, 0.012, 700), queue_s=times(0.3), e2e_s=times(2.0, 9000),
+)  # fmt: skip
 
 
 class Engine:

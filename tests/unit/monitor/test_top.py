@@ -24,26 +24,11 @@ from llamabatch.monitor.top import draw, figures
 from tests.unit.fakes import times
 
 STATS = EngineStats(
-    running=31,
-    waiting=12,
-    free_slots=1,
-    kv_cells=1000,
-    kv_cells_used=120,
-    submitted=1280,
-    finished_stop=1000,
-    finished_length=234,
-    errors=3,
-    generated_tokens=54321,
-    prompt_tokens=600,
-    decode_calls=1000,
-    decode_rows=30400,
-    decode_passes=1003,
-    prefix_hits=17,
-    preemptions=2,
-    restarts=1,
-    ttft_s=times(*[0.012] * 100),
+    running=31, waiting=12, free_slots=1, kv_cells=1000, kv_cells_used=120, submitted=1280, finished_stop=1000,
+    finished_length=234, errors=3, generated_tokens=54321, prompt_tokens=600, decode_calls=1000, decode_rows=30400,
+    decode_passes=1003, prefix_hits=17, preemptions=2, restarts=1, ttft_s=times(*[0.012] * 100),
     inter_token_s=times(*[0.0006] * 100),
-)
+)  # fmt: skip
 MACHINE = MachineSample(197.4, 88.0, 1300 << 20, 5 << 30, 31.2, (GpuSample(0, "Card", 93.0, 3 << 30, 8 << 30, 70.0),))
 
 

@@ -152,27 +152,27 @@ def test_a_scaled_rotary_embedding_reaches_beyond_the_training():
 
 def start_of(config=None, facts=FACTS, machine=MACHINE):
     plan = resolve(config or EngineConfig("m"), facts, machine)
-    return plan.config.start_slots, plan.config.n_slots, plan.reasons.get("start_slots", "")
+    return plan.config.start_slots, plan.config.n_slots
 
 
 def test_a_context_starts_with_all_slots_where_they_are_asked_for_or_cost_nothing():
-    assert start_of(EngineConfig("m", n_slots=32)) == (32, 32, "n_slots is given")
-    assert start_of(machine=replace(MACHINE, lazy_cells=True))[:2] == (32, 32)
+    assert start_of(EngineConfig("m", n_slots=32)) == (32, 32)
+    assert start_of(machine=replace(MACHINE, lazy_cells=True)) == (32, 32)
     few = replace(FACTS, k_values=64, v_values=64)  # 32 slots of 1 MiB
-    assert start_of(facts=few) == (32, 32, "all: their cells are few")
+    assert start_of(facts=few) == (32, 32)
     for kind in ({"state_values": 10}, {"draft": few}, {"widths": Widths(896, 1000, 14, 896, 128, 4864, masks=2)}):
         assert start_of(facts=replace(FACTS, **kind))[0] == start_of(facts=replace(FACTS, **kind))[1] > 8
     on_gpu = Machine(8, 16 * GIB, n_gpus=1)  # which clears its own memory fast
-    assert start_of(machine=on_gpu)[:2] == (32, 32)
+    assert start_of(machine=on_gpu) == (32, 32)
     assert start_of(EngineConfig("m", n_gpu_layers=0), machine=on_gpu)[0] == 5
 
 
 def test_otherwise_it_starts_with_few_and_the_plan_counts_both():
-    assert start_of()[:2] == (5, 32)  # 48 MiB each
+    assert start_of() == (5, 32)  # 48 MiB each
     large = replace(FACTS, k_values=10 * FACTS.k_values, v_values=10 * FACTS.v_values)
     assert start_of(facts=large)[0] == 1
-    assert start_of(EngineConfig("m", start_slots=9))[:2] == (9, 32)
-    assert start_of(EngineConfig("m", start_slots=9, n_slots=4))[:2] == (4, 4)
+    assert start_of(EngineConfig("m", start_slots=9)) == (9, 32)
+    assert start_of(EngineConfig("m", start_slots=9, n_slots=4)) == (4, 4)
     all_of_it, plan = (resolve(EngineConfig("m", n_slots=32, start_slots=n), FACTS, MACHINE) for n in (32, 5))
     assert plan.memory.kv_cache - all_of_it.memory.kv_cache == 5 * 48 * 2**20
     assert plan.memory.compute > all_of_it.memory.compute
@@ -190,6 +190,8 @@ def test_flash_attention_where_it_is_fast():
     assert resolve(EngineConfig("m"), FACTS, patched).config.flash_attn == "on"
     assert resolve(EngineConfig("m", flash_attn="off"), FACTS, patched).config.flash_attn == "off"
     assert resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), stock).config.flash_attn == "on"
+    assert resolve(EngineConfig("m", type_v="q8_0"), FACTS, stock).config.flash_attn == "on"
+    assert resolve(EngineConfig("m"), FACTS, replace(stock, n_gpus=1)).config.flash_attn == "auto"
 
 
 def test_fewer_slots_where_memory_is_short():
@@ -209,13 +211,7 @@ def test_an_engine_that_does_not_fit_is_refused_with_the_sum():
 
 
 def test_a_gpu_holds_its_own():
-    plan = resolve(EngineConfig("m", n_slots=64, n_ctx=32_768), FACTS, replace(MACHINE, n_gpus=1))
-    assert plan.config.flash_attn == "auto"
-
-
-def test_n_ctx_beyond_training_is_refused():
-    with pytest.raises(ConfigError, match="n_ctx is 40000"):
-        resolve(EngineConfig("m", n_ctx=40_000), FACTS, MACHINE)
+    resolve(EngineConfig("m", n_slots=64, n_ctx=32_768), FACTS, replace(MACHINE, n_gpus=1))
 
 
 def test_a_context_length_that_is_given_is_used_whole():
@@ -252,15 +248,7 @@ def test_flash_attention_on_cuda():
         assert planned(**options, offload_kqv=False)[0] == "on"
     odd = replace(FACTS, widths=Widths(128, 1000, 4, 4 * 48, 256, 1024))
     flash, reasons = planned(facts=odd)
-    assert (flash, reasons["flash_attn"]) == ("off", "flash attention on CUDA has no kernel for heads of 48")
-
-
-def test_a_quantised_v_cache_turns_flash_attention_on():
-    assert resolve(EngineConfig("m", type_v="q8_0"), FACTS, MACHINE).config.flash_attn == "on"
-
-
-def test_small_models_take_flash_attention():
-    assert resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), MACHINE).config.flash_attn == "on"
+    assert (flash, "heads of 48" in reasons["flash_attn"]) == ("off", True)
 
 
 def test_threads():
@@ -343,11 +331,8 @@ def test_one_engine_where_the_caller_says_how_to_compute(options):
 
 def test_instances_by_request():
     plan = resolve(EngineConfig("m", strategy="batched", instances=3, n_slots=32), FACTS, MACHINE)
-    assert (plan.config.instances, plan.config.for_one_engine().n_slots, plan.config.for_one_engine().n_threads) == (
-        3,
-        11,
-        2,
-    )
+    part = plan.config.for_one_engine()
+    assert (plan.config.instances, part.n_slots, part.n_threads) == (3, 11, 2)
     assert resolve(EngineConfig("m"), FACTS, MACHINE).config.instances == 1  # a large one keeps its threads busy
     on_gpu = resolve(EngineConfig("m"), replace(FACTS, file_bytes=3_000_000), replace(MACHINE, n_gpus=1))
     assert on_gpu.config.instances == 1
@@ -363,7 +348,7 @@ class TestDeviceSampling:
     def test_is_on_where_the_output_is_on_a_gpu(self):
         value, why = self.chosen()
         assert value == "auto"
-        assert why == f"the GPU of the output returns 65 tokens of a row instead of {FACTS.n_vocab}"
+        assert f"65 tokens of a row instead of {FACTS.n_vocab}" in why
         assert self.chosen(device_sampling=True)[0] == "on"
 
     def test_is_off_elsewhere(self):
@@ -384,9 +369,7 @@ class TestDeviceSampling:
         assert on.compute - off.compute >= 4 * FACTS.n_vocab * 12
 
     def test_a_small_vocabulary_is_refused(self):
-        with pytest.raises(
-            ConfigError, match="device_sampling is 'on', but the vocabulary has 65 tokens; it is for more"
-        ):
+        with pytest.raises(ConfigError, match=r"device_sampling is 'on'.* 65 tokens"):
             self.chosen(facts=replace(FACTS, n_vocab=65), device_sampling="on")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError
-from llamabatch.gguf.reader import TensorInfo
+from llamabatch.gguf.reader import TENSOR_TYPES, TensorInfo
 from llamabatch.planning.capacity import resolve
 from llamabatch.planning.compute_buffers import Widths
 from llamabatch.planning.equal_bits import dependence
@@ -17,11 +17,7 @@ from llamabatch.planning.weights import multiplied
 from tests.unit.configs import resolved
 
 GIB = 2**30
-NUMBERS = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20,
-    "IQ4_XS": 23, "BF16": 30, "TQ1_0": 34, "MXFP4": 39,
-}  # fmt: skip  # ggml.h
-
+NUMBERS = {name: number for number, (name, *_) in TENSOR_TYPES.items()}
 AVX512 = frozenset({"avx2", "avx512", "rows", "vnni512"})
 MACHINE = Machine(4, 8 * GIB, fast_attention=True, features=AVX512, equal_rows=True)
 CONFIG = resolved(flash_attn="on")

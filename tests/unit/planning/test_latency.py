@@ -38,9 +38,7 @@ def test_a_gap_is_a_step_and_a_short_prompt():
 
 
 def test_an_impossible_limit_is_refused_with_the_least():
-    with pytest.raises(
-        ConfigError, match=r"p95_inter_token_ms is 5; the least that is possible here is 11, with 1 row$"
-    ):
+    with pytest.raises(ConfigError, match=r"p95_inter_token_ms is 5; .* 11, with 1 row$"):
         choose_rows(STAIRS, 0.1, 5.0)
 
 

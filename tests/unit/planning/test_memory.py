@@ -1,5 +1,6 @@
 """The memory arithmetic without a library: weights by tensor, engines together, limits, GPUs."""
 
+import math
 import sys
 from dataclasses import replace
 from itertools import accumulate
@@ -9,7 +10,7 @@ import pytest
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
-from llamabatch.gguf.reader import TensorInfo
+from llamabatch.gguf.reader import TENSOR_TYPES, TensorInfo
 from llamabatch.planning import machine as limits
 from llamabatch.planning.capacity import resolve
 from llamabatch.planning.compute_buffers import Widths, graph_bytes, input_bytes
@@ -21,29 +22,12 @@ from llamabatch.planning.weights import in_files, weights
 from tests.unit.configs import resolved
 
 GIB = 2**30
-NUMBERS = {
-    "F32": 0,
-    "F16": 1,
-    "Q4_0": 2,
-    "Q4_1": 3,
-    "Q5_1": 7,
-    "Q8_0": 8,
-    "Q4_K": 12,
-    "Q5_K": 13,
-    "Q6_K": 14,
-    "BF16": 30,
-}
-BYTES = {
-    "F32": 4.0, "F16": 2.0, "Q4_0": 18 / 32, "Q4_1": 20 / 32, "Q5_1": 24 / 32, "Q8_0": 34 / 32, "Q4_K": 144 / 256,
-    "Q5_K": 176 / 256, "Q6_K": 210 / 256, "BF16": 2.0,
-}  # fmt: skip
+NUMBERS = {name: number for number, (name, *_) in TENSOR_TYPES.items()}
 
 
 def tensor(name, kind, *dims):
-    count = 1
-    for dim in dims:
-        count *= dim
-    return TensorInfo(name, dims, NUMBERS[kind], 0, int(count * BYTES[kind]))
+    _, block, n_bytes = TENSOR_TYPES[NUMBERS[kind]]
+    return TensorInfo(name, dims, NUMBERS[kind], 0, math.prod(dims) // block * n_bytes)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +357,7 @@ def test_a_place_of_its_own_moves_a_tensor_between_a_gpu_and_main_memory():
     assert [gpu.weights for gpu in here.memory.gpus] == [before.gpus[0].weights - 2 * n, before.gpus[1].weights]
     assert here.memory.copies == before.copies + 2 * n
     assert here.memory.compute > before.compute  # a part of each pass runs on the CPU
-    assert here.reasons["override_tensor"] == f"2 tensors, {2 * n / MIB:.0f} MiB of them in main memory"
+    assert f"2 tensors, {2 * n / MIB:.0f} MiB" in here.reasons["override_tensor"]
     plain = resolve(replace(asked, extra_bufts="off"), replace(FACTS, placed=((first, None),)), machine)
     assert plain.memory.weights == EMBEDDING.n_bytes + n
     there = resolve(asked, replace(FACTS, placed=((third, 1),)), machine)
@@ -381,7 +365,7 @@ def test_a_place_of_its_own_moves_a_tensor_between_a_gpu_and_main_memory():
     assert there.memory.copies == before.copies
     nowhere = resolve(asked, replace(FACTS, placed=((first, None),)), MACHINE)
     assert nowhere.memory == resolve(EngineConfig("m", n_slots=2, n_ctx=1024), FACTS, MACHINE).memory
-    assert nowhere.reasons["override_tensor"] == "1 tensor, all in main memory anyway: llama.cpp has no GPU here"
+    assert "no GPU" in nowhere.reasons["override_tensor"]
 
 
 def test_locked_memory_is_within_its_limit():
@@ -389,7 +373,7 @@ def test_locked_memory_is_within_its_limit():
     plan = resolve(asked, FACTS, replace(MACHINE, lockable_bytes=FACTS.file_bytes))
     assert sum(t.n_bytes for t in FACTS.tensors) <= plan.memory.locked <= FACTS.file_bytes
     assert plan.memory.reclaimable == 0
-    assert plan.reasons["use_mlock"] == f"{plan.memory.locked / MIB:,.0f} MiB are locked"
+    assert f"{plan.memory.locked / MIB:,.0f} MiB" in plan.reasons["use_mlock"]
     with pytest.raises(MemoryPlanError, match=r"RLIMIT_MEMLOCK leaves 1 MiB; raise the limit \(ulimit -l\)"):
         resolve(asked, FACTS, replace(MACHINE, lockable_bytes=MIB))
     repacked = resolve(replace(asked, extra_bufts="auto"), FACTS, MACHINE)

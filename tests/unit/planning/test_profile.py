@@ -1,18 +1,14 @@
 """Profiles: what they hold for, what they fill in, and that a bad file is as good as none."""
 
-import contextlib
-import dataclasses
 import json
 import logging
 import struct
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llamabatch.config import EngineConfig
-from llamabatch.errors import ConfigError, ModelFileError, SetupError
+from llamabatch.errors import ConfigError, SetupError
 from llamabatch.gguf.shape import ModelShape, read_shape
 from llamabatch.llama.environment import OnLoad, undecided
 from llamabatch.planning import profile_store
@@ -72,38 +68,6 @@ def test_the_shape_is_read_wherever_the_vocabulary_stands(pairs, tmp_path):
     assert read_shape(path) == ModelShape("qwen2", "3", "64", "", "8", "2,2,4", 300, "7", 2, len(WHOLE))
 
 
-@given(st.integers(0, len(WHOLE)), st.binary(max_size=12), st.integers(0, 2**32))
-def test_a_damaged_header_is_refused_and_never_raises_anything_else(tmp_path_factory, cut, junk, at):
-    body = bytearray(WHOLE)
-    at %= 400  # among the pairs, in front of the chat template's text
-    body[at : at + len(junk)] = junk
-    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
-    path.write_bytes(bytes(body[:cut]))
-    with contextlib.suppress(ModelFileError):
-        read_shape(path)
-    path.write_bytes(WHOLE[: min(cut, len(WHOLE) - 150)])  # the last tensor is not whole any more
-    with pytest.raises(ModelFileError):
-        read_shape(path)
-
-
-@pytest.mark.parametrize(
-    ("bad", "words"),
-    [
-        (pair("a", 99, b""), "type 99"),
-        (pair("a", 8, struct.pack("<Q", 2**20)), "beyond the end"),
-        (struct.pack("<Q", 2**40), "bytes"),
-        (pair("a", 9, struct.pack("<IQ", 8, 2**60)), "array"),
-        (pair("a", 9, struct.pack("<IQ", 4, 2**60)), "beyond the end"),
-        (pair("a", 9, struct.pack("<IQ", 9, 1)), "array"),
-    ],
-)
-def test_claims_of_a_header_are_bounded(bad, words, tmp_path):
-    path = tmp_path / "m.gguf"
-    path.write_bytes(gguf(bad))
-    with pytest.raises(ModelFileError, match=words):
-        read_shape(path)
-
-
 # --- keys and files -----------------------------------------------------------------------------------------------
 
 
@@ -120,16 +84,13 @@ def kept(model, **changes):
     return profile, profile_store.keep(profile)
 
 
-@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(ProfileKey) if f.name != "shape"])
-def test_every_part_of_a_key_counts(name):
-    other = replace(KEY, **{name: 9 if name == "cores" else "other"})
-    assert other.digest != KEY.digest
+def test_every_part_of_a_key_and_of_its_shape_counts():
+    def others(one):
+        values = {field.name: getattr(one, field.name) for field in fields(one) if field.name != "shape"}
+        return [replace(one, **{name: 9 if isinstance(value, int) else "other"}) for name, value in values.items()]
 
-
-@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(ModelShape)])
-def test_every_part_of_a_shape_counts(name):
-    other = 9 if isinstance(getattr(SHAPE, name), int) else "other"
-    assert replace(KEY, shape=replace(SHAPE, **{name: other})).digest != KEY.digest
+    keys = [KEY, *others(KEY), *(replace(KEY, shape=shape) for shape in others(SHAPE))]
+    assert len({key.digest for key in keys}) == len(keys)
 
 
 def test_a_profile_comes_back_for_any_file_of_that_shape(model, tmp_path):

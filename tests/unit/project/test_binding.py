@@ -124,22 +124,24 @@ def test_the_package_is_whole_and_imports_nothing_of_the_name(source, tmp_path, 
     assert binding.prove(folder) == folder / "lib" / "libllamabatch-llama.so"
 
 
-def test_a_package_that_imports_the_name_is_found_out(source, tmp_path):
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("import llama_cpp", r"does not load \(AssertionError: it imports llama_cpp\)"),
+        (
+            "raise ModuleNotFoundError(\"No module named 'typing_extensions'\")",
+            f"install it with {sys.executable} -m pip install typing-extensions",
+        ),
+    ],
+    ids=["it imports the name", "a package is missing"],
+)
+def test_a_package_that_does_not_load_is_found_out(source, tmp_path, line, told):
     folder = tmp_path / "made" / "llamabatch_llama"
     binding.make_package(source, folder, "1.2.3", "{}")
     (tmp_path / "made" / "llama_cpp.py").write_text("")
     with open(folder / "_binding" / "llama.py", "a") as file:
-        file.write("import llama_cpp\n")
-    with pytest.raises(SetupFailure, match=r"does not load \(AssertionError: it imports llama_cpp\)"):
-        binding.prove(folder)
-
-
-def test_a_missing_package_is_named_with_its_cure(source, tmp_path):
-    folder = tmp_path / "made" / "llamabatch_llama"
-    binding.make_package(source, folder, "1.2.3", "{}")
-    with open(folder / "_binding" / "llama.py", "a") as file:
-        file.write("raise ModuleNotFoundError(\"No module named 'typing_extensions'\")\n")
-    with pytest.raises(SetupFailure, match=f"install it with {sys.executable} -m pip install typing-extensions"):
+        file.write(f"{line}\n")
+    with pytest.raises(SetupFailure, match=told):
         binding.prove(folder)
 
 

@@ -1,7 +1,6 @@
 """The gate: what fails it, which tests wait for `make test-all`, and a core for each worker."""
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from tests.defects import Defect
 from tests.defects import __main__ as test_defects
 from tests.defects.copies import Copy
 from tests.gate import marks, unsteady
-from tests.gate.measure import slow_lines
 from tests.gate.run import TESTS
 
 CHECKOUT = Path(__file__).parents[3]
@@ -93,36 +91,6 @@ def test_a_test_has_the_same_name_in_every_process(tmp_path):
     assert names[0] == names[1]
 
 
-def test_a_test_counts_with_its_own_seconds(tmp_path):
-    (tmp_path / "test_a.py").write_text(
-        "import pytest, time, _pytest.timing\n"
-        "now = 0.0\n"
-        "time.perf_counter = _pytest.timing.perf_counter = lambda: now\n"
-        "def work(seconds):\n    global now\n    now += seconds\n"
-        "@pytest.fixture(scope='module')\ndef shared():\n    work(2)\n    yield\n    work(2)\n"
-        "@pytest.fixture\ndef own(shared):\n    work(0.1)\n"
-        "def test_first(own):\n    work(0.1)\n"
-        "def test_second():\n    pass\n"
-    )
-    done = pytest_of(tmp_path, "-p", "tests.gate.seconds", "--seconds", "out.json")
-    assert done.returncode == 0, done.stdout
-    seconds = json.loads((tmp_path / "out.json").read_text())
-    assert seconds == pytest.approx({"test_a.py::test_first": 0.2, "test_a.py::test_second": 0.0})
-
-
-def test_the_file_of_slow_tests():
-    slow, quick = marks.SLOW_S + 1, marks.SLOW_S / 2
-    seconds = {
-        "a.py::one[x]": slow,
-        "a.py::one[y]": slow + 1,
-        "a.py::two[x]": slow,
-        "a.py::two[y]": quick,
-        "a.py::three": quick,
-    }
-    known = ["9.0 a.py::three", f"2.0 {Path(__file__)}::kept", "2.0 gone.py::test"]
-    assert slow_lines(seconds, known) == [f"2.0 {Path(__file__)}::kept", "2.5 a.py::one", "1.5 a.py::two[x]"]
-
-
 def test_marks(monkeypatch):
     monkeypatch.setattr(marks, "slow", lambda: {"a.py::test_a", "a.py::test_b[x]", "a.py::test_c"})
 
@@ -171,24 +139,6 @@ def test_a_part_that_has_passed_is_due_once_a_file_that_it_sees_has_changed(tmp_
     assert test_all._is_due(other)
     monkeypatch.setattr(parts.Part, "inputs", lambda part: "changed")
     assert test_all._is_due(one)
-
-
-def test_a_test_is_too_long_that_takes_more_than_a_second_each_time(monkeypatch):
-    monkeypatch.setattr(marks, "slow", lambda: {"a.py::known"})
-    monkeypatch.setattr(marks, "yardstick_of_file_s", lambda: 1.0)
-    monkeypatch.setattr(marks, "yardstick_s", lambda: 0.5)  # a CPU twice as fast does not make the limit shorter
-    again = []
-
-    def run(nodeids):
-        again.append(nodeids)
-        return 0, {nodeid: 0.3 if nodeid == "a.py::held_up" else 1.6 for nodeid in nodeids}
-
-    monkeypatch.setattr(test_all, "measured", run)
-    first = {"a.py::known[x]": 9.0, "a.py::held_up": 3.0, "a.py::long": 2.0, "a.py::quick": 0.9}
-    assert test_all._too_long(first) == {"a.py::long": 1.6}
-    assert again == [["a.py::held_up", "a.py::long"], ["a.py::long"]]
-    monkeypatch.setattr(marks, "yardstick_s", lambda: 2.0)
-    assert test_all._too_long(first) == {}
 
 
 def test_no_slow_test_is_unknown():

@@ -27,17 +27,12 @@ THREE = (Part("build", 100, "builds"), Part("memory", 50, "compares"), Part("bur
 @pytest.mark.parametrize(
     ("name", "kept"),
     [
-        ("CMakeLists.txt", True),
         ("llama_cpp/llama.py", True),
         (".git/HEAD", True),
         ("vendor/llama.cpp/ggml/src/ggml-cuda/fattn.cu", True),
-        ("vendor/llama.cpp/ggml/src/ggml-rpc/ggml-rpc.cpp", True),
         ("vendor/llama.cpp/scripts/ui-assets.cmake", True),  # the server's build runs it
         ("vendor/llama.cpp/tools/server/server.cpp", True),
-        ("vendor/llama.cpp/models/ggml-vocab-llama-bpe.gguf", False),
         ("vendor/llama.cpp/ggml/src/ggml-sycl/common.cpp", False),
-        ("vendor/llama.cpp/docs/build.md", False),
-        ("docker/Dockerfile", False),
         ("examples/server/server.py", False),
     ],
 )

@@ -131,10 +131,7 @@ def test_settings_go_to_the_scheduler_or_to_the_device(monkeypatch):
     setup = dataclasses.replace(setup_of(), bench_python=Path("python"))
     settings = ("max_num_batched_tokens=256", "enable_prefix_caching=0", "KV_CACHE_PRECISION=f16")
     openvino.OpenVino("OpenVINO", settings=settings).open(setup, WORKLOAD)
-    assert started[0]["scheduler"] == {
-        "max_num_seqs": 32,
-        "max_num_batched_tokens": 256,
-        "enable_prefix_caching": False,
-    }
+    scheduler = {"max_num_seqs": 32, "max_num_batched_tokens": 256, "enable_prefix_caching": False}
+    assert started[0]["scheduler"] == scheduler
     assert started[0]["properties"] == {"INFERENCE_NUM_THREADS": 2, "KV_CACHE_PRECISION": "f16"}
     assert not openvino.OpenVino("OpenVINO").applies(WORKLOADS["long prompt among talkers"])

@@ -134,7 +134,6 @@ def test_a_build_is_made_once_and_asking_again_makes_it_the_newest(compiler, cac
     ("output", "reason"),
     [
         ("c++: fatal error: Killed signal terminated program cc1plus\n", "the compiler ran out of memory"),
-        ("ninja: error: No space left on device\n", "the disk is full"),
         ("FAILED: something else\n", "see the end of the log"),
     ],
 )
@@ -442,12 +441,12 @@ def test_the_share_that_is_compiled(progress, share):
     assert command.fraction(progress) == share
 
 
-@pytest.mark.parametrize("line", ["[2/4] Building CXX object b.o", "[ 50%] Building CXX object b.o"])
-def test_the_bar_follows_the_output_of_the_compilers(tmp_path, line):
+def test_the_bar_follows_the_output_of_the_compilers(tmp_path):
     screen = io.StringIO()
     bar = command.Bar(Console(file=screen, force_terminal=True, width=80), "building llama.cpp (cpu)")
     beat, seen = bar.beat, tmp_path / "seen"
     bar.beat = lambda progress: (beat(progress), progress and seen.touch())
+    line = "[ 50%] Building CXX object b.o"
     code = f"import os, time; print({line!r}, flush=True)\nwhile not os.path.exists({str(seen)!r}): time.sleep(0.01)"
     assert tools.run_logged([sys.executable, "-c", code], tmp_path / "log", "building", display=bar) == 0
     assert "building llama.cpp (cpu)" in screen.getvalue()
@@ -492,10 +491,6 @@ def test_no_compiler_names_what_to_install(cache, monkeypatch):
 def test_the_builder_runs_on_a_bare_python():
     """It is imported without any package of the environment."""
     code = "import llamabatch.native_build.builds"
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        env={**os.environ, "PYTHONPATH": str(Path(source.__file__).parents[2])},
-        capture_output=True,
-        text=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(source.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

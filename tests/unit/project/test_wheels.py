@@ -149,11 +149,6 @@ def test_the_distribution_has_the_version_of_llamabatch():
     assert wheels.release() == version["__version__"]
 
 
-@pytest.fixture(scope="module")
-def metadata():
-    return hatch_metadata
-
-
 WHEELS = (
     "sys_platform == 'linux' and os_name == 'posix' and (platform_machine == 'x86_64' or platform_machine == 'arm')"
 )
@@ -161,18 +156,18 @@ WHEELS = (
 
 @pytest.mark.parametrize("system", ["linux", "darwin"])
 @pytest.mark.parametrize("machine", ["x86_64", "arm", "riscv64"])
-def test_a_release_wants_exactly_one_llama_cpp(metadata, system, machine):
+def test_a_release_wants_exactly_one_llama_cpp(system, machine):
     where = {"sys_platform": system, "os_name": "posix", "platform_machine": machine}
-    texts = metadata.llama_cpp("1.2.3", "llama-cpp-python>=0.3.36,<0.4", WHEELS, is_release=True)
+    texts = hatch_metadata.llama_cpp("1.2.3", "llama-cpp-python>=0.3.36,<0.4", WHEELS, is_release=True)
     [wanted] = [each.name for each in map(Requirement, texts) if each.marker.evaluate(where)]
     has_wheel = system == "linux" and machine != "riscv64"
     assert wanted == ("llamabatch-llama" if has_wheel else "llama-cpp-python")
     assert texts[0].startswith("llamabatch-llama==1.2.3;")
 
 
-def test_a_checkout_wants_llama_cpp_python_alone(metadata):
+def test_a_checkout_wants_llama_cpp_python_alone():
     source_text = "llama-cpp-python>=0.3.36,<0.4"
-    assert metadata.llama_cpp("1.2.3", source_text, WHEELS, is_release=False) == [source_text]
+    assert hatch_metadata.llama_cpp("1.2.3", source_text, WHEELS, is_release=False) == [source_text]
 
 
 TEAM_CHECK = r"""

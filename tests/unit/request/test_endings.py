@@ -14,20 +14,7 @@ from llamabatch.request.sequence import Sequence
 
 # two tokens end a generation, two more are special, and the others cut texts anywhere, also inside characters
 TEXTS = [
-    b"",
-    b"",
-    b"",
-    b"",
-    b"a",
-    b"b",
-    b"ab",
-    b"c a",
-    b"\xc3",
-    b"\xa9",
-    b"\xe2\x82",
-    b"\xac",
-    b"\xf0\x9f\x98",
-    b"\x80",
+    *(b"", b"", b"", b"", b"a", b"b", b"ab", b"c a", b"\xc3", b"\xa9", b"\xe2\x82", b"\xac", b"\xf0\x9f\x98", b"\x80"),
     b"\n",
 ]
 NAMES = {0: b"</s>", 1: b"<end>", 2: b"<a>", 3: b"<b>"}

@@ -40,29 +40,6 @@ from llamabatch.request.structured_outputs import Structure
 from llamabatch.sampling.defaults import DEFAULTS, FilledParams, defaults_of, fill
 from llamabatch.sampling.token_counts import token_counts
 
-BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), -0.1, 1e300, "1", True, [], 2**64]
-
-
-@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p"])
-@pytest.mark.parametrize("value", BAD_NUMBERS)
-def test_bad_numbers(field, value):
-    with pytest.raises(SamplingError, match=field):
-        SamplingParams(**{field: value})
-
-
-@pytest.mark.parametrize("field", ["top_k", "max_tokens", "seed"])
-@pytest.mark.parametrize("value", [float("nan"), 1.5, "1", True, [], -2, 2**64])
-def test_bad_whole_numbers(field, value):
-    with pytest.raises(SamplingError, match=field):
-        SamplingParams(**{field: value})
-
-
-@pytest.mark.parametrize("field", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -2.5, 101, "1", True, []])
-def test_bad_penalties(field, value):
-    with pytest.raises(SamplingError, match=field):
-        SamplingParams(**{field: value})
-
 
 @pytest.mark.parametrize(
     "bias",
@@ -74,12 +51,6 @@ def test_bad_penalties(field, value):
 def test_bad_biases(bias):
     with pytest.raises(SamplingError, match="logit_bias"):
         SamplingParams(logit_bias=bias)
-
-
-@pytest.mark.parametrize("ids", [5, "12", b"12", {1: 2}, [], [-1], [2**20], [1.0], [True], ["1"]])
-def test_bad_lists_of_allowed_tokens(ids):
-    with pytest.raises(SamplingError, match="allowed_token_ids"):
-        SamplingParams(allowed_token_ids=ids)
 
 
 def test_token_ids_are_kept_in_order_and_can_be_hashed():
@@ -111,12 +82,6 @@ def test_token_counts_are_those_of_the_text(prompt, output, window):
     assert len(counts.ids) == len(wanted)
 
 
-@pytest.mark.parametrize("stop", [5, [5], [""], ["x"] * 65, "x" * 257, {"a": 1}, [None]])
-def test_bad_stops(stop):
-    with pytest.raises(SamplingError, match="stop"):
-        SamplingParams(stop=stop)
-
-
 def test_samplers_have_llama_cpps_names():
     assert SamplingParams(samplers=["temp", "typical_p", "top-k", "infill"]).chain == (
         *("temperature", "typ_p", "top_k", "infill"),
@@ -141,18 +106,21 @@ def test_good_values():
         params.top_k = 3
 
 
+# The values beside the borders of their fields; values of wrong types stand in BAD_VALUES.
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 0), ("n", 257), ("best_of", 0), ("min_tokens", -1), ("typical_p", 1.1), ("top_n_sigma", -2),
+        ("n", 0), ("n", 257), ("best_of", 0), ("max_tokens", 0), ("min_tokens", -1), ("temperature", -0.1),
+        ("top_k", -2), ("top_p", -0.1), ("top_p", 1.1), ("min_p", -0.1), ("typical_p", 1.1), ("top_n_sigma", -2),
         ("xtc_probability", 2), ("xtc_threshold", -1), ("dry_multiplier", -1), ("dry_base", 0.5),
-        ("dry_allowed_length", 0), ("dry_penalty_last_n", -2), ("dry_sequence_breakers", [1]), ("mirostat", 3),
-        ("mirostat_tau", -1), ("mirostat_eta", 2), ("dynatemp_range", -1), ("dynatemp_exponent", 0),
-        ("stop_token_ids", [-1]), ("stop_token_ids", "12"), ("include_stop_str_in_output", 1), ("bad_words", [""]),
-        ("bad_words", ["x"] * 1025), ("logprobs", -2), ("logprobs", "1"), ("prompt_logprobs", 1025),
-        ("logprob_token_ids", []), ("logprob_token_ids", 5), ("logprob_token_ids", [-1]), ("logprob_token_ids", ["a"]),
-        ("skip_special_tokens", 0), ("logits_processors", [3]), ("priority", 1.5), ("background", 1),
-        ("deadline_s", -1), ("deadline_s", float("inf")), ("overflow", "drop"),
+        ("dry_allowed_length", 0), ("dry_penalty_last_n", -2), ("mirostat", 3), ("mirostat_tau", -1),
+        ("mirostat_eta", 2), ("dynatemp_range", -1), ("dynatemp_exponent", 0), ("seed", -2), ("seed", 2**64),
+        ("repetition_penalty", -2.5), ("repetition_penalty", 101), ("presence_penalty", -2.5),
+        ("presence_penalty", 101), ("frequency_penalty", -2.5), ("frequency_penalty", 101), ("stop", ["x"] * 65),
+        ("stop", "x" * 257), ("stop_token_ids", [2**20]), ("allowed_token_ids", []), ("allowed_token_ids", [2**20]),
+        ("allowed_token_ids", b"12"), ("allowed_token_ids", {1: 2}), ("bad_words", ["x"] * 1025), ("logprobs", -2),
+        ("prompt_logprobs", 1025), ("logprob_token_ids", []), ("logprob_token_ids", 5), ("logprob_token_ids", [-1]),
+        ("logprob_token_ids", ["a"]), ("priority", 1.5), ("deadline_s", -1),
     ],
 )  # fmt: skip
 def test_bad_values_name_their_field(field, value):
@@ -394,12 +362,6 @@ def test_numbers_of_numpy_are_taken_as_pythons_own():
     assert type(config.n_slots) is int
 
 
-def test_max_tokens_says_what_none_means():
-    for value in (-1, 0):
-        with pytest.raises(SamplingError, match=f"max_tokens is {value}; .* or None: until the model stops or n_ctx"):
-            SamplingParams(max_tokens=value)
-
-
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
@@ -450,10 +412,12 @@ def test_names_of_other_libraries_as_keywords():
         SamplingParams(2, num_return_sequences=3)
 
 
-@pytest.mark.parametrize("error", [TypeError, SamplingError, ValueError, UnknownParameterError])
-def test_an_unknown_keyword_names_the_nearest(error):
-    with pytest.raises(error, match=r"^SamplingParams has no field 'temprature'; did you mean 'temperature'\?$"):
-        SamplingParams(temprature=1)
+def test_an_unknown_keyword_names_the_nearest():
+    for make in (SamplingParams, SamplingParams.from_options):
+        with pytest.raises(UnknownParameterError, match=r"'temprature'; did you mean 'temperature'\?$"):
+            make(temprature=1)
+    for error in (TypeError, SamplingError, ValueError, LlamaBatchError):
+        assert issubclass(UnknownParameterError, error)
 
 
 def test_the_signature_is_that_of_the_fields():
@@ -494,13 +458,6 @@ def test_names_of_other_libraries():
         SamplingParams.from_options(n_predict=7, max_tokens=8)
 
 
-def test_unknown_names_are_refused_with_the_nearest():
-    with pytest.raises(SamplingError, match="did you mean 'temperature'"):
-        SamplingParams.from_options(temprature=1)
-    with pytest.raises(ConfigError, match="did you mean 'n_slots'"):
-        EngineConfig.from_options("tiny", {"n_slot": 3})
-
-
 @pytest.mark.parametrize(
     ("option", "value"),
     [
@@ -529,11 +486,6 @@ def test_keywords_for_type_checkers_are_the_fields():
     assert set(get_type_hints(EngineOptions)) == {f.name for f in fields(EngineConfig)} - {"model"}
 
 
-def test_errors_are_value_errors_of_our_tree():
-    assert issubclass(SamplingError, ValueError)
-    assert issubclass(SamplingError, LlamaBatchError)
-
-
 def test_defaults_are_what_their_checks_would_keep(monkeypatch):
     unchecked = SamplingParams()
     monkeypatch.setattr(sampling_params, "_DEFAULTS", {})
@@ -542,10 +494,3 @@ def test_defaults_are_what_their_checks_would_keep(monkeypatch):
     assert {name: type(value) for name, value in vars(checked).items()} == {
         name: type(value) for name, value in vars(unchecked).items()
     }
-
-
-def test_only_fields_other_than_their_defaults_are_checked(monkeypatch):
-    checked = []
-    monkeypatch.setattr(sampling_params, "number", lambda error, name, value, *rest: checked.append(name) or value)
-    SamplingParams(temperature=0.5, top_p=0.9)
-    assert sorted(checked) == ["temperature", "top_p"]

@@ -5,21 +5,9 @@ import pytest
 from llamabatch.request.tool_calls import ToolCall, ToolCallDelta, in_order
 
 
-def test_arguments_are_parsed():
-    assert ToolCall("call_1", "weather", '{"city": "Oslo"}').parsed == {"city": "Oslo"}
-
-
 @pytest.mark.parametrize("arguments", ["", '{"city": "Os', "[1]", "null", "[" * 100_000])
 def test_arguments_that_are_no_object_parse_to_nothing(arguments):
     assert ToolCall("call_1", "weather", arguments).parsed is None
-
-
-def test_a_call_has_openais_shape():
-    assert ToolCall("call_1", "weather", "{}").to_openai() == {
-        "id": "call_1",
-        "type": "function",
-        "function": {"name": "weather", "arguments": "{}"},
-    }
 
 
 def test_only_the_first_delta_names_the_call():

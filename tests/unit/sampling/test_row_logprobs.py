@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from llamabatch.request.logprobs import Logprob, RowLogprobs
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.sampling import native
 from llamabatch.sampling import row_logprobs as module
 from llamabatch.sampling.row_logprobs import NEVER, drawn_logprobs, row_logprobs
 from llamabatch.sampling.sampler import SamplerState
@@ -25,15 +24,7 @@ def exact(row: np.ndarray, token: int, top: int) -> tuple[list[int], list[float]
     return ids, [float(logprobs[i]) for i in ids], order.index(token) + 1
 
 
-@pytest.fixture(params=["compiled", "numpy"])
-def way(request, monkeypatch):
-    if request.param == "numpy":
-        monkeypatch.setattr(native, "available", lambda: False)
-    elif not native.available():
-        pytest.skip(f"the compiled helper is {native.why_not()}")
-
-
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("nan", "inf")])
 @pytest.mark.parametrize("size", [1, 2, 17, 129, 1120, 5001])
 def test_they_are_those_of_a_softmax_in_float64(kind, size):
@@ -51,7 +42,7 @@ def test_they_are_those_of_a_softmax_in_float64(kind, size):
             assert found.logprobs == pytest.approx(wanted, rel=1e-7, abs=1e-6)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("implementation")
 def test_a_large_vocabulary_whose_tail_weighs_more_than_its_top():
     row = np.full(262_144, -20.0, np.float32)
     row[7] = 0
@@ -61,7 +52,7 @@ def test_a_large_vocabulary_whose_tail_weighs_more_than_its_top():
     assert (list(found.token_ids), found.rank) == ([9, 7, 0], 1 + 9)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_rows_that_are_no_numbers_give_nothing(bad):
     row = np.zeros(300, np.float32)
@@ -71,7 +62,7 @@ def test_rows_that_are_no_numbers_give_nothing(bad):
         assert (list(found.token_ids), list(found.logprobs)) == ([], [])
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("implementation")
 def test_rows_in_any_order_with_numbers_of_their_own():
     rows = np.random.default_rng(0).normal(0, 3, (6, 40_000)).astype(np.float32)[::2]
     found = row_logprobs(rows, [2, 0, 2], [5, 6, 7], [3, 0, -1], n_threads=2)
@@ -83,7 +74,6 @@ def test_rows_in_any_order_with_numbers_of_their_own():
     assert found[2].logprobs == pytest.approx(exact(rows[2], 7, 0)[1], abs=1e-6)
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("nan", "inf")])
 @pytest.mark.parametrize("others", [(0,), (3, 7, 200), tuple(range(0, 1120, 3))])
 def test_other_tokens_have_the_logprob_and_rank_of_a_full_sort(kind, others):
@@ -127,20 +117,13 @@ def test_what_does_not_fit_is_refused_before_the_helper_sees_it():
         row_logprobs(np.zeros((2, 9)), [0], [1], [0])
 
 
-def test_the_token_that_came_is_named_once_and_first():
-    row = RowLogprobs([5, 4, 5], [-1.0, -0.5, -1.0], 2)
-    named = row.named(lambda token: b"\xff" if token == 5 else b"four")
-    assert list(named.items()) == [(5, Logprob(-1.0, 2, "\ufffd")), (4, Logprob(-0.5, 1, "four"))]
-
-
-def test_other_tokens_come_last_and_none_comes_twice():
+def test_the_token_that_came_is_named_first_others_last_and_none_twice():
     row = RowLogprobs([5, 4, 5], [-1.0, -0.5, -1.0], 2, [(4, -0.5, 1), (9, -3.0, 8)])
-    assert list(row.named(lambda token: b"t%d" % token).items()) == [
-        (5, Logprob(-1.0, 2, "t5")), (4, Logprob(-0.5, 1, "t4")), (9, Logprob(-3.0, 8, "t9")),
-    ]  # fmt: skip
+    named = list(row.named(lambda token: b"\xff" if token == 5 else b"t%d" % token).items())
+    assert named == [(5, Logprob(-1.0, 2, "\ufffd")), (4, Logprob(-0.5, 1, "t4")), (9, Logprob(-3.0, 8, "t9"))]
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("more", [{}, {"xtc_probability": 1e-9}])  # the second by the chain of uncommon samplers
 def test_those_behind_the_samplers_are_of_the_tokens_that_can_be_drawn(more):
     row = np.log(np.array([0.1, 0.4, 0.05, 0.25, 0.2], np.float32))

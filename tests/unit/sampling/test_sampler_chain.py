@@ -1,5 +1,7 @@
 """The samplers that few ask for: what they remember, what they leave alone, and that their rows stay their own."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -130,10 +132,9 @@ def test_dry_sees_each_token_once_however_often_it_is_asked():
 
 @pytest.mark.parametrize("n", [1, 2, 5, 400])
 @pytest.mark.parametrize("mu", [-30.0, 0.0, 3.0, 1e4])
-@pytest.mark.parametrize("spread", [0.0, 1e-6, 1.0, 1e4])
-def test_mirostat_leaves_at_least_one_token_and_at_most_all(n, mu, spread):
-    values = (np.random.default_rng(1).normal(0, 1, n) * spread).astype(np.float32)
-    for version in (1, 2):
+def test_mirostat_leaves_at_least_one_token_and_at_most_all(n, mu):
+    for version, spread in itertools.product((1, 2), (0.0, 1e-6, 1.0, 1e4)):
+        values = (np.random.default_rng(1).normal(0, 1, n) * spread).astype(np.float32)
         left = sampler_chain.mirostat(values, fill(SamplingParams(mirostat=version, temperature=0.7)), mu)
         assert 1 <= len(left) <= n
         assert (np.diff(left) > 0).all()

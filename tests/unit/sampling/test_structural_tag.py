@@ -123,19 +123,14 @@ CALL = re.compile(r"<f=(?:a>([0-9]{1,2})|b>(true|false))</f>")
 
 
 @pytest.mark.parametrize("given", [OLDER, TRIGGERED, {**TRIGGERED, "at_least_one": True}])
-def test_whatever_is_drawn_each_trigger_begins_a_whole_part(compiler, rng, given):
-    n_calls = 0
+def test_whatever_is_drawn_each_trigger_begins_a_whole_part(compiler, given):
+    rng, n_calls = random.Random(7), 0
     for _ in range(30):
         text = walk(compiler, rng, 60, structural_tag=asked(given))
         if text is not None:
             assert text.count("<f=") == len(CALL.findall(text))
             n_calls += text.count("<f=")
     assert n_calls > 0 or not given.get("at_least_one")
-
-
-@pytest.fixture
-def rng():
-    return random.Random(7)
 
 
 def test_both_notations_and_where_they_may_stand():

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from llamabatch.config import DEVICE_TOP
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.sampling import native
 from llamabatch.sampling.defaults import fill
 from llamabatch.sampling.prepared_params import PreparedParams
 from llamabatch.sampling.sampler import NO_TOKEN, SamplerState, sample_rows
@@ -26,14 +25,6 @@ def top_rows(logits: np.ndarray, rng: np.random.Generator) -> TopRows:
     order = np.argsort(-np.take_along_axis(logits, shuffled, 1), axis=1, kind="stable")[:, :DEVICE_TOP]
     ids = np.take_along_axis(shuffled, order, 1).astype(np.int32)
     return TopRows(ids, np.take_along_axis(logits, ids, 1))
-
-
-@pytest.fixture(params=["compiled", "numpy"])
-def sampler(request, monkeypatch):
-    if request.param == "numpy":
-        monkeypatch.setattr(native, "available", lambda: False)
-    elif not native.available():
-        pytest.skip("the helper is not compiled here")
 
 
 PARAMS = st.builds(
@@ -53,7 +44,7 @@ PARAMS = st.builds(
     steps=st.sampled_from([0.0, 0.25, 2.0]),
     params=st.lists(PARAMS, min_size=1, max_size=4),
 )
-@pytest.mark.usefixtures("sampler")
+@pytest.mark.usefixtures("implementation")
 def test_sampled_tokens_are_those_of_whole_rows(seed, n_vocab, spread, steps, params):
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, spread, (len(params), n_vocab)).astype(np.float32)
@@ -70,7 +61,7 @@ def test_sampled_tokens_are_those_of_whole_rows(seed, n_vocab, spread, steps, pa
         assert not top.is_ambiguous(states)
 
 
-@pytest.mark.usefixtures("sampler")
+@pytest.mark.usefixtures("implementation")
 def test_equal_logits_at_the_border_show():
     logits = np.zeros((1, 200), np.float32)
     logits[0, :30] = 1
@@ -80,7 +71,7 @@ def test_equal_logits_at_the_border_show():
     assert not ties.is_ambiguous([SamplerState(SamplingParams(temperature=0), 1)])
 
 
-@pytest.mark.usefixtures("sampler")
+@pytest.mark.usefixtures("implementation")
 def test_rows_that_are_no_numbers_are_looked_at_whole():
     rows = TopRows(np.arange(DEVICE_TOP, dtype=np.int32)[None], np.full((1, DEVICE_TOP), np.nan, np.float32))
     states = [SamplerState(SamplingParams(temperature=0), 1)]

@@ -19,7 +19,7 @@ from llamabatch.scheduler.kv_cache import KVCacheManager, Placement
 from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import POLICIES, policy
 from llamabatch.scheduler.scheduler import Scheduler
-from tests.unit.fakes import VOCABULARY, FakeModelRunner, drain, expected_output, step
+from tests.unit.fakes import VOCABULARY, FakeModelRunner, drain, expected_output, step, steps
 
 A, B = (("a", 1.0),), (("b", 0.5),)
 
@@ -74,8 +74,7 @@ def test_sets_take_turns_and_none_starves():
     scheduler, runner = Scheduler(policy("batched"), limits()), AdaptedRunner(limits())
     for i, adapters in enumerate([(), A, B, ()]):
         scheduler.add(sequence(f"r{i}", (1 + i, 2, 3), adapters, max_tokens=400, group=i))
-    for _ in range(6 * STEPS_A_TURN):
-        step(scheduler, runner)
+    steps(scheduler, runner, 6 * STEPS_A_TURN)
     lengths = [(key, len(list(run))) for key, run in itertools.groupby(runner.turns)]
     assert [key for key, _ in lengths[:6]] == [(), A, B] * 2
     assert all(length == STEPS_A_TURN for _, length in lengths[1:-1])
@@ -84,8 +83,7 @@ def test_sets_take_turns_and_none_starves():
 def test_a_step_of_long_prompts_is_a_turn_of_its_own():
     scheduler, runner = Scheduler(policy("batched"), limits()), AdaptedRunner(limits())
     scheduler.add(sequence("talker", (1, 2, 3), (), max_tokens=400))
-    for _ in range(3):
-        step(scheduler, runner)
+    steps(scheduler, runner, 3)
     scheduler.add(sequence("reader", tuple(range(1, 60)) * 8, A, max_tokens=4, group=1))
     tokens = []
     for _ in range(60):

@@ -40,22 +40,13 @@ def test_a_turn_computes_its_own_tokens_only():
     text, computed = prompt_of(5, 100), []
     for turn in range(4):
         outputs, n = ask(scheduler, runner, sequence(f"t{turn}", text, 10, ignore_eos=True))
-        assert list(outputs[f"t{turn}"].token_ids) == expected_output_without_end(text, 10)
+        assert list(outputs[f"t{turn}"].token_ids) == expected_output(text, 10, ignore_eos=True)
         computed.append(n)
         text = (*text, *outputs[f"t{turn}"].token_ids, *prompt_of(turn + 2, 20))
     # 20 tokens of its own, the last token of the answer before, which had no cell yet, and 9 of its answer
     assert computed == [100 + 9, 20 + 1 + 9, 20 + 1 + 9, 20 + 1 + 9]
     assert runner.copied_tokens == 0
     assert (scheduler.prefix_cache.num_prefix_hits, scheduler.prefix_cache.num_prefix_tokens) == (3, 109 + 139 + 169)
-
-
-def expected_output_without_end(prompt, n):
-    from tests.unit.fakes import next_token
-
-    tokens = list(prompt)
-    for _ in range(n):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
 
 
 def test_cached_tokens_of_a_prompt_are_counted_where_they_come_from():
@@ -93,7 +84,7 @@ def test_a_request_may_compute_its_whole_prompt_and_shares_it_with_its_own_conti
     outputs = early | drain(scheduler, runner)
     assert [outputs[name].num_cached_tokens for name in ("copies\x000", "loaded", "beside")] == [0, 0, 0]
     for index in range(3):
-        assert list(outputs[f"copies\x00{index}"].token_ids) == expected_output_without_end(text, 2)
+        assert list(outputs[f"copies\x00{index}"].token_ids) == expected_output(text, 2, ignore_eos=True)
     if not preempted:
         assert [outputs[f"copies\x00{index}"].num_cached_tokens for index in range(3)] == [0, 99, 99]
     outputs, _ = ask(scheduler, runner, sequence("later", text, 1))
@@ -148,7 +139,7 @@ def test_a_reset_cache_gives_nothing_to_later_requests_and_touches_no_running_on
     items = [sequence("again", text, 1), sequence("loaded", (*prompt_of(3, 120), 5), 1)]
     outputs, _ = ask(scheduler, runner, *items, sequence("beside", (*prompt_of(7, 90), 5), 1))
     assert [outputs[name].num_cached_tokens for name in ("again", "loaded", "beside")] == [0, 120, 90]
-    assert list(outputs["running"].token_ids) == expected_output_without_end(prompt_of(7, 90), 40)
+    assert list(outputs["running"].token_ids) == expected_output(prompt_of(7, 90), 40, ignore_eos=True)
 
 
 def test_turned_off_everything_is_computed():

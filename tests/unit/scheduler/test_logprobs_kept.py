@@ -20,6 +20,7 @@ from llamabatch.scheduler.scheduler import Scheduler
 from llamabatch.scheduler.spec_decode import SpecDecoder
 from tests.unit.fakes import (
     VOCABULARY,
+    Clock,
     FakeModelRunner,
     drain,
     expected_logprobs,
@@ -27,6 +28,7 @@ from tests.unit.fakes import (
     random_prompt,
     sequence,
     step,
+    steps,
 )
 from tests.unit.scheduler.test_spec_decode import Guesser
 
@@ -35,7 +37,7 @@ HEAD = tuple(range(1, 61))
 
 
 def run(items: list[Sequence], limits: Limits = LIMITS, name: str = "batched", **faults):
-    scheduler, runner = Scheduler(policy(name), limits), FakeModelRunner(limits, **faults)
+    scheduler, runner = Scheduler(policy(name), limits, Clock()), FakeModelRunner(limits, **faults)
     for item in items:
         scheduler.add(item)
     return drain(scheduler, runner), scheduler, runner
@@ -62,39 +64,41 @@ def check(output, prompt: tuple[int, ...], most: int, top: int | None, prompt_to
         assert list(output.prompt_logprobs) == [None, *expected_logprobs(list(prompt), 1)]
 
 
-@settings(max_examples=100)
+SWITCHES = ("can_share", "can_cut", "can_pad", "is_ragged")
+
+
+@settings(max_examples=160)
 @given(
     seed=st.integers(0, 2**32),
     name=st.sampled_from(sorted(POLICIES)),
     n_slots=st.integers(1, 9),
     n_batch=st.sampled_from([9, 64, 300]),
     prompt_rows=st.sampled_from([1, 2, 7, 64]),
-    can_share=st.booleans(),
-    is_ragged=st.booleans(),
+    switches=st.fixed_dictionaries(dict.fromkeys(SWITCHES, st.booleans())),
+    row_ladder=st.sampled_from(["off", "on"]),
     no_room_every=st.sampled_from([0, 0, 7]),
+    reads=st.booleans(),
 )
-def test_everybody_gets_their_own(seed, name, n_slots, n_batch, prompt_rows, can_share, is_ragged, no_room_every):
+def test_everybody_gets_their_own(
+    seed, name, n_slots, n_batch, prompt_rows, switches, row_ladder, no_room_every, reads
+):
+    """Their text, whatever the policy, and their logprobs; `reads`: some ask for those."""
     rng = random.Random(seed)
-    limits = Limits(
-        n_slots,
-        n_batch,
-        min(64, n_batch),
-        min(32, n_batch),
-        can_share=can_share,
-        prompt_rows=min(prompt_rows, n_batch),
-        is_ragged=is_ragged,
-    )
+    sizes = {"prefill_budget": min(32, n_batch), "prompt_rows": min(prompt_rows, n_batch), "row_ladder": row_ladder}
+    limits = Limits(n_slots, n_batch, min(64, n_batch), **sizes, **switches)
+    tops, prompt_tops = ([None, 0, 3], [None, None, 0, 2]) if reads else ([None], [None])
     asked = [
-        (random_prompt(rng), rng.randrange(1, 30), rng.choice([None, 0, 3]), rng.choice([None, None, 0, 2]))
-        for _ in range(rng.randrange(1, 16))
+        (random_prompt(rng), rng.randrange(1, 40), rng.choice(tops), rng.choice(prompt_tops))
+        for _ in range(rng.randrange(1, 25))
     ]
     items = [
         sequence(f"r{i}", prompt, most, logprobs=top, prompt_logprobs=prompt_top)
         for i, (prompt, most, top, prompt_top) in enumerate(asked)
     ]
-    outputs, _, _ = run(items, limits, name, no_room_every=no_room_every)
+    outputs, scheduler, _ = run(items, limits, name, no_room_every=no_room_every)
     for i, each in enumerate(asked):
         check(outputs[f"r{i}"], *each)
+    assert scheduler.slots.n_free == scheduler.slots.n_slots
 
 
 @pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
@@ -283,8 +287,7 @@ def test_an_aborted_request_tells_what_it_has():
     early = scheduler.abort("r").finished
     assert (early.prompt_logprobs, early.outputs[0].logprobs) == (None, ())
     scheduler.add(sequence("s", HEAD, 30, logprobs=0, prompt_logprobs=0))
-    for _ in range(6):
-        step(scheduler, runner)
+    steps(scheduler, runner, 6)
     late = scheduler.abort("s").finished
     assert len(late.prompt_logprobs) == len(HEAD)
     assert list(late.outputs[0].logprobs) == expected_logprobs([*HEAD, *late.token_ids], len(HEAD))

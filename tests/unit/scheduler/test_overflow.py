@@ -16,7 +16,7 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import POLICIES, policy
 from llamabatch.scheduler.scheduler import Scheduler
-from tests.unit.fakes import BOS, EOG, FakeModelRunner, drain, expected_shifted, next_token, sequence, step
+from tests.unit.fakes import BOS, EOG, FakeModelRunner, drain, expected_shifted, sequence, sometimes_abort, step
 
 N_CTX = 64
 LIMITS = Limits(n_slots=6, n_batch=256, n_ubatch=64, prefill_budget=32)
@@ -95,25 +95,8 @@ def test_a_full_slot_forgets_the_older_half_and_the_text_goes_on():
                 outputs[output.request_id] = output.finished
         longest = max(longest, len(runner.cells[0]))
     assert longest == N_CTX
-    assert list(outputs["r"].token_ids) == shifted_without_end(prompt, 300)
+    assert list(outputs["r"].token_ids) == expected_shifted(prompt, 300, N_CTX, ignore_eos=True)
     assert not scheduler._kv_cache.cached  # a shifted text is no prefix
-
-
-def shifted_without_end(prompt, n):
-    cells, output = list(prompt), []
-    while len(output) < n:
-        output.append(next_token(cells))
-        if len(cells) == N_CTX:
-            kept = int(prompt[0] == BOS)
-            del cells[kept : kept + (N_CTX - kept + 1) // 2]
-        cells.append(output[-1])
-    return output
-
-
-def test_without_shift_it_ends_where_n_ctx_does():
-    scheduler, runner = Scheduler(policy("batched"), LIMITS), FakeModelRunner(LIMITS)
-    scheduler.add(sequence("r", (5,) * 60, 300, n_ctx=N_CTX, ignore_eos=True))
-    assert len(drain(scheduler, runner)["r"].token_ids) == 5
 
 
 @settings(max_examples=120)
@@ -139,10 +122,7 @@ def test_a_shifted_text_does_not_depend_on_its_company(seed, name, n_slots, n_ce
             overflow, most = rng.choice(["shift", "shift", "refuse"]), rng.choice([3, 30, 120])
             asked[f"{number}"] = (prompt, most, overflow)
             scheduler.add(sequence(f"{number}", prompt, most, n_ctx=N_CTX, group=number, overflow=overflow))
-        if asked and rng.random() < 0.05:
-            victim = rng.choice(list(asked))
-            if scheduler.abort(victim) is not None:
-                del asked[victim]
+        sometimes_abort(rng, scheduler, asked, 0.05)
         finished |= {o.request_id: o.finished for o in step(scheduler, runner) if o.finished}
     finished |= drain(scheduler, runner)
     for request_id, (prompt, most, overflow) in asked.items():

@@ -1,6 +1,7 @@
 """Priorities, the background tier, preemption, deadlines, company: admission, turns, and no sequence starves."""
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -19,14 +20,25 @@ from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import POLICIES, policy
 from llamabatch.scheduler.request_queue import MAX_OVERTAKEN, PREEMPTION_COUNTS
 from llamabatch.scheduler.scheduler import Scheduler
-from tests.unit.fakes import VOCABULARY, Clock, FakeModelRunner, drain, expected_output, random_prompt, sequence, step
+from tests.unit.fakes import (
+    VOCABULARY,
+    Clock,
+    FakeModelRunner,
+    drain,
+    expected_output,
+    random_prompt,
+    sequence,
+    sometimes_abort,
+    step,
+    steps,
+)
 
 LIMITS = Limits(n_slots=4, n_batch=256, n_ubatch=64, prefill_budget=64)
 
 
-def engine(name: str = "batched", limits: Limits = LIMITS, **options) -> tuple[Scheduler, FakeModelRunner]:
+def engine(name: str = "batched", limits: Limits = LIMITS, clock: Clock | None = None, **options):
     """A scheduler with a clock that stands still, so that no step seems faster than another."""
-    return Scheduler(policy(name), limits, Clock(), **options), FakeModelRunner(limits)
+    return Scheduler(policy(name), limits, clock or Clock(), **options), FakeModelRunner(limits)
 
 
 def long(name: str, most: int = 30, *, prompt: int = 2, **params) -> Sequence:
@@ -103,8 +115,7 @@ def test_a_better_one_takes_a_slot_only_when_asked(preempt):
     low = [long(f"low{i}", 40, group=i, priority=i) for i in range(4)]
     for one in low:
         scheduler.add(one)
-    for _ in range(10):
-        step(scheduler, runner)
+    steps(scheduler, runner, 10)
     had = list(low[3].token_ids)
     scheduler.add(long("high", 5, group=9, priority=-1))
     step(scheduler, runner)
@@ -186,10 +197,7 @@ def test_tiers_and_preemption_at_any_step_change_no_text(
             params = {"priority": rng.choice([0, 0, -1, 3]), "background": rng.random() < 0.4}
             asked[f"{number}"] = prompt
             scheduler.add(sequence(f"{number}", prompt, 20, group=number // 5, **params))
-        if asked and rng.random() < 0.05:
-            victim = rng.choice(list(asked))
-            if scheduler.abort(victim) is not None:
-                del asked[victim]
+        sometimes_abort(rng, scheduler, asked, 0.05)
         finished |= {o.request_id: o.finished for o in step(scheduler, runner) if o.finished}
     finished |= drain(scheduler, runner, limit=20_000)
     assert finished.keys() >= asked.keys()
@@ -202,8 +210,7 @@ def test_background_takes_only_slots_that_no_other_waits_for_and_gives_them_back
     scheduler, runner = engine()
     for number in range(6):
         scheduler.add(long(f"background{number}", 400, group=number, background=True))
-    for _ in range(5):
-        step(scheduler, runner)
+    steps(scheduler, runner, 5)
     assert all(s.background for s in scheduler.running)
     assert len(scheduler.running) == 4
     for number in range(3):
@@ -217,22 +224,18 @@ def test_background_joins_one_step_in_120_and_stays_out_of_the_others_passes():
     limits = Limits(n_slots=8, n_batch=512, n_ubatch=128, prefill_budget=128)
     scheduler, runner = engine(limits=limits)
     scheduler.add(long("talker", 500, group=0))
-    for _ in range(3):
-        step(scheduler, runner)
+    steps(scheduler, runner, 3)
     for number in range(3):
         scheduler.add(long(f"background{number}", 100, prompt=60, group=1, background=True))
     step(scheduler, runner)
     mixed, plain = 0, 0
     # two for their prompts, five to learn what their rows cost, one more
     for _ in range(8 * (BACKGROUND_STEPS_UNTIL_KNOWN + 1)):
-        runner.calls.clear()
-        step(scheduler, runner)
-        chunks = [span.length for call in runner.calls for span in call.spans if span.sequence.background]
-        assert sum(chunks) <= BACKGROUND_CHUNK
+        spans = steps(scheduler, runner)
+        assert sum(span.length for span in spans if span.sequence.background) <= BACKGROUND_CHUNK
     for _ in range(2 * (BACKGROUND_STEPS_BETWEEN + 1)):
         runner.calls.clear()
-        step(scheduler, runner)
-        rows = [span for call in runner.calls for span in call.spans]
+        rows = steps(scheduler, runner)
         behind = [span for span in rows if span.sequence.background]
         assert sum(not span.sequence.background for span in rows) == 1, "the talker gets its token in every step"
         assert behind or [len(call.spans) + len(call.dummy_slots) for call in runner.calls] == [1]
@@ -249,8 +252,7 @@ def test_where_a_pass_takes_any_rows_background_has_tokens_in_nearly_all_steps(c
     scheduler, runner = Scheduler(policy("batched"), limits, clock), FakeModelRunner(limits)
     for number in range(2):
         scheduler.add(long(f"talker{number}", 400, group=number))
-    for _ in range(3):
-        step(scheduler, runner)
+    steps(scheduler, runner, 3)
     for number in range(6):
         scheduler.add(long(f"background{number}", 300, prompt=40, group=9, background=True))
     step(scheduler, runner)
@@ -287,9 +289,7 @@ def test_background_alone_has_short_passes_while_others_have_just_been_there():
             scheduler.add(sequence(f"background{number}", tuple([5 + number] * 400), 1, group=1, background=True))
         if number == 20:
             scheduler.add(long("talker", 4, group=0))
-        runner.calls.clear()
-        step(scheduler, runner)
-        chunks.append(max((span.length for call in runner.calls for span in call.spans), default=0))
+        chunks.append(max((span.length for span in steps(scheduler, runner)), default=0))
     assert max(chunks[:20]) == 400
     assert BACKGROUND_CHUNK // 2 <= max(chunks[24:STEPS_ALONE]) <= BACKGROUND_CHUNK
     assert max(chunks[-20:]) == 400
@@ -301,15 +301,12 @@ def test_a_step_has_a_chunk_of_a_prompt_or_background_rows():
     scheduler.add(long("talker", 480, group=0))
     for number in range(3):
         scheduler.add(long(f"background{number}", 400, prompt=100, group=1, background=True))
-    for _ in range(40):
-        step(scheduler, runner)
+    steps(scheduler, runner, 40)
     shared = 0
     for number in range(4 * (BACKGROUND_STEPS_UNTIL_KNOWN + 1)):
         if number % 20 == 0:
             scheduler.add(long(f"prompt{number}", 1, prompt=200, group=2 + number))
-        runner.calls.clear()
-        step(scheduler, runner)
-        spans = [span for call in runner.calls for span in call.spans]
+        spans = steps(scheduler, runner)
         has_background = any(span.sequence.background for span in spans)
         shared += has_background
         assert not (has_background and any(s.length > 1 and not s.sequence.background for s in spans))
@@ -322,8 +319,7 @@ def test_a_better_one_does_not_wait_for_a_prefix_that_a_background_one_computes(
     scheduler, runner = engine(limits=limits)
     scheduler.add(long("talker", 200, group=0))
     scheduler.add(sequence("behind", (*head, 5), 50, group=1, background=True))
-    for _ in range(3):
-        step(scheduler, runner)
+    steps(scheduler, runner, 3)
     scheduler.add(sequence("in front", (*head, 6), 1, group=2))
     for number in range(2 * BACKGROUND_STEPS_UNTIL_KNOWN):  # noqa: B007
         if any(o.request_id == "in front" for o in step(scheduler, runner)):
@@ -349,9 +345,7 @@ def test_where_rows_cost_next_to_nothing_background_joins_in_nearly_all_steps(co
         scheduler.add(long(f"background{number}", 480, prompt=20, group=1, background=True))
     joined = []
     while not talker.finished:
-        runner.calls.clear()
-        step(scheduler, runner)
-        joined.append(any(span.sequence.background for call in runner.calls for span in call.spans))
+        joined.append(any(span.sequence.background for span in steps(scheduler, runner)))
     assert len(joined) <= 500 + 5, "the talker gets its token in every step"
     settled = joined[200:450]
     assert least < sum(settled) / len(settled) < most
@@ -372,8 +366,7 @@ def test_background_alone_runs_as_fast_as_anything():
 
 def test_a_deadline_ends_running_and_waiting_ones_in_the_step_in_which_it_passes():
     clock = Clock()
-    scheduler = Scheduler(policy("sequential"), LIMITS, clock)
-    runner = FakeModelRunner(LIMITS)
+    scheduler, runner = engine("sequential", clock=clock)
     scheduler.add(arrived_at(long("runs", 200, deadline_s=5.0), 0.0))
     scheduler.add(arrived_at(long("waits", 200, group=1, deadline_s=3.0), 0.0))
     scheduler.add(arrived_at(long("in time", 3, group=2, deadline_s=50.0), 0.0))
@@ -384,21 +377,19 @@ def test_a_deadline_ends_running_and_waiting_ones_in_the_step_in_which_it_passes
     assert {name: second for name, (second, _) in ended.items()} == {"waits": 3, "runs": 5, "in time": 8}
     late = ended["runs"][1]
     assert late.finish_reason is FinishReason.ERROR
-    assert late.error == "DeadlineExceeded: deadline_s is 5.0; it was ended after 5.000 s, with 6 tokens generated"
+    assert re.match(r"DeadlineExceeded: deadline_s is 5.0; .*5.000 s.* 6 tokens", late.error)
     assert len(late.token_ids) == 6
-    assert "while it waited for a slot" in ended["waits"][1].error
+    assert "waited" in ended["waits"][1].error
     assert ended["in time"][1].error is None
     assert scheduler.deadlines.num_missed == 2
 
 
 def test_a_deadline_during_a_long_prefill_frees_the_slot_within_one_step():
     clock = Clock()
-    scheduler = Scheduler(policy("batched"), LIMITS, clock)
-    runner = FakeModelRunner(LIMITS)
+    scheduler, runner = engine(clock=clock)
     scheduler.add(arrived_at(long("talker", 200), 0.0))
     scheduler.add(arrived_at(long("late", 5, prompt=500, group=1, deadline_s=1.0), 0.0))
-    for _ in range(4):
-        step(scheduler, runner)
+    steps(scheduler, runner, 4)
     assert next(s for s in scheduler.running if s.request.request_id == "late").num_computed > 0
     clock.now = 1.5
     [output] = [o for o in step(scheduler, runner) if o.finished]
@@ -411,21 +402,17 @@ def test_an_abort_during_a_long_prefill_frees_the_slot_at_once():
     scheduler, runner = engine()
     scheduler.add(long("talker", 200))
     scheduler.add(long("doomed", 5, prompt=500, group=1))
-    for _ in range(4):
-        step(scheduler, runner)
+    steps(scheduler, runner, 4)
     doomed = next(s for s in scheduler.running if s.request.request_id == "doomed")
     assert 0 < doomed.num_computed < 500
     assert scheduler.abort("doomed").finished.finish_reason is FinishReason.ABORT
     assert scheduler.num_free_slots == 3
-    runner.calls.clear()
-    step(scheduler, runner)
-    assert [span.sequence.request.request_id for call in runner.calls for span in call.spans] == ["talker"]
+    assert [span.sequence.request.request_id for span in steps(scheduler, runner)] == ["talker"]
 
 
 def test_the_first_waits_for_company_and_no_longer_than_that():
     clock = Clock()
-    scheduler = Scheduler(policy("batched"), LIMITS, clock, max_wait_s=0.1)
-    runner = FakeModelRunner(LIMITS)
+    scheduler, runner = engine(clock=clock, max_wait_s=0.1)
     assert scheduler.wait_s() is None
     clock.now = 7.0
     scheduler.add(long("a", 3))

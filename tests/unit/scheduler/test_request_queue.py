@@ -3,11 +3,9 @@
 import random
 
 from llamabatch.scheduler.common_prefix import MIN_SHARED, prefix_families
-from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import POLICIES
 from llamabatch.scheduler.request_queue import LOOK_AHEAD, MAX_OVERTAKEN, RequestQueue
-from llamabatch.scheduler.scheduler import Scheduler
-from tests.unit.fakes import FakeModelRunner, drain, expected_output, sequence, step
+from tests.unit.fakes import sequence
 
 BATCHED = POLICIES["batched"]
 
@@ -95,32 +93,3 @@ def test_a_look_at_a_long_queue_is_bounded():
     assert queue.pop(lambda s: bool(looked_at.append(s))) is None
     assert len(looked_at) == LOOK_AHEAD
     assert len(queue) == 1000
-
-
-def test_a_unified_cache_holds_one_long_and_many_short_at_once():
-    # 8 slots of 512 cells would take 4,096 cells; these have 1,024 and all run together
-    limits = Limits(n_slots=8, n_batch=512, n_ubatch=128, prefill_budget=128, n_cells=1024, can_pad=False)
-    scheduler, runner = Scheduler(BATCHED, limits), FakeModelRunner(limits)
-    prompts = {"long": (5,) * 400} | {f"s{i}": (6 + i,) * 20 for i in range(7)}
-    for name, prompt in prompts.items():
-        scheduler.add(sequence(name, prompt, 40, ignore_eos=True))
-    step(scheduler, runner)
-    assert len(scheduler.running) == 8
-    for name, output in drain(scheduler, runner).items():
-        assert len(output.token_ids) == 40, name
-
-
-def test_reservations_of_a_unified_cache_are_never_broken():
-    # the fake runner fails when the cells overflow
-    limits = Limits(n_slots=16, n_batch=256, n_ubatch=64, prefill_budget=64, n_cells=512, can_pad=False)
-    scheduler, runner = Scheduler(BATCHED, limits), FakeModelRunner(limits)
-    rng = random.Random(5)
-    work = {
-        f"{i}": (tuple(rng.randrange(1, 60) for _ in range(rng.randrange(1, 300))), rng.randrange(1, 200))
-        for i in range(150)
-    }
-    for i, (name, (prompt, most)) in enumerate(work.items()):
-        scheduler.add(sequence(name, prompt, most, group=i // 10))
-    finished = drain(scheduler, runner)
-    for name, (prompt, most) in work.items():
-        assert list(finished[name].token_ids) == expected_output(prompt, most)

@@ -12,7 +12,7 @@ from llamabatch.scheduler.policies import policy
 from llamabatch.scheduler.row_ladder import RowLadder
 from llamabatch.scheduler.scheduler import Scheduler
 from llamabatch.scheduler.step_costs import StepCosts
-from tests.unit.fakes import FakeModelRunner, drain, sequence, step
+from tests.unit.fakes import FakeModelRunner, drain, sequence, steps
 
 GPU = (0.005, 0.00002)  # seconds of a pass, and of a row
 CPU = (0.023, 0.0023)
@@ -161,8 +161,7 @@ def test_a_sequence_that_computes_its_prompt_does_not_cut_the_call_of_the_others
         scheduler.costs._times.add(n, GPU[0] + n * GPU[1])
     for i in range(3):
         scheduler.add(sequence(f"r{i}", (1, 2, 3 + i), 5 if i == 1 else 200, group=i, ignore_eos=True))
-    for _ in range(8):
-        step(scheduler, runner)
+    steps(scheduler, runner, 8)
     scheduler.add(sequence("late", (9,) * 100, 4, group=9))
     found = drain(scheduler, runner)
     beside = [call for call in runner.calls if call.is_decode and 1 in call.dummy_slots and any(call.dummy_starts)]

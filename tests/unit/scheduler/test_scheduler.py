@@ -6,23 +6,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llamabatch.request.outputs import FinishReason
-from llamabatch.request.request import Request
-from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.batch_builder import MIN_STEPS_TO_MOVE
 from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.policies import POLICIES, policy
 from llamabatch.scheduler.scheduler import Scheduler
 from tests.unit.fakes import (
-    VOCABULARY,
     Clock,
     FakeModelRunner,
     drain,
     expected_output,
-    next_token,
     random_prompt,
     sequence,
+    sometimes_abort,
     step,
+    steps,
 )
 
 LIMITS = Limits(n_slots=8, n_batch=128, n_ubatch=64, prefill_budget=32)
@@ -33,43 +31,6 @@ def run(name: str, sequences: list[Sequence], limits: Limits = LIMITS, **faults)
     for item in sequences:
         scheduler.add(item)
     return drain(scheduler, runner), scheduler, runner
-
-
-@settings(max_examples=60)
-@given(
-    seed=st.integers(0, 2**32),
-    name=st.sampled_from(sorted(POLICIES)),
-    n_slots=st.integers(1, 9),
-    n_batch=st.sampled_from([9, 64, 300]),
-    can_share=st.booleans(),
-    can_cut=st.booleans(),
-    can_pad=st.booleans(),
-    is_ragged=st.booleans(),
-    no_room_every=st.sampled_from([0, 0, 7]),
-    row_ladder=st.sampled_from(["off", "on"]),
-)
-def test_every_policy_gives_each_request_what_it_gets_alone(
-    seed, name, n_slots, n_batch, can_share, can_cut, can_pad, is_ragged, no_room_every, row_ladder
-):
-    rng = random.Random(seed)
-    limits = Limits(
-        n_slots,
-        n_batch,
-        min(64, n_batch),
-        prefill_budget=min(32, n_batch),
-        can_share=can_share,
-        can_cut=can_cut,
-        can_pad=can_pad,
-        is_ragged=is_ragged,
-        row_ladder=row_ladder,
-    )
-    prompts = [random_prompt(rng) for _ in range(rng.randrange(1, 25))]
-    max_tokens = [rng.randrange(1, 40) for _ in prompts]
-    items = [sequence(f"r{i}", p, m) for i, (p, m) in enumerate(zip(prompts, max_tokens, strict=True))]
-    outputs, scheduler, _ = run(name, items, limits, no_room_every=no_room_every)
-    for i, (prompt, most) in enumerate(zip(prompts, max_tokens, strict=True)):
-        assert list(outputs[f"r{i}"].token_ids) == expected_output(prompt, most)
-    assert scheduler.slots.n_free == scheduler.slots.n_slots
 
 
 @settings(max_examples=60)
@@ -137,10 +98,7 @@ def test_shared_heads_and_early_ends_while_the_context_grows(
             name_of, most = f"{number}.{twin}", rng.choice([1, 1, 2, 9])
             asked[name_of] = (prompt, most)
             scheduler.add(sequence(name_of, prompt, most, group=rng.choice([0, number])))
-        if asked and rng.random() < 0.1:
-            victim = rng.choice(list(asked))
-            if scheduler.abort(victim) is not None:
-                del asked[victim]
+        sometimes_abort(rng, scheduler, asked, 0.1)
         finished |= {o.request_id: o.finished for o in step(scheduler, runner) if o.finished}
     finished |= drain(scheduler, runner, limit=5000)
     for request_id, (prompt, most) in asked.items():
@@ -157,8 +115,7 @@ def grown(carries: bool = True, **options) -> tuple[Scheduler, FakeModelRunner, 
     scheduler, runner = Scheduler(policy("batched"), limits), FakeModelRunner(limits, growth_steps=5, carries=carries)
     for i in range(8):
         scheduler.add(sequence(f"r{i}", (10 + i, 20), 60, ignore_eos=True))
-    for _ in range(20):
-        step(scheduler, runner)
+    steps(scheduler, runner, 20)
     for i in (8, 9):
         scheduler.add(sequence(f"r{i}", (10 + i, 20), 60, group=i, ignore_eos=True))
     told = []
@@ -243,12 +200,6 @@ def test_a_shared_prefix_is_computed_once():
     assert list(outputs["r7"].token_ids) == expected_output((*head, 77), 16)
 
 
-def test_identical_prompts_share_all_but_the_last_token():
-    prompt = tuple(range(1, 51))
-    _, scheduler, _ = run("batched", [sequence(f"r{i}", prompt) for i in range(4)])
-    assert scheduler.prefix_cache.num_shared_tokens == 3 * 49
-
-
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_a_decode_step_of_full_slots_is_one_call(name):
     items = [sequence(f"r{i}", (10 + i, 20), 30, ignore_eos=True) for i in range(8)]
@@ -272,24 +223,6 @@ def test_no_dummy_rows_where_state_cannot_be_cut():
     items = [sequence(f"r{i}", (10 + i, 20), 30 if i in (0, 5) else 2, ignore_eos=True) for i in range(8)]
     _, _, runner = run("static", items, limits)
     assert not any(call.dummy_slots for call in runner.calls)
-
-
-def test_long_prompts_go_in_chunks_while_others_talk():
-    limits = Limits(n_slots=2, n_batch=128, n_ubatch=64, prefill_budget=32)
-    scheduler, runner = Scheduler(policy("batched"), limits, Clock()), FakeModelRunner(limits)
-    scheduler.add(sequence("talker", (1, 2), 100, ignore_eos=True))
-    for _ in range(3):
-        step(scheduler, runner)
-    scheduler.add(sequence("long", tuple(range(1, 201)), 2, group=1))  # another call
-    steps = 0
-    while any(s.num_pending > 1 for s in scheduler.running) or steps == 0:
-        n_calls = len(runner.calls)
-        outputs = step(scheduler, runner)
-        assert any(output.request_id == "talker" for output in outputs), "the talker has to wait"
-        spans = [span for call in runner.calls[n_calls:] for span in call.spans]
-        assert max(span.length for span in spans) <= limits.prefill_budget
-        steps += 1
-    assert 7 <= steps <= 16  # 200 tokens, at most 32 a step
 
 
 def test_prompts_of_one_list_go_first_so_that_rows_are_full():
@@ -353,13 +286,6 @@ def test_a_request_id_in_flight_is_refused():
         scheduler.add(sequence("same", (1, 2)))
 
 
-def test_several_accepted_tokens_stop_at_the_first_end():
-    item = Sequence(Request("r", (1,), SamplingParams(max_tokens=3)), VOCABULARY, 64)
-    for token in (5, 6, 7):
-        item.accept(token, 0.0)
-    assert item.finish_reason is FinishReason.LENGTH
-
-
 def test_prompt_chunks_share_a_call_where_they_are_alike():
     limits = Limits(n_slots=8, n_batch=512, n_ubatch=128, prefill_budget=128, can_share=False)
     lengths = [60, 60, 60, 90, 3, 9, 16, 40]
@@ -377,8 +303,7 @@ def running_ones(n: int, max_tokens: int):
     prompts = {f"{i}": (60 - i,) * 5 for i in range(n)}
     for name, prompt in prompts.items():
         scheduler.add(sequence(name, prompt, max_tokens, ignore_eos=True))
-    for _ in range(3):
-        step(scheduler, runner)
+    steps(scheduler, runner, 3)
     return scheduler, runner, prompts
 
 
@@ -396,10 +321,7 @@ def test_holes_are_closed_by_moving_when_none_waits():
         scheduler.abort(next(s.request.request_id for s in scheduler.running if s.slot == slot))
     assert slots_of_next_call(scheduler, runner) == [1, 2, 3, 4, 5]
     for name, output in drain(scheduler, runner).items():  # the runner has checked each cell of those that moved
-        tokens = list(prompts[name])
-        while len(tokens) < 5 + 60:
-            tokens.append(next_token(tokens))
-        assert list(output.token_ids) == tokens[5:]
+        assert list(output.token_ids) == expected_output(prompts[name], 60, ignore_eos=True)
 
 
 def test_a_sequence_about_to_end_does_not_move():

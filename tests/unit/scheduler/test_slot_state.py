@@ -8,7 +8,7 @@ from llamabatch.scheduler.policies import POLICIES
 from llamabatch.scheduler.request_queue import RequestQueue
 from llamabatch.scheduler.scheduler import Scheduler
 from llamabatch.scheduler.slot_state import SlotState
-from tests.unit.fakes import FakeModelRunner, drain, sequence, step
+from tests.unit.fakes import FakeModelRunner, drain, sequence, step, steps
 
 LIMITS = Limits(n_slots=4, n_batch=128, n_ubatch=64, prefill_budget=32)
 
@@ -71,15 +71,12 @@ def test_copies_of_one_prefix_have_one_number():
     head = tuple(random.Random(2).choices(range(2, 60), k=2 * MIN_SHARED))
     for name, prompt in {"a": (*head, 2), "b": (*head, 3), "c": (*head, 4), "other": (5,) * 20}.items():
         scheduler.add(sequence(name, prompt, 30, group=1))
-    scheduler.schedule()
+    batch = scheduler.schedule()
     waiting = {s.request_id: s.waits_for for s in scheduler.slot_states(same)}
     first = next(s for s in scheduler.slot_states(same) if s.request_id == "a")
     assert waiting == {"a": None, "b": first.id, "c": first.id, "other": None}
-    scheduler, runner = Scheduler(POLICIES["batched"], LIMITS), FakeModelRunner(LIMITS)
-    for name, prompt in {"a": (*head, 2), "b": (*head, 3), "c": (*head, 4), "other": (5,) * 20}.items():
-        scheduler.add(sequence(name, prompt, 30, group=1))
-    for _ in range(4):
-        step(scheduler, runner)
+    scheduler.update(batch, runner.run(batch))
+    steps(scheduler, runner, 3)
     states = {s.request_id: s for s in scheduler.slot_states(same)}
     assert states["a"].prefix == states["b"].prefix == states["c"].prefix != states["other"].prefix
     assert states["b"].n_cached == len(head)

@@ -17,6 +17,7 @@ from llamabatch.scheduler.spec_decode import STEPS_TO_RETRY, Acceptance, SpecDec
 from tests.unit.configs import resolved
 from tests.unit.fakes import (
     N_CTX,
+    Clock,
     FakeModelRunner,
     drain,
     expected_output,
@@ -24,6 +25,7 @@ from tests.unit.fakes import (
     next_token,
     random_prompt,
     sequence,
+    sometimes_abort,
     step,
 )
 
@@ -53,17 +55,9 @@ class Guesser:
         pass
 
 
-class Clock:
-    """Time that passes by what a runner computes: `cost` of a step's rows, in seconds."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class TimedRunner(FakeModelRunner):
+    """Its calls take `cost` of their rows, in seconds."""
+
     def __init__(self, limits, clock, cost) -> None:
         super().__init__(limits)
         self._clock, self._cost = clock, cost
@@ -133,10 +127,7 @@ def test_arrivals_aborts_and_growth_between_guesses(seed, name, right, always, m
         if number < 50 and rng.random() < 0.4:
             asked[f"r{number}"] = random_prompt(rng)
             scheduler.add(sequence(f"r{number}", asked[f"r{number}"], 30, group=number))
-        if asked and rng.random() < 0.1:
-            victim = rng.choice(list(asked))
-            if scheduler.abort(victim) is not None:
-                del asked[victim]
+        sometimes_abort(rng, scheduler, asked, 0.1)
         finished |= {o.request_id: o.finished for o in step(scheduler, runner) if o.finished}
     finished |= drain(scheduler, runner)
     for name_of, prompt in asked.items():

@@ -14,7 +14,7 @@ from llamabatch.scheduler.policies import policy
 from llamabatch.scheduler.prefix_cache import PrefixCache
 from llamabatch.scheduler.scheduler import Scheduler
 from llamabatch.scheduler.step_costs import StepCosts, StepTimes
-from tests.unit.fakes import FakeModelRunner, sequence, step
+from tests.unit.fakes import FakeModelRunner, sequence, steps
 from tests.unit.scheduler.test_row_ladder import GPU, decoding
 
 LIMITS = Limits(n_slots=64, n_batch=2048, n_ubatch=512, prefill_budget=512)
@@ -84,8 +84,7 @@ def test_a_wide_hole_is_filled_where_a_pass_costs_more(limits, n_calls):
         length = 100 if number in (0, 40) else 2
         scheduler.add(sequence(f"r{number}", (1, 2), length, group=number, ignore_eos=True))
     scheduler._close_holes = lambda: None
-    for _ in range(4):
-        step(scheduler, runner)
+    steps(scheduler, runner, 4)
     assert [span.slot for span in runner.calls[-1].spans] == [0, 40]
     assert len(runner.calls[-1].dummy_slots) == n_calls
     assert n_calls == 0 or n_calls > MAX_DUMMY_GAP

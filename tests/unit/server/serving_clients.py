@@ -1,8 +1,12 @@
-"""An application over a FakeClient, for tests of the server."""
+"""An application over a FakeClient, and its clients, for tests of the server."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+
+from starlette.testclient import TestClient
 
 from llamabatch.client.connect import with_front_client
 from llamabatch.client.front_client import FrontClient
@@ -11,6 +15,7 @@ from llamabatch.server.application import make_app
 from llamabatch.server.options import ServerOptions
 from llamabatch.testing.answers import Answers, Script
 from llamabatch.testing.fake_client import FakeClient
+from tests.waiting import until
 
 
 def fake_app(
@@ -24,3 +29,24 @@ def fake_app(
 
     config = EngineConfig.from_options("fake", engine)
     return make_app(config, ServerOptions(**(server or {})), connect or connected)
+
+
+def ready(client: TestClient) -> TestClient:
+    """The client, once the model has loaded."""
+    until(lambda: client.get("/readyz").status_code == 200)
+    return client
+
+
+@contextlib.contextmanager
+def ready_client(answers: Answers = None, *, headers: Any = None, **options: Any) -> Iterator[TestClient]:
+    """A client of a `fake_app` whose model has loaded; an exception of the application is a 500."""
+    with TestClient(fake_app(answers, **options), raise_server_exceptions=False, headers=headers) as client:
+        yield ready(client)
+
+
+def fake_client(client: TestClient) -> Any:
+    """The FakeClient below the application, which has the requests that came to it."""
+    found = client.app.state.serving.client
+    while not hasattr(found, "requests"):
+        found = found.inner
+    return found

@@ -3,10 +3,8 @@
 import os
 
 import pytest
-from starlette.testclient import TestClient
 
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import fake_client, ready_client
 
 
 @pytest.fixture
@@ -24,9 +22,9 @@ def folder(tmp_path):
 
 @pytest.fixture
 def client(folder):
-    app = fake_app(server={"lora_dir": str(folder), "served_model_names": ("base",)}, adapters={"first": "f.gguf"})
-    with TestClient(app, raise_server_exceptions=False) as client:
-        yield ready(client)
+    server = {"lora_dir": str(folder), "served_model_names": ("base",)}
+    with ready_client(server=server, adapters={"first": "f.gguf"}) as client:
+        yield client
 
 
 def load(client, name, path, **more):
@@ -51,13 +49,9 @@ def test_an_adapter_is_a_model_until_it_is_unloaded(client):
     assert client.post("/v1/completions", json={"model": "red", "prompt": "x"}).status_code == 404
 
 
-@pytest.mark.parametrize("path", ["sub/green.gguf", "sub/../blue.gguf", "inner.gguf"])
-def test_files_within_the_folder_are_found(client, path):
-    assert load(client, "one", path).status_code == 200
-
-
-def test_an_absolute_path_within_the_folder_is_found(client, folder):
-    assert load(client, "one", str(folder / "red.gguf")).status_code == 200
+def test_files_within_the_folder_are_found(client, folder):
+    for path in ("sub/green.gguf", "sub/../blue.gguf", "inner.gguf", str(folder / "red.gguf")):
+        assert load(client, path, path).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -66,7 +60,6 @@ def test_an_absolute_path_within_the_folder_is_found(client, folder):
         ("../outside.gguf", 403),
         ("link.gguf", 403),
         ("/etc/passwd", 403),
-        ("..", 403),
         (".", 403),
         ("missing.gguf", 404),
         ("sub", 400),
@@ -92,7 +85,7 @@ def test_other_files_are_refused(client, path, status):
         {"lora_name": "", "lora_path": "red.gguf"},
         {"lora_name": "a\nb", "lora_path": "red.gguf"},
         {"lora_name": " a", "lora_path": "red.gguf"},
-        {"lora_name": "x" * 300, "lora_path": "red.gguf"},
+        {"lora_name": "x" * 257, "lora_path": "red.gguf"},
         {"lora_name": "base", "lora_path": "red.gguf"},
         {"lora_name": "first", "lora_path": "red.gguf"},
         {"lora_name": "x", "lora_path": "red.gguf", "load_inplace": "yes"},
@@ -118,8 +111,8 @@ def test_an_unknown_one_is_not_found(client):
 
 
 def test_without_a_folder_nothing_is_loaded():
-    with TestClient(fake_app(), raise_server_exceptions=False) as client:
-        answer = load(ready(client), "x", "/etc/passwd")
+    with ready_client() as client:
+        answer = load(client, "x", "/etc/passwd")
     assert answer.status_code == 403
     assert "--lora-dir" in answer.json()["error"]["message"]
 
@@ -129,9 +122,7 @@ def test_ids_are_places_and_scales_hold_for_later_requests(client):
     found = client.get("/lora-adapters").json()
     assert [(each["id"], each["name"], each["scale"]) for each in found] == [(0, "first", 0.0), (1, "red", 0.0)]
     assert found[0]["path"].endswith("f.gguf")
-    seen = client.app.state.serving.client
-    while not hasattr(seen, "requests"):
-        seen = seen.inner
+    seen = fake_client(client)
     assert client.post("/lora-adapters", json=[{"id": 1, "scale": 0.5}]).json() == {"success": True}
     assert [each["scale"] for each in client.get("/lora-adapters").json()] == [0.0, 0.5]
     client.post("/v1/completions", json={"prompt": "x"})
@@ -146,9 +137,8 @@ def test_ids_are_places_and_scales_hold_for_later_requests(client):
 def test_scales_are_set_also_once_the_file_of_keys_is_gone(tmp_path):
     keys = tmp_path / "keys.txt"
     keys.write_text("secret")
-    app = fake_app(server={"api_key_file": str(keys)}, adapters={"first": "f.gguf"})
-    with TestClient(app, raise_server_exceptions=False, headers={"x-api-key": "secret"}) as client:
-        ready(client)
+    server = {"api_key_file": str(keys)}
+    with ready_client(server=server, adapters={"first": "f.gguf"}, headers={"x-api-key": "secret"}) as client:
         keys.unlink()
         assert client.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}]).status_code == 200
         assert client.get("/lora-adapters").json()[0]["scale"] == 0.5

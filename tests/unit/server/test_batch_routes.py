@@ -16,8 +16,8 @@ from llamabatch.server.batches.store import Store
 from llamabatch.server.batches.upload import receive_file
 from llamabatch.server.http.errors import CLIENT_CLOSED, ApiError
 from llamabatch.server.openai import batch_lines as lines_module
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import fake_app, ready_client
+from tests.unit.server.test_application import CHAT
 from tests.waiting import until
 
 URL = "/v1/chat/completions"
@@ -48,13 +48,12 @@ def folder(tmp_path):
 @pytest.fixture
 def client(folder):
     server = {"data_dir": str(folder), "max_file_bytes": 20_000, "max_disk_bytes": 100_000}
-    with TestClient(fake_app(server=server), raise_server_exceptions=False) as client:
-        yield ready(client)
+    with ready_client(server=server) as client:
+        yield client
 
 
 def lines(count, url=URL, **body):
-    asked = {"messages": [{"role": "user", "content": "one two three"}], **body}
-    return [{"custom_id": f"id {i}", "method": "POST", "url": url, "body": asked} for i in range(count)]
+    return [{"custom_id": f"id {i}", "method": "POST", "url": url, "body": {**CHAT, **body}} for i in range(count)]
 
 
 def data_of(asked):
@@ -108,22 +107,14 @@ def test_a_batch_answers_as_the_endpoint_does(client):
 
 
 @pytest.mark.parametrize(
-    ("url", "body", "text"),
+    ("url", "body"),
     [
-        ("/v1/completions", {"prompt": "a b", "echo": True}, "a ba b"),
-        ("/v1/completions", {"prompt": ["a b"]}, "a b"),
+        ("/v1/completions", {"prompt": "a b", "echo": True}),
+        ("/v1/completions", {"prompt": ["a b"], "logprobs": 2}),
+        (URL, {**CHAT, "logprobs": True}),
     ],
 )
-def test_completions(client, url, body, text):
-    asked = [{"custom_id": "x", "method": "POST", "url": url, "body": body}]
-    batch = wait(client, create(client, asked, endpoint=url).json()["id"])
-    [line] = content(client, batch["output_file_id"])
-    assert line["response"]["body"]["choices"][0]["text"] == text
-
-
-@pytest.mark.parametrize("url", ["/v1/completions", URL])
-def test_logprobs_are_those_of_the_endpoint(client, url):
-    body = {"prompt": "a b", "logprobs": 2} if url != URL else {**lines(1)[0]["body"], "logprobs": True}
+def test_choices_are_those_of_the_endpoint(client, url, body):
     asked = [{"custom_id": "x", "method": "POST", "url": url, "body": body}]
     batch = wait(client, create(client, asked, endpoint=url).json()["id"])
     [line] = content(client, batch["output_file_id"])
@@ -172,12 +163,8 @@ def test_files_are_described_listed_sent_and_deleted(client):
     data = data_of(lines(3))
     first = upload(client, data, "../a\\b.jsonl").json()
     second = upload(client, data, **{"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}).json()
-    assert (first["object"], first["bytes"], first["filename"], first["purpose"]) == (
-        "file",
-        len(data),
-        "b.jsonl",
-        "batch",
-    )
+    shown = [first[name] for name in ("object", "bytes", "filename", "purpose")]
+    assert shown == ["file", len(data), "b.jsonl", "batch"]
     assert first["expires_at"] is None
     assert second["expires_at"] == second["created_at"] + 3600
     assert client.get(f"/v1/files/{first['id']}").json() == first
@@ -285,8 +272,8 @@ def test_batches_are_listed_cancelled_and_not_found(client):
 
 
 def test_a_server_without_batches_says_so(tmp_path):
-    with TestClient(fake_app(server={"batches": False}), raise_server_exceptions=False) as client:
-        response = ready(client).get("/v1/files")
+    with ready_client(server={"batches": False}) as client:
+        response = client.get("/v1/files")
     assert response.status_code == 501
     assert "--no-batches" in response.json()["error"]["message"]
 
@@ -297,8 +284,8 @@ def test_a_named_folder_of_another_server_is_an_error_of_the_load_and_the_usual_
         until(lambda: client.get("/livez").status_code != 200)
         assert "--data-dir" in client.get("/readyz").json()["error"]["message"]
     monkeypatch.setattr(service.BatchService, "_folder", lambda self: folder)
-    with TestClient(fake_app(), raise_server_exceptions=False) as client:
-        assert ready(client).post(URL, json=lines(1)[0]["body"]).status_code == 200
+    with ready_client() as client:
+        assert client.post(URL, json=lines(1)[0]["body"]).status_code == 200
         assert client.get("/v1/files").status_code == 503
         other.close()
         assert client.get("/v1/files").status_code == 200
@@ -307,8 +294,7 @@ def test_a_named_folder_of_another_server_is_an_error_of_the_load_and_the_usual_
 
 def test_a_server_that_gets_no_file_writes_none(tmp_path, monkeypatch):
     monkeypatch.setattr(service.BatchService, "_folder", lambda self: tmp_path / "usual")
-    with TestClient(fake_app(), raise_server_exceptions=False) as client:
-        ready(client)
+    with ready_client() as client:
         for path in ("files", "batches"):
             assert client.get(f"/v1/{path}").json()["data"] == []
         for method, path in (
@@ -322,10 +308,8 @@ def test_a_server_that_gets_no_file_writes_none(tmp_path, monkeypatch):
 
 
 def test_thinking_is_counted_in_the_usage_of_a_line(tmp_path):
-    tags = ("<think>", "</think>")
-    app = fake_app("<think>one two</think>three", reasoning_tags=tags, server={"data_dir": str(tmp_path / "data")})
-    with TestClient(app, raise_server_exceptions=False) as client:
-        ready(client)
+    text, tags, server = "<think>one two</think>three", ("<think>", "</think>"), {"data_dir": str(tmp_path / "data")}
+    with ready_client(text, reasoning_tags=tags, server=server) as client:
         batch = wait(client, create(client, lines(1)).json()["id"])
         [line] = content(client, batch["output_file_id"])
         direct = client.post(URL, json=lines(1)[0]["body"]).json()
@@ -372,8 +356,7 @@ def test_a_content_that_is_gone_is_a_404(client, folder):
 
 def test_a_key_with_limits_creates_no_batch(folder):
     server = {"data_dir": str(folder), "api_keys": ["a name=ada tpm=900", "b"]}
-    with TestClient(fake_app(server=server)) as client:
-        ready(client)
+    with ready_client(server=server) as client:
         statuses = []
         for key in "ab":
             client.headers["x-api-key"] = key

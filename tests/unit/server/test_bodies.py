@@ -50,8 +50,6 @@ def test_a_body_is_an_object():
         (b"{", "no JSON"),
         (b"[1]", "give a JSON object"),
         (b"null", "give a JSON object"),
-        (b'"a"', "give a JSON object"),
-        (b'{"a": NaN}', "NaN is no number"),
         (b'{"a": -Infinity}', "-Infinity is no number"),
         (b'{"a": 1e999}', "larger than any"),
         (b'{"a": ' + b"1" * 100_000 + b"}", "a number of 100000 digits"),

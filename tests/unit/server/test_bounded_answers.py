@@ -1,7 +1,6 @@
 """Bounds on what a request may ask for: logprobs at each place, and texts that the answer repeats."""
 
 import pytest
-from starlette.testclient import TestClient
 
 from llamabatch.errors import ConfigError
 from llamabatch.server.anthropic.messages_body import read_messages
@@ -14,8 +13,7 @@ from llamabatch.server.options import ServerOptions
 from llamabatch.server.request.body import Rules, _object
 from llamabatch.server.request.chat_body import read_chat
 from llamabatch.server.vllm.tokenize import read_detokenize, read_tokenize
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import ready_client
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 TOO_MANY = [
@@ -48,11 +46,9 @@ def test_the_option_sets_the_bound_of_requests_and_of_their_defaults():
     with pytest.raises(ConfigError, match="sampling has logprobs 21, above max_logprobs=20"):
         ServerOptions(sampling={"logprobs": 21})
     ServerOptions(sampling={"logprobs": 21}, max_logprobs=21)
-    with TestClient(fake_app(server={"max_logprobs": 2})) as client:
-        answers = [
-            ready(client).post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "logprobs": n}) for n in (2, 3)
-        ]
-    assert [answer.status_code for answer in answers] == [200, 400]
+    with ready_client(server={"max_logprobs": 2}) as client:
+        for n, status in ((2, 200), (3, 400)):
+            assert client.post("/v1/completions", json={"prompt": "a", "logprobs": n}).status_code == status
 
 
 REPEATED = [

@@ -1,12 +1,10 @@
 """Long texts and calls of many prompts are refused before anything is tokenized."""
 
 import pytest
-from starlette.testclient import TestClient
 
 from llamabatch.server.serving.bounded_model import COUNTED, MAX_TEXT
 from llamabatch.testing.fake_model import FakeModel
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import ready_client
 
 LONGEST = 64 * FakeModel.longest_token  # characters for n_ctx=64
 LONG = "a" * (COUNTED + 1)
@@ -15,8 +13,8 @@ CHAT = [{"role": "user", "content": LONG}]
 
 @pytest.fixture(scope="module")
 def client():
-    with TestClient(fake_app(n_ctx=64, n_slots=2, max_queue=8)) as made:
-        yield ready(made)
+    with ready_client(n_ctx=64, n_slots=2, max_queue=8) as made:
+        yield made
 
 
 @pytest.fixture

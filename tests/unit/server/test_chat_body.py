@@ -90,15 +90,8 @@ def test_every_name_of_a_parameter_is_known():
         ({"thinking_budget_tokens": 5}, {"thinking_token_budget": 5}),
         ({"reasoning_budget_tokens": -1}, {}),
         ({"n_cmpl": 2}, {"n": 2}),
-        (
-            {"ignore_eos": True, "min_tokens": 2, "stop": ["x"], "stop_token_ids": [3]},
-            {
-                "ignore_eos": True,
-                "min_tokens": 2,
-                "stop": "x",
-                "stop_token_ids": [3],
-            },
-        ),
+        ({"ignore_eos": True, "stop": ["x"]}, {"ignore_eos": True, "stop": "x"}),
+        ({"min_tokens": 2, "stop_token_ids": [3]}, {"min_tokens": 2, "stop_token_ids": [3]}),
         ({"user": "u", "metadata": {}, "store": True, "use_beam_search": False}, {}),
     ],
 )
@@ -112,7 +105,6 @@ def test_parameters_have_the_names_of_three_servers(given, meant):
     ("given", "param"),
     [
         ({"temperature": -1}, "temperature"),
-        ({"temperature": "warm"}, "temperature"),
         ({"max_tokens": -2}, "max_tokens"),
         ({"n_predict": -2}, "n_predict"),
         ({"n_predict": 5, "max_tokens": 6}, "max_tokens"),
@@ -183,8 +175,8 @@ def test_a_limit_of_0_generates_nothing():
 
 
 def test_null_is_an_empty_text_of_a_message():
-    body = chat(messages=[{"role": "system", "content": None}, {"role": "user", "content": None}])
-    assert [message["content"] for message in body.conversation] == ["", ""]
+    [message] = chat(messages=[{"role": "user", "content": None}]).conversation
+    assert message["content"] == ""
 
 
 def test_thinking_stays_in_the_text_where_the_body_wants_it():
@@ -265,10 +257,6 @@ def test_a_template_that_reads_the_day_gets_it():
     assert render("{{ date_string }}", HELLO, "", "", fixed.options) == "1 May 1851"
 
 
-def test_a_wish_that_changes_no_text_is_taken():
-    assert chat(id_slot=3, backend_sampling=True).params == chat().params
-
-
 def test_a_bias_may_be_said_twice():
     assert chat(logit_bias=[[5, -100], [6, 1], [5, -100]]).params.biases == ((5, -100.0), (6, 1.0))
 
@@ -283,11 +271,6 @@ def test_the_shorter_deadline_holds():
     assert chat(Rules(timeout_s=3.0), deadline_s=5).deadline_s == 3.0
     assert chat(Rules(timeout_s=8.0), deadline_s=5).deadline_s == 5
     assert chat(Rules(timeout_s=8.0)).deadline_s == 8.0
-
-
-def test_a_strict_server_refuses_unknown_fields():
-    with pytest.raises(ApiError, match="no field 'topp'"):
-        chat(Rules(strict=True), topp=1)
 
 
 def test_adapters_are_named_or_numbered():

@@ -3,9 +3,9 @@
 import json
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from starlette.testclient import TestClient
 
 from llamabatch.chat.output_parser import joined_calls
 from llamabatch.chat.tool_parsers import ToolParser, hermes
@@ -14,8 +14,7 @@ from llamabatch.server.anthropic.messages_response import MessageEvents
 from llamabatch.server.openai.responses_response import ResponseEvents
 from tests.unit.entrypoints.test_tools import HERMES
 from tests.unit.server import test_messages, test_responses
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import ready_client
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 EMPTY_CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -27,20 +26,12 @@ PIECES = (
 TOOL = {"name": "f", "parameters": {"type": "object"}}
 
 
-class Model:
-    def __init__(self):
-        self.text = ""
-        app = fake_app(
-            lambda request: self.text, reasoning_tags=("<think>", "</think>"), server={"chat_template": HERMES}
-        )
-        self.client = TestClient(app, raise_server_exceptions=False)
-
-
 @pytest.fixture(scope="module")
 def model():
-    model = Model()
-    with model.client:
-        ready(model.client)
+    """Answers with its `text`."""
+    model = SimpleNamespace(text="")
+    options = {"reasoning_tags": ("<think>", "</think>"), "server": {"chat_template": HERMES}}
+    with ready_client(lambda request: model.text, **options) as model.client:
         yield model
 
 

@@ -107,11 +107,7 @@ def _client(raising: Exception | None = None) -> TestClient:
     async def endpoint(request):
         raise raising or ApiError(400, "half a character: \ud800", headers={"X-A": "b"})
 
-    routes = [
-        Route("/v1/x", endpoint, methods=["POST"]),
-        Route("/x", llama_server.in_dialect(endpoint), methods=["POST"]),
-    ]
-    app = Starlette(routes=routes, exception_handlers=exception_handlers())
+    app = Starlette(routes=[Route("/v1/x", endpoint, methods=["POST"])], exception_handlers=exception_handlers())
     return TestClient(app, raise_server_exceptions=False)
 
 
@@ -130,12 +126,6 @@ def test_every_response_of_an_error_is_json_of_one_shape():
     assert broken.status_code == 500
     assert "secret" not in broken.text
     assert broken.json()["error"]["type"] == "server_error"
-
-
-def test_an_endpoint_of_llama_server_answers_in_its_shape():
-    response = _client().post("/x").json()
-    assert response["error"].keys() == {"code", "message", "type"}
-    assert response["error"]["code"] == 400
 
 
 def test_a_prompt_that_is_too_long_names_the_option_and_what_it_costs():

@@ -1,4 +1,4 @@
-"""Any JSON in any known field is read, or refused with a 400."""
+"""Any JSON in any known field is read, or refused with a 400; null is as if the field were not there."""
 
 import json
 
@@ -7,10 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamabatch.server.anthropic.messages_body import MESSAGES, read_messages
+from llamabatch.server.batches.check import check_lines
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.llama_server import completion_body as llama
+from llamabatch.server.llama_server import embedding as llama_embedding
 from llamabatch.server.openai.completion_body import COMPLETION, read_completion
 from llamabatch.server.openai.embeddings import EMBEDDING, read_embedding
+from llamabatch.server.openai.responses_body import RESPONSES, read_responses
 from llamabatch.server.request.body import Rules, read_json
 from llamabatch.server.request.chat_body import CHAT, read_chat
 from llamabatch.server.vllm.rerank import CLASSIFY, RERANK, SCORE, read_classify, read_rerank, read_score
@@ -26,27 +29,13 @@ READERS = {
     "rerank": (read_rerank, RERANK, {"query": "a", "documents": ["b"]}),
     "score": (read_score, SCORE, {"text_1": "a", "text_2": "b"}),
     "classify": (read_classify, CLASSIFY, {"input": "a"}),
+    "responses": (read_responses, RESPONSES, {"input": "a"}),
+    "llama_embedding": (llama_embedding.read_llama_embedding, llama_embedding.EMBEDDING, {"content": "a"}),
     "tokenize": (read_tokenize, TOKENIZE, {}),
     "detokenize": (read_detokenize, DETOKENIZE, {"tokens": [1]}),
 }
-WORDS = st.sampled_from(
-    [
-        "",
-        "a",
-        "auto",
-        "required",
-        "text",
-        "type",
-        "json_schema",
-        "function",
-        "name",
-        "role",
-        "content",
-        "{",
-        "\0",
-        "ä😀",
-    ]
-)
+KINDS = ["auto", "required", "text", "type", "json_schema", "function"]
+WORDS = st.sampled_from(["", "a", *KINDS, "name", "role", "content", "{", "\0", "ä😀"])
 LEAVES = st.one_of(
     st.none(),
     st.booleans(),
@@ -89,3 +78,23 @@ def test_each_field_takes_each_kind_of_value(name):
         for value in values:
             error = refusal(read, usual | {field: value})
             assert error is None or error.status == 400, (field, value, error.message)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_field_that_is_null_is_missing(name):
+    read, fields, usual = READERS[name]
+    usual = usual or {"content": "a"}
+    for strict in (True, False):
+        rules = Rules(strict=strict)
+        for field in (*fields, "a_field_of_another_service"):
+            if field not in usual:
+                assert read({**usual, field: None}, rules) == read(usual, rules), field
+        assert read({**dict.fromkeys((*fields, "another")), **usual}, rules) == read(usual, rules)
+
+
+def test_a_field_that_is_null_is_missing_in_a_line_of_a_batch(tmp_path):
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "n": None}, "x": None}
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps(line) + "\n" + json.dumps({**line, "custom_id": None}) + "\n")
+    [error] = check_lines(path, "/v1/completions").errors
+    assert (error["line"], error["message"]) == (2, "the line has no custom_id")

@@ -5,12 +5,10 @@ import asyncio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
-from starlette.testclient import TestClient
 
-from llamabatch.errors import QueueFull
 from llamabatch.server.http.counts import NO_ROUTE, OTHER_METHOD, HttpCounts
 from llamabatch.server.http.request_log import RequestLog
-from tests.unit.server.serving_clients import fake_app
+from tests.unit.server.serving_clients import ready_client
 
 COMPLETIONS = "/v1/completions"
 KEY = {"Authorization": "Bearer right"}
@@ -26,9 +24,7 @@ def series(client, name, **labels):
 
 @pytest.fixture
 def client():
-    app = fake_app(server={"api_keys": ("right",), "root_path": "/llm"})
-    with TestClient(app, raise_server_exceptions=False) as client:
-        app.state.serving.start().result()
+    with ready_client(server={"api_keys": ("right",), "root_path": "/llm"}) as client:
         yield client
 
 
@@ -52,15 +48,6 @@ def test_responses_are_counted_by_route_method_and_status(client):
     assert 0 < total < 60
     buckets = series(client, "http_request_duration_seconds_bucket", handler=COMPLETIONS, method="POST", le="+Inf")
     assert list(buckets.values()) == [7]
-
-
-def test_a_full_queue_is_counted(client, monkeypatch):
-    def refuse(*arguments, **more):
-        raise QueueFull("64 wait")
-
-    monkeypatch.setattr(type(client.app.state.serving.client), "submit", refuse)
-    assert client.post(COMPLETIONS, json={"prompt": "x"}, headers=KEY).status_code == 429
-    assert series(client, "http_requests_total", status="429") == {(COMPLETIONS, "POST", "429"): 1}
 
 
 def test_paths_of_callers_make_no_series(client):

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import uvicorn
-from starlette.testclient import TestClient
 
 from llamabatch.errors import ConfigError
 from llamabatch.server.http import file_watch
@@ -20,8 +19,7 @@ from llamabatch.server.http.file_watch import watch
 from llamabatch.server.http.keys import KeyRing
 from llamabatch.server.options import ServerOptions
 from llamabatch.server.run import DrainingServer
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import ready_client
 from tests.waiting import until_soon
 
 HELLO = {"messages": [{"role": "user", "content": "one"}]}
@@ -159,8 +157,7 @@ def test_uses_of_a_second_are_one_entry_and_none_without_a_limit():
 
 def test_names_of_keys_stand_in_logs_and_metrics_and_their_tokens_count(caplog):
     server = {"api_keys": ["sk-1 name=ada tpm=8"], "access_log": True, "metrics_without_key": True}
-    with TestClient(fake_app("one two three", server=server)) as client:
-        ready(client)
+    with ready_client("one two three", server=server) as client:
         caplog.set_level(logging.INFO)
         auth = {"Authorization": "Bearer sk-1"}
         assert client.post("/v1/chat/completions", json=HELLO, headers=auth).status_code == 200

@@ -4,7 +4,6 @@ import re
 import threading
 
 import pytest
-from starlette.testclient import TestClient
 
 from llamabatch.server.anthropic.messages_response import MessageEvents
 from llamabatch.server.llama_server.completion_response import LlamaCompletionChunks
@@ -15,8 +14,7 @@ from llamabatch.server.response import answer as answer_module
 from llamabatch.server.response import event_stream, generation, json_text
 from llamabatch.server.response.answer import in_parts
 from llamabatch.server.response.json_text import Rows, dump_in_pieces
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import ready_client
 
 VALUES = [
     {"tokens": list(range(5000)), "count": 5000},
@@ -73,8 +71,8 @@ CHANGES = re.compile(r'"(id|created|created_at|completed_at|item_id|timings)":("
 
 @pytest.fixture(scope="module")
 def client():
-    with TestClient(fake_app()) as made:
-        yield ready(made)
+    with ready_client() as made:
+        yield made
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)

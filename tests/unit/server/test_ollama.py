@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from starlette.testclient import TestClient
 
 from llamabatch.request.logprobs import Logprob
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, chat_logprob
@@ -13,8 +12,7 @@ from llamabatch.server.ollama.answer import Lines, Writer, answer
 from llamabatch.server.ollama.body import EmptyBody, RawBody, read_generate, read_ollama_chat
 from llamabatch.server.ollama.dialect import moment
 from llamabatch.server.request.body import Rules
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import ready_client
 
 HELLO = [{"role": "user", "content": "one two three"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {}}}}}
@@ -26,9 +24,8 @@ def chat(rules=None, **fields):
 
 @pytest.fixture(scope="module")
 def client():
-    app = fake_app("one two three", server={"served_model_names": ("tiny",)}, n_ctx=64)
-    with TestClient(app, raise_server_exceptions=False) as client:
-        yield ready(client)
+    with ready_client("one two three", server={"served_model_names": ("tiny",)}, n_ctx=64) as client:
+        yield client
 
 
 def test_options_are_fields_of_a_request_by_ollamas_names():

@@ -2,19 +2,17 @@
 
 import pytest
 from starlette.routing import Route
-from starlette.testclient import TestClient
 
 from llamabatch.server.openapi import OPERATIONS, document
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import ready_client
 
 EXAMPLES = [(path, name, body) for path, operation in OPERATIONS.items() for name, body in operation.examples.items()]
 
 
 @pytest.fixture(scope="module")
 def client():
-    with TestClient(fake_app(), raise_server_exceptions=False) as client:
-        yield ready(client)
+    with ready_client() as client:
+        yield client
 
 
 @pytest.mark.parametrize(("path", "name", "body"), EXAMPLES, ids=[f"{path} {name}" for path, name, _ in EXAMPLES])

@@ -44,10 +44,6 @@ def test_there_are_no_other_files(client, path):
     assert client.get(path).status_code == 404
 
 
-def test_head_has_no_body(client):
-    assert client.head("/").content == b""
-
-
 def test_no_page_is_none():
     with TestClient(fake_app(server={"page": False})) as client:
         assert client.get("/").text == "llamabatch is running"  # programs look here whether a server is there

@@ -5,21 +5,16 @@ import json
 
 import numpy as np
 import pytest
-from starlette.testclient import TestClient
 
-from llamabatch.testing.answers import FakeRequest
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import fake_client, ready_client
 
-
-def client_of(**options):
-    return TestClient(fake_app(**options), raise_server_exceptions=False)
+ADAPTERS = {"pirate": "p.gguf", "poet": "q.gguf"}
 
 
 @pytest.fixture(scope="module")
 def client():
-    with client_of(adapters={"pirate": "p.gguf", "poet": "q.gguf"}) as client:
-        yield ready(client)
+    with ready_client(adapters=ADAPTERS) as client:
+        yield client
 
 
 def refused(client, path, **body):
@@ -174,18 +169,11 @@ def test_the_model_and_its_adapters_are_listed(client):
 
 def asked(name, **server):
     """The names of the adapters of a chat that asks for a model, or the error."""
-    seen: list[FakeRequest] = []
-
-    def answer(request):
-        seen.append(request)
-        return "yes"
-
-    adapters = {"pirate": "p.gguf", "poet": "q.gguf"}
-    with client_of(answers=answer, server=server, adapters=adapters) as client:
-        response = ready(client).post(
-            "/v1/chat/completions", json=name | {"messages": [{"role": "user", "content": "a"}]}
-        )
-    return response.json()["error"]["code"] if response.status_code != 200 else dict(seen[0].adapters)
+    with ready_client(server=server, adapters=ADAPTERS) as client:
+        response = client.post("/v1/chat/completions", json=name | {"messages": [{"role": "user", "content": "a"}]})
+        if response.status_code != 200:
+            return response.json()["error"]["code"]
+        return dict(fake_client(client).requests[0].adapters)
 
 
 def test_the_name_of_an_adapter_is_a_model():

@@ -8,12 +8,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from llamabatch.errors import ConfigError, EngineError, ModelFileError
-from llamabatch.server.anthropic import dialect as anthropic
 from llamabatch.server.http import private_paths
-from llamabatch.server.http.errors import ApiError
 from llamabatch.server.http.private_paths import remember, without_paths
-from llamabatch.server.llama_server import dialect as llama_server
-from tests.unit.server.serving_clients import fake_app
+from llamabatch.server.serving.serving import _plain_name
+from tests.unit.server.serving_clients import fake_app, ready_client
 from tests.waiting import until
 
 PATH = "/v1/completions"
@@ -113,13 +111,13 @@ def raising(error):
         ("/v1/responses", {"input": "x"}),
         ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9, "model": "x"}),
         ("/completion", {"prompt": "x"}),
+        ("/api/generate", {"prompt": "x"}),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_error_of_a_request_names_no_folder(tmp_path, path, body, stream):
     error = EngineError(f"llama_decode failed: {tmp_path}/model.gguf, [Errno 2] '/usr/lib/libx/y.so'")
-    with TestClient(fake_app(raising(error)), raise_server_exceptions=False) as client:
-        client.app.state.serving.start().result()
+    with ready_client(raising(error)) as client:
         if path == "/v1/messages":
             body = body | {"model": client.app.state.serving.names[0]}
         text = client.post(path, json=body | {"stream": stream}).text
@@ -173,15 +171,6 @@ def test_an_adapter_that_is_refused_and_a_folder_in_use_name_no_folder(tmp_path,
     assert str(tmp_path) not in answer.text
 
 
-def test_all_dialects_have_the_public_message_and_the_error_keeps_its_own():
-    error = ApiError(500, "no '/usr/share/x/y.gguf'")
-    for body in (error.to_openai(), llama_server.error_document(error), anthropic.error_document(error)):
-        assert body["error"]["message"] == "no '…/y.gguf'"
-    assert error.message == "no '/usr/share/x/y.gguf'"
-
-
 def test_a_model_whose_path_has_a_colon_is_called_by_its_name():
-    from llamabatch.server.serving.serving import _plain_name
-
     assert _plain_name("/home/me/a:b") == "a:b"
     assert _plain_name("hf:owner/repo:Q4_K_M") == "hf:owner/repo:Q4_K_M"

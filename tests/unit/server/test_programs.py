@@ -3,15 +3,13 @@
 import re
 
 import pytest
-from starlette.testclient import TestClient
 
 from llamabatch.cli.serve_flags import ROWS
 from llamabatch.config.other_servers import SETTINGS
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.llama_server.completion_body import read_infill
 from llamabatch.server.request.chat_body import read_chat
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import ready_client
 
 HELLO = [{"role": "system", "content": "s"}, {"role": "user", "content": "one"}]
 
@@ -22,23 +20,10 @@ SILLY_TAVERN = {
     **{"smoothing_curve": 1, "dry_allowed_length": 2, "dry_multiplier": 0.8, "dry_base": 1.75, "dry_penalty_last_n": 0},
     **{"dry_sequence_breakers": '["\\n", ":"]', "max_tokens_second": 0, "stopping_strings": ["x:"], "stop": ["x:", ""]},
     **{"samplers": ["top_k", "tfs_z", "typical_p", "top_p", "min_p", "temperature"], "truncation_length": 4096},
-    **{
-        "ban_eos_token": False,
-        "skip_special_tokens": True,
-        "top_a": 0,
-        "tfs": 1,
-        "mirostat_mode": 0,
-        "mirostat_tau": 5,
-    },
-    **{"mirostat_eta": 0.1, "custom_token_bans": "", "banned_strings": [], "api_type": "llamacpp", "api_server": "h"},
-    **{
-        "legacy_api": False,
-        "xtc_threshold": 0.1,
-        "xtc_probability": 0,
-        "rep_pen": 1.1,
-        "rep_pen_range": 64,
-        "seed": -1,
-    },
+    **{"ban_eos_token": False, "skip_special_tokens": True, "top_a": 0, "tfs": 1, "mirostat_mode": 0},
+    **{"mirostat_tau": 5, "mirostat_eta": 0.1, "custom_token_bans": "", "banned_strings": [], "api_type": "llamacpp"},
+    **{"api_server": "h", "legacy_api": False, "xtc_threshold": 0.1, "xtc_probability": 0, "rep_pen": 1.1, "seed": -1},
+    "rep_pen_range": 64,
     **{"repetition_penalty_range": 64, "guidance_scale": 1, "negative_prompt": "", "grammar_string": "", "tfs_z": 1},
     **{"repeat_penalty": 1.1, "repeat_last_n": 64, "n_predict": 9, "num_predict": 9, "num_ctx": 4096, "mirostat": 0},
     **{"ignore_eos": False, "rep_pen_slope": 1, "logit_bias": [[5, False]], "grammar": "", "cache_prompt": True},
@@ -47,12 +32,7 @@ SILLY_TAVERN = {
 LLAMA_VIM = {
     **{"id_slot": 0, "input_prefix": "def f(", "input_suffix": "):", "input_extra": [{"text": "x", "filename": "a"}]},
     **{"prompt": "a", "n_predict": 8, "stop": [], "n_indent": 4, "top_k": 40, "top_p": 0.9, "stream": False},
-    **{
-        "samplers": ["top_k", "top_p", "infill"],
-        "cache_prompt": True,
-        "t_max_prompt_ms": 500,
-        "t_max_predict_ms": 9000,
-    },
+    **{"samplers": ["top_k", "top_p", "infill"], "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 9},
     "response_fields": ["content", "timings/prompt_n", "truncated", "tokens_cached"],
 }
 PROGRAMS = {
@@ -97,9 +77,8 @@ PROGRAMS = {
 
 @pytest.fixture(scope="module")
 def client():
-    app = fake_app("one two three", adapters={"poet": "p.gguf"}, n_ctx=256)
-    with TestClient(app, raise_server_exceptions=False) as client:
-        yield ready(client)
+    with ready_client("one two three", adapters={"poet": "p.gguf"}, n_ctx=256) as client:
+        yield client
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -6,7 +6,6 @@ import time
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
 
 from llamabatch.client.base import Heartbeat, Outage
 from llamabatch.errors import EngineClosedError, SamplingError
@@ -16,18 +15,12 @@ from llamabatch.request.structured_outputs import structure
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.serving import checks
 from llamabatch.server.serving.admission import Admission
-from tests.unit.server.serving_clients import fake_app
+from tests.unit.server.serving_clients import fake_app, ready_client
 from tests.unit.server.test_admission import entered, measured, request
-from tests.unit.server.test_application import CHAT, ready
+from tests.unit.server.test_application import CHAT
 from tests.waiting import PATIENCE_S, until, until_soon
 
 PATH = "/v1/completions"
-
-
-@pytest.fixture
-def client():
-    with TestClient(fake_app(), raise_server_exceptions=False) as client:
-        yield ready(client)
 
 
 class Held:
@@ -45,8 +38,7 @@ class Held:
 
 def test_a_full_queue_is_a_429_with_the_seconds_to_wait():
     held = Held()
-    with TestClient(fake_app(held, n_slots=1, max_queue=1), raise_server_exceptions=False) as client:
-        ready(client)
+    with ready_client(held, n_slots=1, max_queue=1) as client:
         answers = []
         callers = [
             threading.Thread(target=lambda: answers.append(client.post(PATH, json={"prompt": "a"}).status_code))
@@ -71,8 +63,7 @@ def test_a_full_queue_is_a_429_with_the_seconds_to_wait():
 
 
 def test_a_call_for_which_no_queue_is_long_enough_is_a_400():
-    with TestClient(fake_app(n_slots=2, max_queue=3), raise_server_exceptions=False) as client:
-        ready(client)
+    with ready_client(n_slots=2, max_queue=3) as client:
         assert client.post(PATH, json={"prompt": ["a"] * 5}).status_code == 200
         response = client.post(PATH, json={"prompt": ["a", "b"], "n": 3})
         assert response.status_code == 400

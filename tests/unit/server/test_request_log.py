@@ -13,8 +13,7 @@ from llamabatch.server.http.request_log import RequestLog
 from llamabatch.server.openai import completions
 from llamabatch.server.response.event_stream import EventStream
 from llamabatch.testing.fake_client import FakeClient
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import ready_client
 
 PATH = "/v1/completions"
 SECRET = "zanzibar"
@@ -23,8 +22,8 @@ LINE = re.compile(r"request (\S+) failed: POST /v1/completions: (.*)", re.DOTALL
 
 @pytest.fixture
 def client():
-    with TestClient(fake_app(lambda asked: f"{SECRET} " * 5), raise_server_exceptions=False) as client:
-        yield ready(client)
+    with ready_client(f"{SECRET} " * 5) as client:
+        yield client
 
 
 def lines(caplog):

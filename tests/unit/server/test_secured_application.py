@@ -3,25 +3,23 @@
 import pytest
 from starlette.testclient import TestClient
 
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import fake_app, ready_client
 
 
 def client_of(**options):
     return TestClient(fake_app(server=options))
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/nothing"])
-def test_calls_that_carry_data_need_the_key(path):
+def test_calls_that_carry_data_need_the_key():
     with client_of(api_keys="secret") as client:
-        assert client.post(path, json={}).status_code == 401
-        assert client.post(path, json={}, headers={"Authorization": "Bearer secret"}).status_code != 401
+        for path in ("/v1/chat/completions", "/nothing"):
+            assert client.post(path, json={}).status_code == 401
+            assert client.post(path, json={}, headers={"Authorization": "Bearer secret"}).status_code != 401
         assert client.get("/livez").status_code == 200
 
 
 def test_a_body_that_is_too_large_is_a_413_in_the_shape_of_errors():
-    with client_of(max_body_bytes=1024) as client:
-        ready(client)
+    with ready_client(server={"max_body_bytes": 1024}) as client:
         reply = client.post("/v1/completions", content=b'{"prompt": "' + b"x" * 2000 + b'"}')
         assert reply.status_code == 413
         assert reply.json()["error"]["code"] == "request_too_large"

@@ -19,8 +19,7 @@ from llamabatch.server.monitor.live import Live, live_of, longest, rates
 from llamabatch.server.response import model_facts
 from llamabatch.utils.version import __version__
 from tests.unit.fakes import times
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import ready
+from tests.unit.server.serving_clients import fake_app, ready_client
 
 SECRET = "a prompt that stays a secret"
 STATES = [
@@ -37,12 +36,6 @@ STATES = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def client():
-    with TestClient(fake_app(), raise_server_exceptions=False) as client:
-        yield ready(client)
-
-
 def with_states(client, monkeypatch, states=STATES):
     fake = client.app.state.serving.client
     monkeypatch.setattr(fake, "states", lambda: states)
@@ -53,11 +46,7 @@ def test_each_slot_has_llama_servers_fields(client, monkeypatch):
     first, second, third = with_states(client, monkeypatch).get("/slots").json()
     assert (first["id"], first["n_ctx"], first["is_processing"], first["id_task"]) == (0, 512, True, 7)
     assert first["next_token"] == [{"has_next_token": True, "n_remain": 4, "n_decoded": 5}]
-    assert (first["n_prompt_tokens"], first["n_prompt_tokens_processed"], first["n_prompt_tokens_cache"]) == (
-        40,
-        30,
-        10,
-    )
+    assert [first[f"n_prompt_tokens{name}"] for name in ("", "_processed", "_cache")] == [40, 30, 10]
     assert (first["tier"], second["tier"]) == ("default", "flex")
     assert third["is_processing"] is False
     assert third["next_token"] == [{"has_next_token": False, "n_remain": -1, "n_decoded": 0}]
@@ -86,20 +75,20 @@ def test_actions_on_one_slot_are_refused_by_name(client, action):
 
 
 def test_slots_may_be_turned_off():
-    with TestClient(fake_app(server={"slots": False}), raise_server_exceptions=False) as client:
-        answer = ready(client).get("/slots")
+    with ready_client(server={"slots": False}) as client:
+        answer = client.get("/slots")
     assert answer.status_code == 501
     assert answer.json()["error"]["type"] == "not_supported_error"
 
 
 def test_a_wrong_model_is_not_found():
-    with TestClient(fake_app(server={"served_model_names": ("m",)}), raise_server_exceptions=False) as client:
-        assert ready(client).get("/slots?model=m").status_code == 200
+    with ready_client(server={"served_model_names": ("m",)}) as client:
+        assert client.get("/slots?model=m").status_code == 200
         assert client.get("/slots?model=other").status_code == 404
         assert client.get("/props?model=other").json()["error"]["type"] == "not_found_error"
 
 
-async def watched(app, n, *, query=b"stream=1", then=lambda: None):
+async def watched(app, n):
     """The first `n` events of /slots?stream=1; then the reader leaves."""
     events, left = [], asyncio.Event()
 
@@ -116,12 +105,18 @@ async def watched(app, n, *, query=b"stream=1", then=lambda: None):
                 json.loads(part.removeprefix("data: ")) for part in message["body"].decode().split("\n\n") if part
             )
             if len(events) == n:
-                then()
                 left.set()
         else:
             assert dict(message["headers"])[b"content-type"].startswith(b"text/event-stream")
 
-    scope = {"type": "http", "method": "GET", "path": "/slots", "query_string": query, "headers": [], "root_path": ""}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/slots",
+        "query_string": b"stream=1",
+        "headers": [],
+        "root_path": "",
+    }
     await asyncio.wait_for(app(scope | {"app": app, "http_version": "1.1", "scheme": "http"}, receive, send), 20)
     return events
 
@@ -218,8 +213,8 @@ def test_the_stream_ends_with_the_server(client):
 
 def test_props_tell_the_model_and_its_settings():
     server = {"sampling": {"temperature": 0.25, "seed": 7}, "served_model_names": ("m",)}
-    with TestClient(fake_app(server=server, n_slots=3, n_ctx=256), raise_server_exceptions=False) as client:
-        found = ready(client).get("/props").json()
+    with ready_client(server=server, n_slots=3, n_ctx=256) as client:
+        found = client.get("/props").json()
     assert (found["total_slots"], found["model_alias"]) == (3, "m")
     settings = found["default_generation_settings"]
     assert settings["n_ctx"] == 256
@@ -228,10 +223,10 @@ def test_props_tell_the_model_and_its_settings():
 
 
 def test_props_change_only_where_the_server_allows_it():
-    with TestClient(fake_app(), raise_server_exceptions=False) as client:
-        assert ready(client).post("/props", json={}).status_code == 501
-    with TestClient(fake_app(server={"props": True, "sampling": {"seed": 3}}), raise_server_exceptions=False) as client:
-        assert ready(client).post("/props", json={"temperature": 0.5, "seed": None}).json() == {"success": True}
+    with ready_client() as client:
+        assert client.post("/props", json={}).status_code == 501
+    with ready_client(server={"props": True, "sampling": {"seed": 3}}) as client:
+        assert client.post("/props", json={"temperature": 0.5, "seed": None}).json() == {"success": True}
         params = client.get("/props").json()["default_generation_settings"]["params"]
         assert (params["temperature"], params["seed"]) == (0.5, 2**32 - 1)
         answer = client.post("/props", json={"temprature": 1})

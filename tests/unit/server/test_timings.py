@@ -3,18 +3,11 @@
 import json
 
 import pytest
-from starlette.testclient import TestClient
 
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, Timings
 from llamabatch.server.response.timings import timings_of
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import CHAT, events, ready
-
-
-@pytest.fixture
-def client():
-    with TestClient(fake_app(), raise_server_exceptions=False) as client:
-        yield ready(client)
+from tests.unit.server.serving_clients import ready_client
+from tests.unit.server.test_application import CHAT, events
 
 
 def output(times, *, n_prompt=10, cached=4):
@@ -68,8 +61,7 @@ def test_timings_come_where_they_are_asked_for(client, path, body):
 
 
 def test_a_verbose_server_shows_each_prompt_to_its_sender():
-    with TestClient(fake_app(server={"log_level": "debug"})) as client:
-        ready(client)
+    with ready_client(server={"log_level": "debug"}) as client:
         assert "__verbose" in client.post("/v1/chat/completions", json=CHAT).json()
         assert "__verbose" not in client.post("/v1/chat/completions", json=CHAT | {"verbose": False}).json()
 

@@ -1,19 +1,17 @@
 """Vertex AI's /predict."""
 
 import pytest
-from starlette.testclient import TestClient
 
-from tests.unit.server.serving_clients import fake_app
-from tests.unit.server.test_application import CHAT, ready
+from tests.unit.server.serving_clients import ready_client
+from tests.unit.server.test_application import CHAT
 
 
 @pytest.fixture
 def client(monkeypatch):
     for name, value in {"MODE": "PREDICTION", "PREDICT_ROUTE": "/ask", "HEALTH_ROUTE": "alive"}.items():
         monkeypatch.setenv(f"AIP_{name}", value)
-    options = {"api_keys": ("key",), "root_path": "/llm"}
-    with TestClient(fake_app(server=options), headers={"x-api-key": "key"}) as client:
-        yield ready(client)
+    with ready_client(server={"api_keys": ("key",), "root_path": "/llm"}, headers={"x-api-key": "key"}) as client:
+        yield client
 
 
 def test_instances_are_answered_in_their_order(client):
@@ -43,14 +41,14 @@ def test_it_needs_the_key(client):
 def test_the_routes_can_be_paths_that_have_endpoints(monkeypatch):
     for name, value in {"MODE": "PREDICTION", "HEALTH_ROUTE": "/", "PREDICT_ROUTE": "/v1/chat/completions"}.items():
         monkeypatch.setenv(f"AIP_{name}", value)
-    with TestClient(fake_app(server={"page": False})) as client:
-        assert ready(client).get("/").json() == {"status": "ok"}
+    with ready_client(server={"page": False}) as client:
+        assert client.get("/").json() == {"status": "ok"}
         assert client.post("/v1/chat/completions", json=CHAT).json()["object"] == "chat.completion"
 
 
 def test_elsewhere_there_is_none():
-    with TestClient(fake_app()) as client:
-        assert ready(client).post("/predict", json={"instances": []}).status_code == 404
+    with ready_client() as client:
+        assert client.post("/predict", json={"instances": []}).status_code == 404
 
 
 def test_an_endpoint_that_streams_unless_told_gives_one_document(client):

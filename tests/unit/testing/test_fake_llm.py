@@ -143,8 +143,6 @@ def test_parameters_prompts_and_options_are_checked():
         llm.chat([{"role": "user"}])
     with pytest.raises(ConfigError, match="n_slots is 0"):
         FakeLLM(n_slots=0)
-    with pytest.raises(ConfigError, match="did you mean 'n_slots'"):
-        FakeLLM(n_slot=1)
     with pytest.raises(QueueFull, match="max_queue=1"):
         FakeLLM(n_slots=1, max_queue=1).generate(["a", "b", "c"])
     assert llm.requests == []

@@ -136,10 +136,7 @@ def test_auto_is_advised_where_nothing_is_clearly_faster():
         figures("auto", 192, latency=3, chosen="batched"),
     )
     assert strategy == "auto"
-    assert sentence == (
-        "For work like this use auto (batched): its 192 tokens/s are 1.9 times those of sequential, and nothing is "
-        "more than 5 % faster."
-    )
+    assert "its 192 tokens/s are 1.9 times those of sequential, and nothing is more than 5 % faster" in sentence
 
 
 @pytest.mark.parametrize(

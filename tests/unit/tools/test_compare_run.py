@@ -112,7 +112,6 @@ def test_rounds_go_through_all_before_they_repeat(measured):
         ({"max_tokens": 0}, SamplingError, "max_tokens is 0"),
         ({"rounds": 0}, ConfigError, "rounds is 0; give a whole number from 1 to 100"),
         ({"engine": {"n_ubatch": 4096}}, ConfigError, "n_ubatch is 4096"),
-        ({"engine": {"n_ctxx": 1}}, ConfigError, "no option 'n_ctxx'"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_runs(settings, error, message):
@@ -160,7 +159,6 @@ def test_a_failed_strategy_makes_the_exit_code_1(measured):
         (["--strategies", "quick"], "strategies is 'quick'"),
         (["--strategies", ","], "names no strategy"),
         (["--slots", "few"], "neither a whole number nor a list such as 1,2,4,8"),
-        (["--slots", "0"], "slots is 0"),
         (["-n", "0"], "max_tokens is 0"),
         (["--json", "/no/such/folder/x.json"], "there is no directory /no/such/folder"),
         (["--plot", "x.bmp"], "no ending of a picture"),

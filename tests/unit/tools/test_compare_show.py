@@ -27,18 +27,8 @@ def text(shown: Report, width: int = 200) -> str:
 def test_the_table_has_every_figure():
     shown = text(report())
     assert all(name in shown for name in STRATEGIES)
-    for head in (
-        "requests",
-        "tokens",
-        "speed-",
-        "first token",
-        "between tokens",
-        "latency",
-        "memory",
-        "rows/",
-        "passes/",
-    ):
-        assert head in shown
+    heads = ("requests", "tokens", "speed-", "first token", "between tokens", "latency", "memory", "rows/", "passes/")
+    assert all(head in shown for head in heads)
     assert "auto (batched)" in shown
     assert shown.rstrip().splitlines()[-1].startswith("For work like this use ")
 
@@ -57,12 +47,6 @@ def test_a_pipe_gets_tables_of_80_columns_or_as_wide_as_asked(monkeypatch):
     assert sum(line.lstrip().startswith("batched") for line in parts) == 2, "each part has the rows, unbroken"
     monkeypatch.setenv("COLUMNS", "150")
     assert sum("strategy" in line for line in lines()) == 1
-
-
-def test_nothing_is_cut_off_on_a_narrow_terminal():
-    shown = text(report(sizes=(1, 2, 4)), width=80)
-    assert "…" not in shown
-    assert all(len(line) <= 80 for line in shown.splitlines() if "│" in line or "─" in line)
 
 
 @pytest.mark.parametrize("width", [80, 40])
@@ -157,15 +141,13 @@ def test_labels_are_moved_apart_and_stay_inside():
     assert spread_out([], 0.1) == []
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
-def test_pictures_are_drawn(tmp_path, kind):
+def test_pictures_are_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    path = tmp_path / f"compare.{kind}"
+    path = tmp_path / "compare.svg"
     output.write_plot("llamabatch.tools.compare.plot", report(sizes=(1, 2, 4)), path)
     assert path.stat().st_size > 20_000
-    if kind == "svg":
-        drawn = path.read_text()
-        assert all(name in drawn for name in STRATEGIES)
+    drawn = path.read_text()
+    assert all(name in drawn for name in STRATEGIES)
 
 
 @pytest.mark.parametrize("strategies", [("sequential",), ("auto",), ("baseline", "batched")])

@@ -28,8 +28,3 @@ def test_a_block_that_raises_leaves_the_old_file_and_no_other(tmp_path):
         write_half()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_folder_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(OSError, match="No such file"):
-        write_text(tmp_path / "missing" / "file.json", "x")

@@ -21,7 +21,7 @@ from llamabatch.tools.plan.run import Question
 from llamabatch.tools.tune.run import Settings as Tuning
 from llamabatch.tools.workload import load
 from llamabatch.utils import paths
-from llamabatch.utils.subprogram import command, run_program
+from llamabatch.utils.subprogram import run_program
 
 
 @pytest.fixture
@@ -203,7 +203,3 @@ def test_a_program_finds_the_package_although_it_was_imported_from_another_folde
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(rest), "PYTHONNOUSERSITE": "1"}
     done = subprocess.run([sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_arguments_of_a_program_are_what_it_was_given():
-    assert command("m", "a", "b")[-2:] == ["a", "b"]

@@ -155,11 +155,6 @@ def test_empty_lines_at_the_end_are_no_rows(tmp_path):
     assert list(read(find([tmp_path / "in.jsonl"]))) == []
 
 
-def test_a_byte_order_mark_and_windows_ends_are_read(tmp_path):
-    (tmp_path / "in.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n{"prompt": "b"}')
-    assert [row.prompt for row in read(find([tmp_path / "in.jsonl"]))] == ["a", "b"]
-
-
 @settings(max_examples=200)
 @given(
     pieces=st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b"")), max_size=12),
@@ -248,24 +243,12 @@ def test_inputs_are_refused_by_name(tmp_path, monkeypatch, inputs, message):
 def test_what_is_wrong_with_a_whole_file_comes_before_the_first_row(tmp_path):
     good = write(tmp_path / "a.jsonl", {"prompt": "a"})
     (tmp_path / "b.jsonl").write_text('{"prompt": "a"}', encoding="utf-16")
-    (tmp_path / "c.json").write_text('[{"prompt": "a"}]')
     with pytest.raises(InputError, match="UTF-16 text; save it as UTF-8"):
         read(find([good, tmp_path / "b.jsonl"]))
-    with pytest.raises(InputError, match="a JSON list; write one object a line"):
-        read(find([good, tmp_path / "c.json"]))
 
 
 @pytest.mark.parametrize(
-    "ending",
-    [
-        *sorted({*formats.FOREIGN} - {formats.EXCEL}),
-        ".XLS",
-        ".jsonl.xz",
-        ".csv.bz2",
-        ".parquet.gz",
-        ".parquet.zst",
-        ".xlsx.gz",
-    ],
+    "ending", [".ods", ".XLS", ".zip", ".arrow", ".jsonl.xz", ".csv.bz2", ".parquet.gz", ".parquet.zst", ".xlsx.gz"]
 )
 def test_a_format_that_is_not_read_is_refused_by_its_name(ending, tmp_path):
     path = write(tmp_path / f"in{ending}", {"prompt": "a"})
@@ -330,14 +313,6 @@ def test_stdin_compressed_or_not():
     assert bad.place == "stdin, line 1"
 
 
-def test_the_fingerprint_of_stdin_leaves_its_rows(tmp_path):
-    found = find(["-"], io.BytesIO(b'{"prompt": "a"}\n' * 9000))
-    print_before = fingerprint(found)
-    assert sum(1 for _ in read(found)) == 9000
-    assert print_before == fingerprint(find(["-"], io.BytesIO(b'{"prompt": "a"}\n' * 9000)))
-    assert print_before != fingerprint(find(["-"], io.BytesIO(b'{"prompt": "b"}\n' * 9000)))
-
-
 @pytest.mark.parametrize("kind", ["plain", "gzip", "csv"])
 @pytest.mark.parametrize("with_fingerprint", [False, True])
 def test_a_row_of_a_pipe_comes_before_the_next_one_is_written(kind, with_fingerprint, tmp_path):
@@ -371,22 +346,24 @@ def test_a_row_of_a_pipe_comes_before_the_next_one_is_written(kind, with_fingerp
     thread.join(20)
 
 
+class Pieces(io.RawIOBase):
+    """A pipe that gives a line at a time; its writer then ends, or waits."""
+
+    def __init__(self, lines, waits=False):
+        self.left, self._waits = list(lines), waits
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        assert self.left or not self._waits, "it would have waited"
+        piece = self.left[0][: len(buffer)] if self.left else b""
+        self.left[:1] = [self.left[0][len(piece) :]] if self.left and len(piece) < len(self.left[0]) else []
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
 def test_the_fingerprint_of_a_stream_is_of_what_it_was_before():
-    class Pieces(io.RawIOBase):
-        """A pipe that gives a line at a time."""
-
-        def __init__(self, lines):
-            self.left = list(lines)
-
-        def readable(self):
-            return True
-
-        def readinto(self, buffer):
-            piece = self.left[0][: len(buffer)] if self.left else b""
-            self.left[:1] = [self.left[0][len(piece) :]] if self.left and len(piece) < len(self.left[0]) else []
-            buffer[: len(piece)] = piece
-            return len(piece)
-
     lines = [b'{"prompt": "%d"}\n' % i for i in range(9000)]
     slow = fingerprint([Source(None, Pieces(lines))])
     assert slow[0]["bytes"] == len(lines[0])
@@ -589,30 +566,11 @@ def check_rows(content, n_lines):
 
 
 ODD = [
-    *(
-        None,
-        True,
-        0,
-        -1,
-        2**70,
-        10**400,
-        1.5,
-        -1e308,
-        1e400,
-        "",
-        "a",
-        "\0",
-        "x" * 300,
-        "{",
-        [],
-        [1],
-        ["a"],
-        [None],
-        [[]],
-    ),
-    *([{}], {}, {"1": "a"}, {"json": "{"}, {"regex": 5}, {"choice": {}}, {"type": []}, {"json": {}, "regex": "a"}),
-    *({"type": "json_schema"}, {"type": "json_schema", "json_schema": {"schema": 5}}, [{"function": 5}]),
-]
+    *(None, True, 0, -1, 2**70, 10**400, 1.5, -1e308, 1e400, "", "a", "\0", "x" * 300, "{", [], [1], ["a"], [None]),
+    *([[]], [{}], {}, {"1": "a"}, {"json": "{"}, {"regex": 5}, {"choice": {}}, {"type": []}),
+    *({"json": {}, "regex": "a"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"schema": 5}}),
+    [{"function": 5}],
+]  # fmt: skip
 
 
 def test_any_field_with_any_value_is_a_row_or_a_bad_row():
@@ -636,21 +594,7 @@ def test_any_field_with_any_value_is_a_row_or_a_bad_row():
 
 
 def test_the_limit_waits_for_no_further_line():
-    class Talker(io.RawIOBase):
-        """A pipe; its writer sends two lines and waits."""
-
-        def __init__(self):
-            self.left = [b'{"prompt": "a"}\n' * 2]
-
-        def readable(self):
-            return True
-
-        def readinto(self, buffer):
-            piece = self.left.pop(0)  # IndexError: it would have waited
-            buffer[: len(piece)] = piece
-            return len(piece)
-
-    reader = read([Source(None, Talker())], ReadOptions(limit=2))
+    reader = read([Source(None, Pieces([b'{"prompt": "a"}\n'] * 2, waits=True))], ReadOptions(limit=2))
     reader._sources[0]._head = b""
     assert [row.number for row in reader] == [0, 1]
     assert reader.seen == Seen((0,), 2, ended=True)

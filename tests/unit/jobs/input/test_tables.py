@@ -53,19 +53,11 @@ def test_rows_as_messages_texts_to_embed_and_with_ids(tmp_path):
     assert [(row.task, row.prompt) for row in rows_of(path, task="embedding")][1] == ("embedding", "three")
 
 
-def test_a_compressed_table(tmp_path):
-    path = write(tmp_path / "a.csv.gz", gzip.compress(b"prompt\none\ntwo\n"))
-    assert [row.prompt for row in rows_of(path)] == ["one", "two"]
-
-
 @pytest.mark.parametrize(
     ("template", "message"),
     [
         ("{nme}", "has no column 'nme' for the template; did you mean 'name'"),
         ("{name.__class__}", "has no column 'name.__class__'"),
-        ("{name[0]}", "has no column 'name[0]'"),
-        ("{name!r}", "has no column 'name!r'"),
-        ("{name:>10}", "has no column 'name:>10'"),
         ("a {}", "the brace at character 3 is no pair with a column's name between"),
         ("{name", "write {{ or }} for a brace"),
         ("name}", "write {{ or }} for a brace"),
@@ -132,14 +124,12 @@ def test_a_bad_row_is_one_error_and_the_next_one_is_read(tmp_path):
         "1,2,3": "has 3 values; the first row names 2 columns",
         "1": "has 1 value; the first row names 2 columns",
         "": "this row is empty",
-        'a"b"c","': None,  # quotes inside an unquoted value mean themselves; this has two values
         '"a"b,c': "no row of CSV",
         "a\0,b": "a zero byte",
         "a\rb,c": "no row of CSV",
         "x" * 5000 + ",b": "allowed are up to 1000",
         '"' + "x\n" * 3000 + '",b': "allowed are up to 1000",
     }
-    del bad['a"b"c","']
     for line, message in bad.items():
         path = write(tmp_path / "a.csv", f"a,b\nfirst,1\n{line}\nlast,2\n")
         rows = rows_of(path, template="{a}{b}", max_line_bytes=1000)

@@ -129,23 +129,6 @@ def test_parquet_holds_all_that_lines_hold_and_becomes_lines_again(tmp_path, sha
         assert (output.finished, output.n_before, output.n_errors_before) == (True, 9, 3)
 
 
-def test_failed_rows_of_a_parquet_file_are_done_again(tmp_path):
-    import pyarrow.parquet as pq
-
-    out = tmp_path / "out.parquet"
-    with Output(out, {}) as output:
-        for n in range(6):
-            output.done(row(n), result(n))
-        output.finish()
-    with Output(out, {}, OutputOptions(retry_errors=True)) as output:
-        assert [n for n in range(6) if not output.is_done(n)] == [2, 5]
-        for n in (5, 2):
-            output.write(n, rec(n))
-        output.finish()
-    assert pq.read_table(out).column("error").to_pylist() == [None] * 6
-    assert pq.read_table(out).column("row").to_pylist() == list(range(6))
-
-
 def test_a_parquet_file_that_no_job_has_written_stays_as_it_is(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
