@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import zlib
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
-from llamabatch.chat import tool_prompts
+from llamabatch.chat import histories
 from llamabatch.chat.named_templates import IN_PYTHON, TEMPLATES
 from llamabatch.chat.tool_parsers import types_of
 from llamabatch.errors import ConfigError, PromptError
@@ -286,7 +287,6 @@ def render(
     variables = {
         **{name: value for name, value in options.usual.items() if name in compiled.variables},
         **options.kwargs,
-        "tools": options.tools or None,
         "add_generation_prompt": not options.continue_final_message if adds is None else adds,
         "continue_final_message": options.continue_final_message,
         "bos_token": bos,
@@ -295,9 +295,14 @@ def render(
     from llamabatch.chat.template import TemplateLimit, describe
 
     refusal: Exception | None = None
-    for form in _forms(messages, source, compiled, options):
+    most_calls = histories.most_calls(messages)
+    forms = _forms_of(source, most_calls > 1) if most_calls else histories.FORMS[:1]
+    shown = histories.shown(messages, source, compiled, options.tools, forms)
+    # some templates take the length of the list of tools where there are none
+    lists: list[Any] = [options.tools] if options.tools else [None, []] if "tools" in compiled.variables else [None]
+    for tools, form in itertools.product(lists, shown):
         try:
-            text = compiled.render({**variables, "messages": form}, cancelled)
+            text = compiled.render({**variables, "tools": tools, "messages": form}, cancelled)
             return text if mark is None else _cut_at(text, mark)
         except CancelledError:
             raise
@@ -310,44 +315,6 @@ def render(
                 break  # other forms would each take as much again
     assert refusal is not None
     raise PromptError(f"the chat template refuses this conversation: {describe(refusal)}") from refusal
-
-
-def _forms(
-    messages: list[Message], source: str, template: BoundedTemplate, options: ChatOptions
-) -> list[list[Message]]:
-    """The messages as the template can show them; of several forms the first that it accepts counts.
-
-    Some have "" for an answer's content that is None, as beside tool calls: some templates look into it unasked. The
-    last ones have turns that take turns, which some templates demand.
-    """
-    if "tools" in template.variables:
-        forms = [messages]
-    else:
-        messages = tool_prompts.as_text(messages, source)
-        forms = tool_prompts.described(messages, options.tools, source) if options.tools else [messages]
-    if any(map(_is_bare_answer, messages)):
-        forms = [*forms, *([{**m, "content": ""} if _is_bare_answer(m) else m for m in form] for form in forms)]
-    return [*forms, *(joined for form in forms if (joined := _joined(form)) != form)]
-
-
-def _joined(messages: list[Message]) -> list[Message]:
-    """The messages with one system message, at the start: those behind it at once are part of it, and a later one is a
-    user's. Neighbours of a user are one message. Agents send such conversations, and some templates refuse them."""
-    made: list[Message] = []
-    for message in messages:
-        last = made[-1] if made else None
-        if message["role"] == "system" and last is not None and last["role"] != "system":
-            message = {**message, "role": "user"}
-        if last is not None and message["role"] == last["role"] in ("system", "user"):
-            texts = (last["content"], message["content"])
-            made[-1] = {**last, "content": "\n\n".join(text for text in texts if text)}
-        else:
-            made.append(message)
-    return made
-
-
-def _is_bare_answer(message: Message) -> bool:
-    return message.get("role") == "assistant" and message.get("content", "") is None
 
 
 def _check_known(template: BoundedTemplate, options: ChatOptions) -> None:
@@ -444,7 +411,7 @@ def _messages(conversation: object) -> Conversation:
 
 
 def _message(message: object) -> Message:
-    """A message as templates expect it: content as one text, arguments of tool calls as values."""
+    """A message with its content as one text, and calls that have the form of calls."""
     well_formed = isinstance(message, Mapping) and isinstance(message.get("role"), str)
     if not well_formed or ("content" not in message and "tool_calls" not in message):  # type: ignore[operator]
         raise PromptError('a message is {"role": "user" | "assistant" | "system" | "tool", "content": text}')
@@ -467,23 +434,14 @@ def _content(content: object) -> str | None:
         if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise PromptError(f"content has a part of type {show(kind)}; only text parts can be read")
-    return "".join(part["text"] for part in content)
+    return "\n".join(part["text"] for part in content)
 
 
 def _tool_call(call: Any) -> Any:
-    """OpenAI sends arguments as JSON text, and templates write them with tojson, which would quote them twice."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise PromptError(f'a tool call is {show(call)}; give {{"function": {{"name": …, "arguments": …}}}}')
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise PromptError(
-                f"the arguments of tool call {show(function.get('name'))} are no JSON: {error}"
-            ) from error
-    return {**call, "function": {**function, "arguments": arguments}}
+    return call
 
 
 def _check_variable(name: object, value: object) -> None:
@@ -539,8 +497,14 @@ def _check_tools(tools: object) -> None:
 
 
 @functools.lru_cache(maxsize=8)
+def _forms_of(template: str, several: bool) -> list[histories.Form]:
+    return histories.best_forms(_compile(template), template, several)
+
+
+@functools.lru_cache(maxsize=8)
 def _compile(template: str) -> BoundedTemplate:
     with late_import("the code for chat templates"):
         from llamabatch.chat.template import BoundedTemplate  # with jinja2, which only chats need
 
-    return BoundedTemplate(template)
+    # some models' files have one of llama.cpp's names in place of a template
+    return BoundedTemplate(TEMPLATES.get(template.strip(), template))

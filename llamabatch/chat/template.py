@@ -46,6 +46,8 @@ _STEP, _NODE, _CALL, _ITEM, _HELD = 128, 48, 256, 64, 64
 _LETTER = 84  # of a text that becomes a list of letters: most are objects of their own
 _LOOK_EVERY = 2**20  # units between two calls of `cancelled`
 
+_CHANGES = ("append", "pop")  # of lists that a template has made, as Kimi-K2's does
+
 # No chat template needs them, and their cost is unknown before they run.
 _NO_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 
@@ -60,10 +62,14 @@ class Meter:
     Args:
         budget: units.
         cancelled: called now and then; True ends the rendering.
+        given: ids of the lists that the template is given, and may not change.
     """
 
-    def __init__(self, budget: int, cancelled: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self, budget: int, cancelled: Callable[[], bool] | None = None, given: frozenset[int] = frozenset()
+    ) -> None:
         self.budget = self.left = budget
+        self.given = given
         self._cancelled = cancelled
         self.next_look = budget - _LOOK_EVERY
 
@@ -98,6 +104,7 @@ class BoundedTemplate:
         if len(source) > MAX_SOURCE:
             raise ConfigError(f"{name} has {len(source):,} characters; allowed are up to {MAX_SOURCE:,}")
         self._environment = _Environment(strict=strict)
+        self._changes_lists = any(name in source for name in _CHANGES)
         try:
             with self._environment.metered(Meter(BUDGET)):
                 free = jinja2.meta.find_undeclared_variables(self._environment.parse(source))
@@ -109,7 +116,8 @@ class BoundedTemplate:
     def render(self, variables: Mapping[str, Any], cancelled: Callable[[], bool] | None = None) -> str:
         """The text. Raises TemplateLimit, CancelledError, and any exception of the template."""
         size = weight(variables, MAX_BUDGET)
-        meter = Meter(min(BUDGET + PER_BYTE * size, MAX_BUDGET), cancelled)
+        given = frozenset(_lists(variables)) if self._changes_lists else frozenset()
+        meter = Meter(min(BUDGET + PER_BYTE * size, MAX_BUDGET), cancelled, given)
         with self._environment.metered(meter):
             return self._template.render(variables)
 
@@ -165,6 +173,19 @@ def weight(value: Any, most: int) -> int:
                 raise TemplateLimit("a value is too large to be worked on")
         level = below
     return total
+
+
+def _lists(value: Any) -> Iterator[int]:
+    """The ids of all lists in a value that `weight` has bounded."""
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, list):
+            yield id(item)
+        if isinstance(item, (list, tuple)):
+            left += item
+        elif isinstance(item, Mapping):
+            left += item.values()
 
 
 class _Items:
@@ -236,6 +257,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         if isinstance(sys.exc_info()[1], jinja2.TemplateSyntaxError):  # whose text has the line
             super().handle_exception(source)
         raise  # without a variable, which would be a cycle, too
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """As the sandbox has it, and a template may append to lists that it has made itself, and pop from them."""
+        if attr in _CHANGES and type(obj) is list:
+            return id(obj) not in self._of_thread.meter.given
+        return super().is_safe_attribute(obj, attr, value)
 
     def metered(self, meter: Meter) -> _Metered:
         """A `with` block in which this thread pays from that meter."""
@@ -606,6 +633,7 @@ _METHODS: tuple[tuple[Any, dict[str, _Price]], ...] = (
     (bytes, dict.fromkeys(("decode", "hex"), _copied)),
     ((list, tuple, range), dict.fromkeys(("index", "count"), _compared)),
     ((list, dict, set, frozenset), {"copy": _copied}),
+    (list, {"append": _few, "pop": _copied}),
     (dict, dict.fromkeys(("get", "keys", "values", "items"), _few)),
     (int, dict.fromkeys(("bit_length", "bit_count", "as_integer_ratio", "conjugate", "is_integer"), _few)),
     (float, dict.fromkeys(("is_integer", "as_integer_ratio", "hex", "conjugate"), _few)),
@@ -640,7 +668,7 @@ def _priced_filter(environment: _Environment, name: str, function: Callable[...,
         for parameter in (*values[1:], *kwargs.values()):
             environment.light(parameter)
         if values:
-            if isinstance(values[0], _Items) and name not in (*_LAZY, *_AT_ONCE, "string", "tojson"):
+            if isinstance(values[0], _Items) and name not in (*_LAZY, *_AT_ONCE, "string"):
                 values[0] = list(values[0])
             if name == "list":
                 environment.spend(_LETTER * len(values[0]) if isinstance(values[0], str) else 2 * _shallow(values[0]))

@@ -22,6 +22,7 @@ from llamabatch.utils.paths import HUB, TINY, absolute, is_remote, model_name
 
 _REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([^:]+))?(?::(.+))?")
 _MOST_SHOWN = 20
+_MOST_NAMED = 5  # models of a folder that a message names
 _MOST_ENTRIES = 10_000  # of a folder, in which a name like a missing one is looked for
 _LONGEST = 200  # characters of it that are compared
 
@@ -78,7 +79,11 @@ def file_bytes(path: Path) -> int:
 def _check(path: Path) -> None:
     """Raises ModelFileError unless the path is a regular file that begins as GGUF does."""
     if path.is_dir():
-        raise ModelFileError(f"{path} is a directory; give the path of a .gguf file, or 'tiny'")
+        files = sorted(_gguf_files(path))
+        there = (
+            f" with {', '.join(map(show, files[:_MOST_NAMED]))}{', …' * (len(files) > _MOST_NAMED)}" if files else ""
+        )
+        raise ModelFileError(f"{path} is a directory{there}; give the path of a .gguf file, or 'tiny'")
     if not path.exists():
         raise ModelFileError(
             f"{path} does not exist{_meant(path)}; give the path of a .gguf file, or 'tiny' for the bundled model"
@@ -92,11 +97,15 @@ def _meant(path: Path) -> str:
     """The part of a message that names the file, or the model, that a missing one may be; "": nothing is like it."""
     if not path.parent.is_dir():
         return f" ({path.parent} is no folder)"
-    with os.scandir(path.parent) as entries:
-        files = [each.name for each in itertools.islice(entries, _MOST_ENTRIES) if each.name.endswith(".gguf")]
-    by_name = {name.lower().removesuffix(".gguf"): name for name in files}
+    by_name = {name.lower().removesuffix(".gguf"): name for name in _gguf_files(path.parent)}
     close = difflib.get_close_matches(path.name.lower().removesuffix(".gguf")[:_LONGEST], [*by_name, TINY], n=1)
     return f"; did you mean {show(by_name.get(close[0], TINY))}?" if close else ""
+
+
+def _gguf_files(folder: Path) -> list[str]:
+    """Names of models in a folder, of its first entries."""
+    with os.scandir(folder) as entries:
+        return [each.name for each in itertools.islice(entries, _MOST_ENTRIES) if each.name.endswith(".gguf")]
 
 
 def fetch_reference(reference: str, revision: str | None = None, cache_dir: str | Path | None = None) -> Path:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
-from llamabatch.chat.conversation import template_source
+from llamabatch.chat.conversation import check_template, template_source
 from llamabatch.errors import ConfigError, UnknownOptionError
 from llamabatch.request.adapters import adapter_set
 from llamabatch.request.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -200,6 +200,8 @@ class ServerOptions:
         self._keep("served_model_names", names)
         self._keep("api_keys", self._all_keys())
         self._keep("chat_template", template_source(self.chat_template))
+        if self.chat_template is not None:
+            check_template(self.chat_template)
         for name in ("sampling", "chat_template_kwargs", "default_adapters"):
             value = getattr(self, name)
             found_map = {} if value is None else mapping(value)

@@ -60,7 +60,7 @@ class Copy:
     def _compile_sampler(self) -> None:
         code = (
             "import sys; from pathlib import Path; from llamabatch.native_build import sampler_library\n"
-            f"sys.exit(sampler_library.compile_library(Path({_BUILT!r})))"
+            f"sys.exit(sampler_library.compile_library(Path({_BUILT!r})) or None)"
         )
         subprocess.run([sys.executable, "-c", code], cwd=self.folder, env=self._environment(), check=True)
 

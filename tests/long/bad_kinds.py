@@ -205,8 +205,8 @@ def _prompts() -> Iterator[Kind]:
     yield _bad("a number as content", "content is 5", messages=[{"role": "user", "content": 5}])
     picture = {"type": "image_url", "image_url": {"url": "a"}}
     yield _bad("a picture", "a part of type 'image_url'", messages=[{"role": "user", "content": [picture]}])
-    broken = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
-    yield _bad("a tool call that is no JSON", "are no JSON", messages=[broken])
+    broken = {"role": "assistant", "tool_calls": [{"name": "f"}]}
+    yield _bad("a tool call without a function", "a tool call is", messages=[broken])
     yield _bad("tools that are none", "tools[0] is {}", messages=[user], tools=[{}])
     yield _bad("tools of a prompt", "tools goes with messages", prompt="a", tools=[])
     variable = {"raise_exception": 1}

@@ -57,7 +57,7 @@ def told():
 import threading
 turns = []
 threading.Thread(target=told, daemon=True).start()
-options = ServerOptions(port=0, max_logprobs=int(sys.argv[1]))
+options = ServerOptions(port=0, max_logprobs=int(sys.argv[1]), max_bodies_bytes=2**28)
 serve(engine_config("tiny", {"n_slots": 4, "n_ctx": 2048, "n_threads": 1}), options, started)
 """
 
@@ -67,6 +67,7 @@ MESSAGES = [{"role": "user", "content": "Tell me a story"}]
 USUAL = {"ignore_eos": True, "seed": 1}
 ANSWER = USUAL | {"max_tokens": 200}
 TWICE = b'{"a":{' + b",".join(b'"n%d":0' % i for i in range(6000)) + b',"n5999":0}}'
+NAMES = b'{"metadata":{' + b",".join(b'"n%d":0' % i for i in range(700_000)) + b"}}"
 NESTED = b'{"prompt":[' + b"[1]," * 2_000_000 + b"[1]]}"
 
 # status, path, body
@@ -90,6 +91,7 @@ HEAVY = [
     (400, "/v1/responses", USUAL | {"input": "a", "metadata": {"a": "u" * 1_000_000}}),
     (400, "/v1/chat/completions", TWICE),
     (413, "/v1/completions", NESTED),
+    (413, "/v1/chat/completions", NAMES),
     (400, "/v1/completions", ANSWER | {"prompt": LONG}),
     (400, "/v1/completions", ANSWER | {"prompt": LONG, "overflow": "truncate"}),
     (400, "/v1/completions", ANSWER | {"prompt": [TEXT * 40] * 2000}),

@@ -134,7 +134,7 @@ def _system(system: object, given: Body) -> list[Json]:
     texts = [_text_of(f"system[{number}]", block) for number, block in enumerate(blocks)]
     if texts:
         texts[0] = optional.without_service_line(given, "system[0]", texts[0])
-    text = "".join(texts)
+    text = "\n".join(filter(None, texts))
     return [{"role": "system", "content": text}] if text else []
 
 
@@ -197,7 +197,7 @@ def _of_user(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]:
     for where, block in blocks:
         if block["type"] == "tool_result":
             if texts:
-                yield {"role": "user", "content": "".join(texts)}
+                yield {"role": "user", "content": "\n".join(texts)}
                 texts = []
             call = block.get("tool_use_id")
             if not isinstance(call, str) or not call:
@@ -207,7 +207,7 @@ def _of_user(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]:
         else:
             texts.append(_text_of(where, block))
     if texts or not blocks:
-        yield {"role": "user", "content": "".join(texts)}
+        yield {"role": "user", "content": "\n".join(texts)}
 
 
 def _of_assistant(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]:
@@ -223,7 +223,7 @@ def _of_assistant(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]
             calls.append(_call(where, block))
         else:
             texts.append(_text_of(where, block))
-    message: Json = {"role": "assistant", "content": "".join(texts) or (None if calls or thoughts else "")}
+    message: Json = {"role": "assistant", "content": "\n".join(texts) or (None if calls or thoughts else "")}
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -253,7 +253,7 @@ def _text(where: str, content: object) -> str:
     if isinstance(content, str):
         return content
     blocks = _blocks(where, content)
-    return "".join(_text_of(f"{where}[{number}]", block) for number, block in enumerate(blocks))
+    return "\n".join(_text_of(f"{where}[{number}]", block) for number, block in enumerate(blocks))
 
 
 def _text_of(where: str, block: Mapping[str, Any]) -> str:

@@ -288,7 +288,7 @@ def _call(place: str, call: object, number: int) -> Json:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         raise PromptError(f"{place} is {show(call)}; give an object with a function")
-    arguments = function.get("arguments", {})
+    arguments = {} if function.get("arguments") is None else function["arguments"]
     if not isinstance(arguments, (str, Mapping)):
         raise PromptError(f"{place}.function.arguments is {show(arguments)}; give an object")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

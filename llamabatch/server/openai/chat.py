@@ -24,7 +24,7 @@ async def chat_completions(request: HttpRequest) -> Any:
         serving,
         body,
         whole=lambda outputs, n_reasoning: chat_response(head, outputs, body, n_reasoning),
-        chunks=lambda _, count: ChatChunks(head, body, count),
+        chunks=lambda call, count: ChatChunks(head, body, sum(call.prompt_lengths), count),
     )
 
 

@@ -107,15 +107,18 @@ class ChatChunks:
     """The events of a streamed chat. The first of each choice has its role, the last one its finish_reason.
 
     Args:
+        n_prompt: tokens of the prompt.
         count: tokens of the thinking in outputs; None: those of all pieces with thinking count.
     """
 
-    def __init__(self, head: Head, body: ChatBody, count: Callable[[list[RequestOutput]], int] | None = None) -> None:
+    def __init__(
+        self, head: Head, body: ChatBody, n_prompt: int, count: Callable[[list[RequestOutput]], int] | None = None
+    ) -> None:
         self._count = count
         self._of = head
         self._head = head.chunk("chat.completion.chunk")
         self._body = body
-        self._usage = Usage()
+        self._usage = Usage(n_prompt)
         self._finished: list[RequestOutput] = []
         self._token_ids = body.return_token_ids
         # so that a choice of them is more than its text

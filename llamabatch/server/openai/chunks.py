@@ -68,8 +68,8 @@ class Head:
 class Usage:
     """Tokens of a response so far."""
 
-    def __init__(self) -> None:
-        self.prompt_tokens = 0
+    def __init__(self, prompt_tokens: int = 0) -> None:
+        self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
         self.reasoning_tokens = 0
         self.completion_tokens = 0

@@ -125,10 +125,11 @@ class CompletionChunks:
     """The events of a streamed completion. The last one of each choice has its finish_reason.
 
     Args:
+        n_prompt: tokens of the prompts.
         texts: of the prompts, for echo.
     """
 
-    def __init__(self, head: Head, body: CompletionBody, texts: Sequence[str] = ()) -> None:
+    def __init__(self, head: Head, body: CompletionBody, n_prompt: int, texts: Sequence[str] = ()) -> None:
         self._head = head.chunk(_KIND)
         self._body = body
         self._n = body.params.n
@@ -138,7 +139,7 @@ class CompletionChunks:
         self._is_rich = body.continuous_usage or self._token_ids or self._top is not None or body.no_output
         # logprobs of a prompt are known when its request ends, and they stand before all others
         self._held: dict[int, list[SequenceOutput]] | None = {} if body.echo and self._top is not None else None
-        self._usage = Usage()  # of what has come
+        self._usage = Usage(n_prompt)  # of what has come
         self._ended = Usage()
         self._outputs: list[RequestOutput] = []  # that have ended
         self._records: dict[int, LogprobsRecord] = {}

@@ -35,7 +35,7 @@ async def completions(request: HttpRequest) -> Any:
         serving,
         body,
         whole=lambda outputs, _: completion_response(head, outputs, body, texts),
-        chunks=lambda *_: CompletionChunks(head, body, texts),
+        chunks=lambda call, _: CompletionChunks(head, body, sum(call.prompt_lengths), texts),
         prepare=prepare,
     )
 

@@ -251,7 +251,8 @@ def _add(place: str, item: object, messages: list[Json], given: Body, *, shown: 
         else:
             answer["content"] = text
     elif kind in _CALLS:
-        name, arguments = (_string(f"{place}.{each}", item.get(each)) for each in ("name", _CALLS[kind]))
+        name = _string(f"{place}.name", item.get("name"))
+        arguments = "" if (sent := item.get(_CALLS[kind])) is None else _string(f"{place}.{_CALLS[kind]}", sent)
         if kind == "custom_tool_call":
             arguments = json.dumps({"input": arguments}, ensure_ascii=False)
         function = {"name": _offered(place, item.get("namespace"), name), "arguments": arguments}
@@ -334,7 +335,7 @@ def _text(where: str, content: object, given: Body, *, shown: bool) -> str:
                 code="unsupported_content_part",
                 param="input",
             )
-    return "".join(texts)
+    return "\n".join(texts)
 
 
 def _string(where: str, value: object) -> str:

@@ -397,7 +397,9 @@ def _each_once(values: Json) -> Json:
     seen: Json = {}
     for given, value in values.items():
         name = ALIASES.get(given, given)
-        if not any(ALIASES.get(other, other) == name and kept == value for other, kept in seen.items()):
+        others = [kept for other, kept in seen.items() if ALIASES.get(other, other) == name]
+        # logprobs true and top_logprobs 1 are equal in Python
+        if not any(kept == value and isinstance(kept, bool) == isinstance(value, bool) for kept in others):
             seen[given] = value
     return seen
 

@@ -19,6 +19,7 @@ from functools import cache, partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from llamabatch.chat.conversation import check_template
 from llamabatch.chat.named_templates import DEFAULT
 from llamabatch.client.base import Outage, errors_logged
 from llamabatch.client.connect import connect as connect_engine
@@ -26,7 +27,7 @@ from llamabatch.client.front_client import FrontClient, slots_of
 from llamabatch.config import EngineConfig
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
-from llamabatch.errors import ContextLengthError, EngineClosedError, LlamaBatchError, QueueFull
+from llamabatch.errors import ConfigError, ContextLengthError, EngineClosedError, LlamaBatchError, QueueFull
 from llamabatch.llama.kv_state import fingerprint as file_fingerprint
 from llamabatch.llama.model import Model
 from llamabatch.planning.capacity import Plan
@@ -303,9 +304,16 @@ class Serving:
             loaded.set_result(None)
 
     def _check_template(self, model: Model) -> None:
-        """Takes llama-server's template for chats with a model that has none."""
-        if self.options.chat_template is None and model.chat_template is None and not model.pools_only:
-            name = _plain_name(self.config.model)
+        """Takes llama-server's template for chats with a model that has none; says where the model's is no template."""
+        if self.options.chat_template is not None:
+            return
+        name = _plain_name(self.config.model)
+        if model.chat_template is not None:
+            try:
+                check_template(model.chat_template)
+            except ConfigError as error:
+                logger.warning("%s: %s; chats are refused (--chat-template gives another)", name, error)
+        elif not model.pools_only:
             logger.warning("%s has no chat template: chats take %s (--chat-template gives another)", name, DEFAULT)
             self.set_options(chat_template=DEFAULT)
 

