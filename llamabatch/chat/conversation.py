@@ -417,6 +417,8 @@ def _message(message: object) -> Message:
         raise PromptError('a message is {"role": "user" | "assistant" | "system" | "tool", "content": text}')
     assert isinstance(message, Mapping)
     plain = {**message, "content": _content(message.get("content"))}
+    if plain["content"] is None and message["role"] in ("user", "system"):
+        raise PromptError(f"content of a message of role {message['role']!r} is None; give a text")
     calls = message.get("tool_calls")
     if calls:
         if not isinstance(calls, (list, tuple)):
