@@ -36,8 +36,8 @@ DEFECTS = (
     Defect(
         what="in /v1/messages, the text before a tool's result stands in the prompt once more behind it",
         file="llamabatch/server/anthropic/messages_body.py",
-        old='"content": "".join(texts)}\n                texts = []',
-        new='"content": "".join(texts)}',
+        old='"content": "\\n".join(texts)}\n                texts = []',
+        new='"content": "\\n".join(texts)}',
         tests=("tests/unit/server/test_messages.py",),
     ),
     Defect(
