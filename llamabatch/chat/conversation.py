@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import zlib
@@ -300,7 +299,7 @@ def render(
     shown = histories.shown(messages, source, compiled, options.tools, forms)
     # some templates take the length of the list of tools where there are none
     lists: list[Any] = [options.tools] if options.tools else [None, []] if "tools" in compiled.variables else [None]
-    for tools, form in itertools.product(lists, shown):
+    for form, tools in ((form, tools) for form in shown for tools in lists):
         try:
             text = compiled.render({**variables, "tools": tools, "messages": form}, cancelled)
             return text if mark is None else _cut_at(text, mark)
@@ -423,7 +422,8 @@ def _message(message: object) -> Message:
     if calls:
         if not isinstance(calls, (list, tuple)):
             raise PromptError(f"tool_calls is {show(calls)}; give a list of them")
-        plain["tool_calls"] = [_tool_call(call) for call in calls]
+        for call in calls:
+            _check_call(call)
     return plain
 
 
@@ -439,11 +439,11 @@ def _content(content: object) -> str | None:
     return "\n".join(part["text"] for part in content)
 
 
-def _tool_call(call: Any) -> Any:
+def _check_call(call: object) -> None:
+    """Raises PromptError for what has not the form of a call."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise PromptError(f'a tool call is {show(call)}; give {{"function": {{"name": …, "arguments": …}}}}')
-    return call
 
 
 def _check_variable(name: object, value: object) -> None:

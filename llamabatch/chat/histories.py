@@ -12,12 +12,13 @@ import itertools
 import json
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llamabatch.chat import tool_prompts
 from llamabatch.chat.tool_formats import ToolFormat, written
 from llamabatch.errors import PromptError
+from llamabatch.request.tool_calls import object_of
 from llamabatch.utils.checks import show
 
 if TYPE_CHECKING:
@@ -26,15 +27,12 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
-NO_OBJECT = "INVALID_JSON"  # the name of arguments that are no JSON object, as Anthropic's programs have it
-
-
 _NINE = re.compile("[0-9A-Za-z]{9}")
 _NATIVE: tuple[Literal["values", "text"], ...] = ("values", "text")
 
 
 class Form(NamedTuple):
-    """What a template is given of calls and of their answers.
+    """How calls, and the answers to them, are given to a template.
 
     Attributes:
         calls: "values": the arguments are an object; "text": they are its JSON; "content": the call stands in the text
@@ -117,27 +115,19 @@ def _short(call_id: object) -> str:
 
 
 def _values(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of a call as an object. One that is cut or no object is its only value, as a text."""
     given = function.get("arguments")
-    if isinstance(given, Mapping):
-        return given
-    if given is None or (isinstance(given, str) and not given.strip()):
-        return {}
-    text = _text(function)
-    try:
-        value = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {NO_OBJECT: text}
+    return given if isinstance(given, Mapping) else object_of(_text(function))
 
 
 def _text(function: Mapping[str, Any]) -> str:
     """The arguments of a call as they were written."""
     given = function.get("arguments")
-    if isinstance(given, str) and given.strip():
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return "{}"
+    if isinstance(given, str):
         return given
     try:
-        return json.dumps({} if given is None or isinstance(given, str) else given, ensure_ascii=False)
+        return json.dumps(given, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         name = show(function.get("name"))
         raise PromptError(f"the arguments of tool call {name} cannot be written as JSON: {error}") from error
@@ -158,7 +148,7 @@ def _trial(several: bool) -> tuple[list[Message], list[str]]:
     words: list[str] = []
 
     def word() -> str:
-        words.append(f"qx word {next(numbers)}")
+        words.append(f"qx {next(numbers)} word")  # none is a part of another
         return words[-1]
 
     def calls(content: str | None, count: int) -> Iterator[Message]:
@@ -194,6 +184,8 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
     Args:
         several: a message has two calls.
     """
+    from llamabatch.chat.template import TemplateLimit  # with jinja2, which only chats need
+
     messages, words = _trial(several)
     tool_format = ToolFormat.of(source)
     place = {"type": "string", "description": "Where."}
@@ -213,6 +205,8 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
             }
             try:
                 faults[form] = _faults(template.render(variables), words)
+            except TemplateLimit:
+                return [FORMS[0]]  # each form would take as long again, and the conversation, too
             except Exception:  # a template is a program: it can raise any exception
                 continue
         if faults:
@@ -228,8 +222,8 @@ def most_calls(messages: Sequence[Message]) -> int:
 
 def shown(
     messages: Sequence[Message], source: str, template: BoundedTemplate, tools: Tools | None, forms: Sequence[Form]
-) -> list[list[Message]]:
-    """The messages as the template can show them; of several the first that it accepts counts.
+) -> Iterator[list[Message]]:
+    """The messages as the template can show them, each once; of several the first that it accepts counts.
 
     The last ones have turns that take turns, which some templates demand.
 
@@ -237,19 +231,22 @@ def shown(
         forms: of the template.
     """
     tool_format = ToolFormat.of(source)
-    made = [form.of(messages, tool_format) for form in forms]
-    if tools and "tools" not in template.variables:
-        made = [each for form in made for each in tool_prompts.described(form, tools, tool_format)]
-    joined = [_joined(form) for form in made]
-    found: list[list[Message]] = []
-    for each in (*made, *joined, *map(_without_system, joined)):
-        if each not in found:
-            found.append(each)
-    return found
+    made: list[list[Message]] = []
+    changes: tuple[Callable[[list[Message]], list[Message]], ...] = (list, _joined, _without_system)
+    for change in changes:
+        for form in forms:
+            plain = form.of(messages, tool_format)
+            described = tools and "tools" not in template.variables
+            for given in tool_prompts.described(plain, tools or (), tool_format) if described else [plain]:
+                changed = change(given)
+                if changed not in made:
+                    made.append(changed)
+                    yield changed
 
 
 def _without_system(messages: list[Message]) -> list[Message]:
-    """The messages with the system's as the start of a user's, for templates that refuse the role."""
+    """As _joined, with the system's message as the start of a user's, for templates that refuse the role."""
+    messages = _joined(messages)
     if len(messages) < 2 or [message["role"] for message in messages[:2]] != ["system", "user"]:
         return messages
     system, user, *rest = messages

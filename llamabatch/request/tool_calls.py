@@ -7,6 +7,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+NO_OBJECT = "INVALID_JSON"  # the name that Anthropic's programs have for such a text
+
+
+def object_of(arguments: str) -> dict[str, Any]:
+    """The arguments of a call by name: none in an empty text; a text that is no JSON object, as of a call that was cut,
+    is the value of NO_OBJECT. Line breaks within a string are read, too."""
+    if not arguments.strip():
+        return {}
+    try:
+        value = json.loads(arguments, strict=False)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {NO_OBJECT: arguments}
+
 
 @dataclass(frozen=True)
 class ToolCall:
@@ -33,6 +47,11 @@ class ToolCall:
         except (ValueError, RecursionError):
             return None
         return value if isinstance(value, dict) else None
+
+    @property
+    def as_object(self) -> dict[str, Any]:
+        """The arguments by name, as of `object_of`."""
+        return object_of(self.arguments)
 
     def to_openai(self) -> dict[str, Any]:
         """As in a message of OpenAI's API."""

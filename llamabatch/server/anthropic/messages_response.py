@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
-from llamabatch.request.tool_calls import ToolCall, ToolCallDelta, in_order
+from llamabatch.request.tool_calls import ToolCallDelta, in_order
 from llamabatch.server.anthropic.dialect import error_document
 from llamabatch.server.http.errors import ApiError, check_ends
 from llamabatch.server.http.ids import random_hex
@@ -74,7 +74,7 @@ def message_response(head: MessageHead, outputs: list[RequestOutput], body: Chat
         if isinstance(part, str):
             content.append({"type": "text", "text": part, "citations": []})
         else:
-            content.append(_tool_use(part.id, part.name, _input(part)))
+            content.append(_tool_use(part.id, part.name, part.as_object))
     reason, stop = _ended(whole.finish_reason, whole.stop_reason, bool(whole.tool_calls))
     return head.document(content, reason, stop, usage_of(output, n_thinking))
 
@@ -103,12 +103,6 @@ def _usage(n_in: int, n_cached: int, n_out: int, n_thinking: int) -> Json:
 
 def _tool_use(call_id: str, name: str | None, given: Json) -> Json:
     return {"type": "tool_use", "id": call_id, "name": name, "input": given, "caller": {"type": "direct"}}
-
-
-def _input(call: ToolCall) -> Json:
-    """The arguments of a call; text that is no JSON object, as of a call that was cut, under a name of its own."""
-    parsed = call.parsed
-    return {"INVALID_JSON": call.arguments} if parsed is None else parsed
 
 
 def _ended(reason: FinishReason, stop: str | int | None, called: bool) -> tuple[str, str | None]:

@@ -103,9 +103,7 @@ class Writer:
 
 
 def _call(call: ToolCall, place: int) -> Json:
-    parsed = call.parsed
-    arguments = {"INVALID_JSON": call.arguments} if parsed is None else parsed
-    return {"id": call.id, "function": {"index": place, "name": call.name, "arguments": arguments}}
+    return {"id": call.id, "function": {"index": place, "name": call.name, "arguments": call.as_object}}
 
 
 def answer(writer: Writer, outputs: list[RequestOutput]) -> Json:

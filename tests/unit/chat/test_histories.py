@@ -5,6 +5,7 @@ import json
 import pytest
 
 from llamabatch.chat.conversation import ChatOptions, render
+from llamabatch.chat.template import BoundedTemplate
 from llamabatch.errors import PromptError
 
 
@@ -133,6 +134,21 @@ def test_turns_of_one_role_are_joined_where_a_template_demands_it():
         {"role": "user", "content": "e"},
     ]
     assert render(alternating, messages, "", "") == "u:S\n\na\n\nb;a:c\n\nd;u:e;"
+
+
+def test_a_template_without_end_is_tried_once(monkeypatch):
+    tried = []
+    rendered = BoundedTemplate.render
+    monkeypatch.setattr(BoundedTemplate, "render", lambda *args: tried.append(args) or rendered(*args))
+    endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(PromptError, match="steps and bytes"):
+        render(endless + "{% endfor %}{{ messages }}", history(), "", "")
+    assert len(tried) == 2  # for its forms, and the conversation
+
+
+def test_the_name_of_a_template_in_its_place():
+    asked = [{"role": "user", "content": "hi"}]
+    assert render("chatml\n", asked, "", "") == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_no_tools_are_an_empty_list_where_null_has_no_length():

@@ -122,7 +122,7 @@ def test_each_call_and_each_answer_is_shown_once(templates, history):
             counts = [text.count(f"{each}-{number}-") for each in ("given", "answer")]
             if counts != [1, 1] or order != sorted(order) or call["function"]["name"] not in behind:
                 wrong[name] = (call, counts, order)
-        shown = behind.replace('"responses": null', "")  # Cohere's, of each tool
+        shown = behind.replace('"is_error": null', "")  # Cohere's own
         if words := [word for word in ("None", "null", "{'") if word in shown]:
             wrong[name] = words
     assert not wrong

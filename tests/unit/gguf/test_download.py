@@ -274,3 +274,10 @@ def test_two_that_want_it_fetch_it_once(server):
         thread.join()
     assert len(set(found)) == 1
     assert sum("If-None-Match" not in headers for _, headers in server.asked) == 1
+
+
+def test_a_folder_names_the_models_in_it(tmp_path):
+    for number in range(7):
+        (tmp_path / f"m{number}.gguf").touch()
+    with pytest.raises(ModelFileError, match=r"is a directory with 'm0.gguf', .*'m4.gguf', …; give the path"):
+        resolve(str(tmp_path))

@@ -54,6 +54,17 @@ def test_usage_comes_last_where_it_is_asked_for(client):
     assert last["usage"] == client.post("/v1/chat/completions", json=CHAT).json()["usage"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": ["a b", "c"]})]
+)
+def test_each_piece_has_the_tokens_of_the_prompts_where_usage_is_continuous(client, path, body):
+    whole = client.post(path, json=body).json()["usage"]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(client.post(path, json=body | {"stream": True, "stream_options": options}))
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {whole["prompt_tokens"]}
+    assert chunks[-1]["usage"] == whole
+
+
 def test_completions_of_a_list(client):
     body = {"prompt": ["a b", "c d"], "n": 2, "max_tokens": 8}
     whole = client.post("/v1/completions", json=body).json()
