@@ -48,11 +48,6 @@ class ToolCall:
             return None
         return value if isinstance(value, dict) else None
 
-    @property
-    def as_object(self) -> dict[str, Any]:
-        """The arguments by name, as of `object_of`."""
-        return object_of(self.arguments)
-
     def to_openai(self) -> dict[str, Any]:
         """As in a message of OpenAI's API."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
-from llamabatch.request.tool_calls import ToolCallDelta, in_order
+from llamabatch.request.tool_calls import ToolCallDelta, in_order, object_of
 from llamabatch.server.anthropic.dialect import error_document
 from llamabatch.server.http.errors import ApiError, check_ends
 from llamabatch.server.http.ids import random_hex
@@ -74,7 +74,7 @@ def message_response(head: MessageHead, outputs: list[RequestOutput], body: Chat
         if isinstance(part, str):
             content.append({"type": "text", "text": part, "citations": []})
         else:
-            content.append(_tool_use(part.id, part.name, part.as_object))
+            content.append(_tool_use(part.id, part.name, object_of(part.arguments)))
     reason, stop = _ended(whole.finish_reason, whole.stop_reason, bool(whole.tool_calls))
     return head.document(content, reason, stop, usage_of(output, n_thinking))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput, chat_logprob
-from llamabatch.request.tool_calls import ToolCall
+from llamabatch.request.tool_calls import ToolCall, object_of
 from llamabatch.server.http.errors import ApiError, check_ends
 from llamabatch.server.ollama.body import RawBody
 from llamabatch.server.ollama.dialect import error_document, moment, nanoseconds
@@ -103,7 +103,7 @@ class Writer:
 
 
 def _call(call: ToolCall, place: int) -> Json:
-    return {"id": call.id, "function": {"index": place, "name": call.name, "arguments": call.as_object}}
+    return {"id": call.id, "function": {"index": place, "name": call.name, "arguments": object_of(call.arguments)}}
 
 
 def answer(writer: Writer, outputs: list[RequestOutput]) -> Json:
