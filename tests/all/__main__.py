@@ -58,7 +58,7 @@ def _run(part: Part) -> bool:
 def _too_long(seconds: dict[str, float]) -> dict[str, float]:
     """Tests that take longer than a second and that no line calls slow. Another program may have held one up: each is
     measured twice more, alone, and its shortest time counts, on a CPU as fast as that of the file."""
-    limit = marks.LIMIT_S * max(1.0, marks.yardstick_s() / marks.yardstick_of_file_s())
+    limit = marks.LIMIT_S * max(1.0, marks.yardstick_s() / marks.YARDSTICK_S)
     long = {nodeid: took for nodeid, took in seconds.items() if took > limit and not marks.is_slow(nodeid)}
     for _ in range(2):
         if long:

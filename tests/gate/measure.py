@@ -15,7 +15,7 @@ from tests.gate.run import TESTS, WORKERS, measured
 
 HEAD = """\
 # Tests that take more than {slow_s} s on a core, and the seconds; a name without brackets stands for all of its cases.
-# Written by `make test-seconds` where tests.gate.marks.yardstick_s is: yardstick {yardstick_s:.4f} s
+# Written by `make test-seconds`, for a machine where tests.gate.marks.yardstick_s is {yardstick_s} s.
 """
 
 
@@ -49,11 +49,10 @@ def main(arguments: list[str]) -> int:
         print(f"pytest ended with {code}: {marks.FILE.name} stays as it was", file=sys.stderr)
         return code
     known = [line for line in marks.FILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    now_s = marks.yardstick_s()
-    yardstick_s = marks.yardstick_of_file_s() if arguments else now_s  # a part counts as on the machine of the rest
-    seconds = {nodeid: took * yardstick_s / now_s for nodeid, took in seconds.items()}
+    slower = marks.yardstick_s() / marks.YARDSTICK_S
+    seconds = {nodeid: took / slower for nodeid, took in seconds.items()}
     lines = slow_lines(seconds, known)
-    head = HEAD.format(slow_s=marks.SLOW_S, yardstick_s=yardstick_s)
+    head = HEAD.format(slow_s=marks.SLOW_S, yardstick_s=marks.YARDSTICK_S)
     marks.FILE.write_text(head + "".join(f"{line}\n" for line in lines), encoding="utf-8")
     print(f"{len(seconds)} tests took {sum(seconds.values()):.0f} s; {len(lines)} lines in {marks.FILE.name}")
     return code
