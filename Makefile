@@ -43,7 +43,7 @@ test-seconds: setup ## measures the tests, on a quiet machine, and writes which 
 test-steady: setup ## the gate's tests beside busy processes, on half a core, with slow and with instant steps, in any order (ARGS="half")
 	@.venv/bin/python -m tests.steady $(ARGS)
 
-test-defects: setup ## plants 60 defects, one after the other, and says which the tests catch; an hour at first (ARGS="scheduler")
+test-defects: setup ## plants 60 defects, one after the other, and says which the tests catch; twenty minutes at first (ARGS="scheduler")
 	@.venv/bin/python -m tests.defects $(ARGS)
 
 wheels: setup ## both wheels, for every CPU, into dist/ (ARGS="--arch aarch64", ARGS="--variants native")

@@ -62,8 +62,8 @@ def random_draw(rng: np.random.Generator, size: int, params: dict[str, object], 
         params = params | {"logit_bias": {i: float(rng.uniform(-100, 100)) for i in some[:7]}}
     if "allowed" in edits:
         params = params | {"allowed_token_ids": some}
-    counts = token_counts(some[5:12], int(rng.choice([-1, 3, 12])))
-    for token_id in [*some[:8], *some[10:], *some[3:5]]:
+    counts = token_counts(some[5:], int(rng.choice([-1, 3, 12])))
+    for token_id in [*some[:8], *some[3:5]]:
         counts.add(token_id)
     mask = rng.integers(0, 2**32, (size + 31) // 32, dtype=np.uint32)
     mask[rng.random(len(mask)) < 0.5] = rng.choice([0, 2**32 - 1])
