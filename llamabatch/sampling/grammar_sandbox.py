@@ -3,7 +3,8 @@
 llguidance bounds most of what a grammar can cost, but not all: a chain of some thousand `$ref`s overflows the stack,
 `multipleOf: 1234577` takes many seconds. It is started as a file, without the rest of llamabatch, in 0.1 s.
 The first line of stdin is a JSON list with the names of the model's special tokens, each further one [kind, text,
-seconds of computing that it may take]; stdout answers each with a line, {"grammar": text} or {"error": text}.
+seconds of computing that it may take]; stdout answers each with a line, {"grammar": text} or {"error": text, "line":
+number of the line of a grammar in Lark that it is in, from 1 on; 0: of none}.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ HAS_ALARM = sys.platform != "win32"
 MAX_LEXER_STATES = 25_000  # of 0.3 to 2 kB each
 _SCHEMA = re.compile(r"%json\s*")
 _ESCAPE = re.compile(r"\\(?:u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|.)", re.DOTALL)
+_PLACE = re.compile(r"at (\d+)\(\d+\): ")
 _LARGEST_EXACT = 2**53
 _MOST_SHOWN = 300  # characters of a message
 
@@ -85,8 +87,11 @@ def _with_sound_schemas(lark: str) -> str:
             schema, end = decoder.raw_decode(lark, found.end())
         except (ValueError, RecursionError):
             continue
-        _check_sound(schema)
-        able = _with_escapes(schema, _ALL_ESCAPES)
+        try:
+            _check_sound(schema)
+            able = _with_escapes(schema, _ALL_ESCAPES)
+        except ValueError as error:
+            raise ValueError(f"at {lark.count(chr(10), 0, found.start()) + 1}(1): {error}") from error
         if able is not schema and found.end() >= at:
             pieces += [lark[at : found.end()], json.dumps(able)]
             at = end
@@ -199,18 +204,23 @@ class Bytes:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-def check(tokenizer: Any, kind: str, text: str) -> dict[str, str]:
+def check(tokenizer: Any, kind: str, text: str) -> dict[str, Any]:
     """Compiles a grammar and makes the mask of its first token; the grammar in llguidance's form, or an error."""
     try:
         grammar = to_llguidance(kind, text)
     except (ValueError, RecursionError) as error:
-        return {"error": reason(str(error))}
+        return _error(str(error))
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        return {"error": reason(matcher.get_error())}
+        return _error(matcher.get_error())
     return {"grammar": grammar}
+
+
+def _error(message: str) -> dict[str, Any]:
+    place = _PLACE.match(message)
+    return {"error": reason(message), "line": int(place[1]) if place else 0}
 
 
 def _alarm(seconds: float) -> None:
