@@ -12,7 +12,7 @@ from llamabatch.chat.text_patterns import found_in_text
 from llamabatch.chat.tool_schemas import TypesOf
 from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import referred
-from llamabatch.request.lark_rules import Raw, Rules, quoted
+from llamabatch.request.lark_rules import PARAMETERS, Raw, Rules, quoted
 from llamabatch.utils.checks import integer, show
 
 NAME = Raw(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}", "x")  # of an argument that the schema does not name
@@ -192,7 +192,7 @@ def arguments(
     Raises:
         SamplingError: no arguments fit the schema, or a notation with tags cannot hold it; it says what of it.
     """
-    about = f"the parameters of {show(function)}"
+    about = f"{PARAMETERS} of {show(function)}"
     types_of = TypesOf(root)
     forms = [closed(form) for form in Forms(about, root, types_of).of(root)]
     names = dict.fromkeys(name for form in forms for name in (*form.named, *form.required))

@@ -13,7 +13,7 @@ from llamabatch.chat.tool_formats import JsonNotation, TaggedNotation, ToolForma
 from llamabatch.chat.tool_schemas import Schemas, names_of
 from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import held
-from llamabatch.request.lark_rules import ANY, CALL, GUIDANCE, Rules, Spell, quoted
+from llamabatch.request.lark_rules import ANY, CALL, GUIDANCE, PARAMETERS, Rules, Spell, quoted
 from llamabatch.request.tool_calls import ToolCall
 from llamabatch.utils.checks import show
 
@@ -130,7 +130,7 @@ def _add_call(
     """Adds the rules of one call; returns what these do not hold. Raises SamplingError."""
     if not _reads(tool_format, tools, name, {}):
         raise _unreadable(tool_format, f"a function has the name {show(name)}", " 64 of them at most")
-    rules.about = f"the parameters of {show(name)}"
+    rules.about = f"{PARAMETERS} of {show(name)}"
     schema = {**given, "type": "object"} if given else _NO_ARGUMENTS  # of several types this one
     schema, formats = held(schema, f"tools are refused: {rules.about}: ")
     if isinstance(notation, JsonNotation):

@@ -102,6 +102,7 @@ def about_line(lark: str, number: int) -> str:
     return line.rpartition(_COMMENT)[2] if _COMMENT in line else ""
 
 
+PARAMETERS = "the parameters"  # of a function, in what a rule is for
 CALL = "call"  # the rule of one call of any function, and with its number each function's
 
 

@@ -20,10 +20,11 @@ import llguidance
 
 from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError, SamplingError, describe
 from llamabatch.request import structural_tag
-from llamabatch.request.lark_rules import about_line, without_call
+from llamabatch.request.lark_rules import PARAMETERS, about_line, without_call
 from llamabatch.request.structured_outputs import ANY_OBJECT, TOOLS, Structure, special_name
 from llamabatch.sampling import grammar_sandbox
 from llamabatch.sampling.grammar_matcher import Compiled, VocabularyFacts
+from llamabatch.utils.checks import show
 from llamabatch.utils.subprogram import import_path, interpreter
 from llamabatch.utils.system import NEW_GROUP
 
@@ -302,6 +303,8 @@ class Trial:
             why, line = answer["error"], answer["line"]
             if structure.kind == TOOLS:  # whose grammar no caller has seen
                 about = about_line(tried.text, line)
+                if answer["property"]:
+                    about = about.replace(PARAMETERS, f"argument {show(answer['property'])}", 1)
                 why = f"{about}{about and ': '}{_PLACE.sub('', why)}"
             raise _RefusedError(_refusal(structure, why), line)
         grammar: str = answer["grammar"]

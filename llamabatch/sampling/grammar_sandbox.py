@@ -3,8 +3,8 @@
 llguidance bounds most of what a grammar can cost, but not all: a chain of some thousand `$ref`s overflows the stack,
 `multipleOf: 1234577` takes many seconds. It is started as a file, without the rest of llamabatch, in 0.1 s.
 The first line of stdin is a JSON list with the names of the model's special tokens, each further one [kind, text,
-seconds of computing that it may take]; stdout answers each with a line, {"grammar": text} or {"error": text, "line":
-number of the line of a grammar in Lark that it is in, from 1 on; 0: of none}.
+seconds of computing that it may take]; stdout answers each with a line, {"grammar": text} or {"error": text, "line": that
+of a grammar in Lark with the fault, from 1 on, 0: none is known, "property": that of the line's JSON schema, "": as line}.
 """
 
 from __future__ import annotations
@@ -209,18 +209,43 @@ def check(tokenizer: Any, kind: str, text: str) -> dict[str, Any]:
     try:
         grammar = to_llguidance(kind, text)
     except (ValueError, RecursionError) as error:
-        return _error(str(error))
+        return _error(tokenizer, str(error), text)
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        return _error(matcher.get_error())
+        return _error(tokenizer, matcher.get_error(), text)
     return {"grammar": grammar}
 
 
-def _error(message: str) -> dict[str, Any]:
+def _error(tokenizer: Any, message: str, text: str) -> dict[str, Any]:
     place = _PLACE.match(message)
-    return {"error": reason(message), "line": int(place[1]) if place else 0}
+    line = int(place[1]) if place else 0
+    return {"error": reason(message), "line": line, "property": _faulty_property(tokenizer, text, line) if line else ""}
+
+
+def _faulty_property(tokenizer: Any, lark: str, line: int) -> str:
+    """The first property that is no grammar alone, of the JSON schema of a rule; "": there is none."""
+    found = _SCHEMA.search(lark.split("\n")[line - 1])
+    if found is None:
+        return ""
+    try:
+        schema, _ = json.JSONDecoder().raw_decode(found.string, found.end())
+    except (ValueError, RecursionError):
+        return ""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict) or "#/properties/" in found.string:
+        return ""
+    rest = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
+    for name, part in properties.items():
+        alone = {"type": "object", "properties": {name: part}, "required": [name], **rest}
+        try:
+            grammar = to_llguidance("tools", f"start: %json {json.dumps(alone)}\n")
+        except (ValueError, RecursionError):
+            return str(name)
+        if llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits()).is_error():
+            return str(name)
+    return ""
 
 
 def _alarm(seconds: float) -> None:
