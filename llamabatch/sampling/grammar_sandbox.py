@@ -3,8 +3,8 @@
 llguidance bounds most of what a grammar can cost, but not all: a chain of some thousand `$ref`s overflows the stack,
 `multipleOf: 1234577` takes many seconds. It is started as a file, without the rest of llamabatch, in 0.1 s.
 The first line of stdin is a JSON list with the names of the model's special tokens, each further one [kind, text,
-seconds of computing that it may take]; stdout answers each with a line, {"grammar": text} or {"error": text, "line": that
-of a grammar in Lark with the fault, from 1 on, 0: none is known, "property": that of the line's JSON schema, "": as line}.
+seconds of computing that it may take]; stdout answers each with a line, {"grammar": text} or {"error": text, "line":
+that of a grammar in Lark that has the fault, from 1 on, "property": that of its JSON schema}; 0 and "": none is known.
 """
 
 from __future__ import annotations
