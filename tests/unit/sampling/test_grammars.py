@@ -524,6 +524,13 @@ def test_a_function_whose_schema_is_no_grammar_is_left_out_and_named(compiler):
                 compiler.compile(Structure(TOOLS, lazy.lark)).result(timeout=30)
 
 
+def test_a_form_may_have_its_name_as_its_type():
+    grammar = 'root ::= "a"'
+    assert structure({"type": "grammar", "grammar": grammar}) == structure({"grammar": grammar})
+    with pytest.raises(SamplingError, match="structured_outputs has no 'type'"):
+        structure({"type": "grammar", "regex": "a"})
+
+
 def test_no_caller_asks_for_the_grammar_of_tools():
     with pytest.raises(SamplingError, match="structured_outputs has no 'tools'"):
         structure({"tools": 'start: "a"'})
