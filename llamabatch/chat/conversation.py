@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from llamabatch.chat import histories
 from llamabatch.chat.named_templates import IN_PYTHON, TEMPLATES
-from llamabatch.chat.tool_parsers import types_of
+from llamabatch.chat.tool_schemas import types_of
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.utils.checks import boolean, nearest, show
 from llamabatch.utils.late_import import late_import

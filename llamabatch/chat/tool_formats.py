@@ -1,38 +1,21 @@
 """ToolFormat: the notation in which a family of models calls tools, found from its chat template.
 
-A row of FORMATS has the reader of such text, and the notation as data, from which grammar() makes the grammar that
-holds a model to its calls (tool_choice="required").
+A row of FORMATS has the reader of such text, and the notation as data, from which tool_grammar.py makes the grammar
+that holds a model to its calls (tool_choice="required").
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from llamabatch.chat import tool_parsers
-from llamabatch.chat.tool_parsers import STRING, Reader, Schemas, types_of
-from llamabatch.errors import SamplingError
-from llamabatch.request.json_schema import held
-from llamabatch.request.structured_outputs import TOOLS
-from llamabatch.request.tool_calls import ToolCall
-from llamabatch.utils.checks import integer, show
-
-T = TypeVar("T")
-
-
-class Raw(NamedTuple):
-    """A regular expression within a notation, and a text that it matches."""
-
-    regex: str
-    sample: str
-
-
-Part = str | Raw
+from llamabatch.chat.tool_parsers import Reader
+from llamabatch.request.lark_rules import Part, Raw
 
 
 @dataclass(frozen=True)
@@ -83,7 +66,7 @@ class ToolFormat:
         name: of the family.
         signs: texts that all stand in its chat templates.
         reader: of text in it.
-        notation: the form that grammar() makes; variants of it are read as well.
+        notation: the form that the grammar makes; variants of it are read as well.
         marks: texts of the notation that may be special tokens of a vocabulary.
         ends_thinking: marks of calls that also end a thinking which nothing has closed.
         thought: text that may stand before the calls: the beginning and the end of a thinking part, where the grammar
@@ -247,6 +230,11 @@ def _written_tags(notation: TaggedNotation, name: str, arguments: Mapping[str, A
     return notation.head + name + notation.middle + "".join(values) + notation.tail
 
 
+def _as_text(value: object) -> str:
+    """A value as the notations with tags write it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def example(tool_format: ToolFormat) -> str:
     """The form of a call, for a model that has to be told."""
     return written(tool_format, [("<function>", {"<parameter>": "<value>"})])
@@ -271,239 +259,3 @@ def call_id(tool_format: ToolFormat, seed: int, prompt_token_ids: Sequence[int],
         number, digit = divmod(number, len(_LETTERS))
         letters.append(_LETTERS[digit])
     return ("" if tool_format.id_letters else "call_") + "".join(letters)
-
-
-Spell = Callable[[str], str]  # a mark -> its form in Lark: a text in quotes, or the name of a special token
-
-LARK = "x-lark"
-"""Of the schema of an argument that is a string: a grammar in Lark's notation, which it follows where a notation holds
-strings as they are. As JSON they have escapes, which no grammar of the text has."""
-
-_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-_GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}
-
-
-def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: bool) -> str:
-    """A grammar in Lark's notation: one call of one of the tools, or several, in the notation of the family.
-
-    Args:
-        tools: those that may be called.
-        spell: of a mark of the family.
-        parallel: any number of calls from one on.
-
-    Raises:
-        SamplingError: the notation cannot hold a name or a choice of the tools, or a bound is no whole number.
-    """
-    _check_readable(tool_format, tools)
-    return _grammar(tool_format, tools, spell, parallel)
-
-
-def _grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, parallel: bool) -> str:
-    lark = _Lark(tool_format.marks, spell)
-    notation = tool_format.notation
-    json_calls = isinstance(notation, JsonNotation)
-    calls = []
-    for n, (name, schema) in enumerate(tools.items()):
-        schema = _closed(schema)
-        if isinstance(notation, JsonNotation):
-            written = json.dumps(name, ensure_ascii=False)[1:-1] if notation.quoted else name
-            arguments = lark.rule(
-                f"arguments{n}", f"%json {json.dumps({**held(schema, TOOLS), 'x-guidance': _GUIDANCE})}"
-            )
-            parts = lark.text(notation.head + written, *notation.middle), arguments, lark.text(notation.tail)
-            calls.append(lark.rule(f"call{n}", " ".join(filter(None, parts))))
-        else:
-            calls.append(lark.rule(f"call{n}", _tagged(lark, notation, n, name, schema)))
-    call = lark.rule("call", " | ".join(calls))
-    several = call
-    if parallel and notation.between is not None:
-        several = f"{call} ({lark.text(notation.between)} {call})*"
-    if json_calls:
-        assert isinstance(notation, JsonNotation)
-        around = f"{lark.text(notation.before)} {several} {lark.text(notation.after)}"
-        if notation.only_if_several:
-            several = f"{call} | {around}" if parallel else call
-        else:
-            several = around
-    if tool_format.thought is not None:
-        several = f"thought? ({several})"
-        begin, end = tool_format.thought
-        lark.rule("thought", f"{lark.text(begin)} {lark.up_to(end)}")
-    return f"start: {several}\n" + "".join(lark.rules)
-
-
-def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: bool) -> str | None:
-    """A grammar of free text in which calls are held to their form; None: calls of the family begin with no mark.
-
-    Args:
-        as for grammar().
-
-    Raises:
-        SamplingError: as grammar().
-    """
-    notation = tool_format.notation
-    opening = notation.before or notation.head if isinstance(notation, JsonNotation) else notation.head
-    mark = next((each for each in tool_format.marks if opening.startswith(each)), None)
-    if mark is None or tool_format.thought is not None:
-        return None
-    rest, several = opening[len(mark) :], False
-    behind: JsonNotation | TaggedNotation
-    if isinstance(notation, JsonNotation) and notation.before:
-        behind, several = replace(notation, before=rest), parallel
-    else:
-        behind = replace(notation, head=rest)
-    _check_readable(tool_format, tools)
-    inner = _grammar(replace(tool_format, notation=behind), tools, spell, several)
-    first = spell(mark)
-    free = f"free[lazy]: TEXT {first}" if first == quoted_mark(mark) else f"free: TEXT {first}"
-    calls = f"(free calls){'*' if parallel else '?'}"
-    return f"start: {calls} TEXT\n{free}\nTEXT: /(?s:.*)/\n" + inner.replace("start:", "calls:", 1)
-
-
-def _check_readable(tool_format: ToolFormat, tools: Schemas) -> None:
-    """Raises SamplingError for a name or a choice that the reader of the family does not find in a call."""
-    advice = f"which the calls of {tool_format.name} cannot hold"
-    names = "give letters, digits, _ and -"
-    for name, schema in tools.items():
-        if not _reads(tool_format, tools, name, {}):
-            raise SamplingError(f"a function has the name {show(name)}, {advice}; {names}, 64 of them at most")
-        if isinstance(tool_format.notation, JsonNotation):
-            continue  # the rest is JSON
-        properties = schema.get("properties")
-        for key, value in properties.items() if isinstance(properties, Mapping) else ():
-            if not _reads(tool_format, tools, name, {key: "x"}):
-                raise SamplingError(f"an argument of {show(name)} has the name {show(key)}, {advice}; {names}")
-            for choice in _choices(value) or ():
-                if isinstance(choice, str) and not _reads(tool_format, tools, name, {key: choice}):
-                    what = f"argument {show(key)} of {show(name)} may be {show(choice)}"
-                    raise SamplingError(f"{what}, {advice}; leave it out")
-
-
-def _reads(tool_format: ToolFormat, tools: Schemas, name: str, arguments: Mapping[str, str]) -> bool:
-    parser = tool_parsers.ToolParser(tool_format.reader, tools, lambda index, name: "")
-    delta = parser.finish(written(tool_format, [(name, arguments)]))
-    if delta.text or len(delta.tool_calls) != 1:
-        return False
-    found = ToolCall("", delta.tool_calls[0].name or "", delta.tool_calls[0].arguments)
-    values = found.parsed or {}
-    changed = any(
-        isinstance(value, str) and value != arguments[key] for key, value in values.items() if key in arguments
-    )
-    return found.name == name and values.keys() == arguments.keys() and not changed
-
-
-def _choices(value: object) -> Sequence[object] | None:
-    """The values that a schema of an argument lists; None: it lists none."""
-    given = value.get("enum", [value["const"]] if "const" in value else None) if isinstance(value, Mapping) else None
-    return given if isinstance(given, (list, tuple)) else None
-
-
-def _as_text(value: object) -> str:
-    """A value as the notations with tags write it."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _tagged(lark: _Lark, notation: TaggedNotation, n: int, name: str, schema: Mapping[str, Any]) -> str:
-    parts = [lark.text(notation.head + name + notation.middle)]
-    required = schema.get("required") or ()
-    properties = schema.get("properties")
-    for k, (key, value) in enumerate((properties or {}).items()):
-        made = lark.text(notation.key + key + notation.value) + " " + _tagged_value(lark, notation, n, k, value, schema)
-        parts.append(made if key in required else f"({made})?")
-    if properties is None and schema.get("additionalProperties") is not False:
-        any_value = lark.lazy(f"any{n}", "(?s:.*)", notation.end)
-        name_of = Raw(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}", "x")
-        parts.append(f"({lark.text(notation.key, name_of, notation.value)} {any_value})*")
-    parts.append(lark.text(notation.tail))
-    return " ".join(parts)
-
-
-def _tagged_value(lark: _Lark, notation: TaggedNotation, n: int, k: int, value: Any, schema: Mapping[str, Any]) -> str:
-    """A value with the text behind it: JSON by its schema; a string as it is, up to the text behind it."""
-    rule = f"value{n}_{k}"
-    types = types_of(value, schema)
-    if types is not None and "string" not in types:
-        inner = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        made = {**value, **inner, "x-guidance": _GUIDANCE}
-        return lark.rule(rule, f"%json {json.dumps(held(made, TOOLS))}") + " " + lark.text(notation.end)
-    if isinstance(value, Mapping) and isinstance(value.get(LARK), str):
-        return lark.rule(rule, f"%lark {{\n{value[LARK]}\n}}") + " " + lark.text(notation.end)
-    choices = _choices(value)
-    if choices is not None:
-        return "(" + " | ".join(lark.text(_as_text(each)) for each in choices) + ") " + lark.text(notation.end)
-    least, most = 0, cast("int | str", "")
-    if types == STRING and isinstance(value, Mapping):
-        least, most = _bound(value, "minLength", 0), _bound(value, "maxLength", "")
-    return lark.lazy(rule, f"(?s:.{{{least},{most}}})", notation.end)
-
-
-def _bound(schema: Mapping[str, Any], key: str, default: T) -> int | T:
-    given = schema.get(key)
-    return default if given is None else integer(SamplingError, key, given, 0, 2**31 - 1)
-
-
-def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema that has no other arguments than it names, unless it says so."""
-    if not schema:
-        return _NO_ARGUMENTS
-    made = {**schema, "type": "object"}  # of several types this one
-    properties, required = made.get("properties"), made.get("required")
-    if not isinstance(properties, Mapping):
-        return made
-    if isinstance(required, (list, tuple)) and made.get("additionalProperties") is not False:
-        made["properties"] = {**properties, **{key: {} for key in required if key not in properties}}
-    return {"additionalProperties": False, **made}
-
-
-class _Lark:
-    """Rules of a grammar."""
-
-    def __init__(self, marks: tuple[str, ...], spell: Spell) -> None:
-        self.rules: list[str] = []
-        self._marks = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
-        self._spell = spell
-
-    def rule(self, name: str, right: str) -> str:
-        self.rules.append(f"{name}: {right}\n")
-        return name
-
-    def lazy(self, name: str, regex: str, end: str) -> str:
-        """A text up to the first `end`, with that."""
-        self.rules.append(f"{name}[lazy]: /{regex}{_escaped(end)}/\n")
-        return name
-
-    def up_to(self, end: str) -> str:
-        """Any text up to the first `end`, with that; `end` begins with a mark."""
-        mark = self._marks.match(end)
-        assert mark is not None
-        if self._spell(mark[0]) == quoted_mark(mark[0]):
-            return self.lazy("any", "(?s:.*)", end)
-        return f"/(?s:.*)/ {self.text(end)}"  # no text has a special token in it
-
-    def text(self, *parts: Part) -> str:
-        """Literal text, in which marks may be special tokens."""
-        made: list[str] = []
-        for part in parts:
-            if isinstance(part, Raw):
-                made.append(f"/{part.regex}/")
-                continue
-            at = 0
-            for found in self._marks.finditer(part):
-                made += [_quoted(part[at : found.start()]), self._spell(found[0])]
-                at = found.end()
-            made.append(_quoted(part[at:]))
-        return " ".join(filter(None, made))
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
-
-
-def _escaped(text: str) -> str:
-    """A text as a regular expression between slashes."""
-    return re.escape(text).replace("/", r"\/").replace("\n", "n").replace("\\ ", " ").replace("\\<", "<")
-
-
-def quoted_mark(mark: str) -> str:
-    """The form in Lark of a mark that is no special token."""
-    return _quoted(mark)

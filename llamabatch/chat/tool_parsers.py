@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator
 
 from llamabatch.chat.scanner import JsonScan, Reading, Scanner
+from llamabatch.chat.tool_schemas import STRING, Schemas, of_argument, types_of, types_of_value
 from llamabatch.request.delta import Delta
 from llamabatch.request.tool_calls import ToolCallDelta
 
 Reader = Callable[["ToolParser"], Generator[None, None, None]]
-Schemas = Mapping[str, Mapping[str, Any]]  # name of a tool -> JSON schema of its parameters
 
 _MOST_HEADER = 512  # characters of a name with its surroundings
 _NEVER = ("\0\0",)  # no text of a model has it
@@ -386,7 +385,7 @@ class _Arguments:
         p = self._p
         p.arguments((", " if self._n else "") + json.dumps(key, ensure_ascii=False) + ": ")
         self._n += 1
-        types = types_of(_property(self._schema, key), self._schema)
+        types = types_of(of_argument(self._schema, key), self._schema)
         if types == STRING:
             p.arguments('"')
             if (yield from p.scanner.until(closing, lambda text: p.arguments(_escaped(text)))):
@@ -422,73 +421,13 @@ def to_json(text: str, types: frozenset[str] | None) -> str:
         value = json.loads(candidate, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
-    if types is not None and not (_names_of(value) & types) and "string" in types:
+    if types is not None and not (types_of_value(value) & types) and "string" in types:
         return json.dumps(text, ensure_ascii=False)
     return candidate
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(constant)
-
-
-def _names_of(value: object) -> set[str]:
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, int):
-        return {"integer", "number"}
-    if isinstance(value, float):
-        return {"number", "integer"} if value.is_integer() else {"number"}
-    names = {str: "string", list: "array", dict: "object", type(None): "null"}
-    return {names[type(value)]}
-
-
-STRING = frozenset(("string",))
-
-
-def types_of(schema: object, root: object) -> frozenset[str] | None:
-    """Types that a JSON schema allows; None: any.
-
-    Args:
-        root: the whole schema, for "$ref".
-    """
-    names: set[str] = set()
-    parts, seen = [schema], set()  # each reference once: a recursive schema leads to itself in many ways
-    while parts:
-        part = parts.pop()
-        if not isinstance(part, Mapping):
-            return None
-        given, reference = part.get("type"), part.get("$ref")
-        if isinstance(given, str):
-            names.add(given)
-        elif isinstance(given, (list, tuple)):
-            names.update(each for each in given if isinstance(each, str))
-        elif "const" in part:
-            names |= _names_of(part["const"])
-        elif isinstance(part.get("enum"), (list, tuple)):
-            names.update(*(_names_of(each) for each in part["enum"]))
-        elif isinstance(reference, str):
-            if reference not in seen:
-                parts.append(_resolved(reference, root))
-            seen.add(reference)
-        else:
-            several = next((part[key] for key in ("anyOf", "oneOf") if isinstance(part.get(key), (list, tuple))), None)
-            if several is None:
-                return None
-            parts += several
-    return frozenset(names) or None
-
-
-def _resolved(reference: str, root: object) -> object:
-    for part in reference.removeprefix("#/").split("/"):
-        if not isinstance(root, Mapping):
-            return None
-        root = root.get(part.replace("~1", "/").replace("~0", "~"))
-    return root
-
-
-def _property(schema: Mapping[str, Any], key: str) -> object:
-    properties = schema.get("properties")
-    return properties.get(key) if isinstance(properties, Mapping) else None
 
 
 _NAME_KEYS, _ARGUMENTS_KEYS, _OTHER_KEYS = ("name",), ("arguments", "parameters"), ("id", "type", "call_id")

@@ -218,6 +218,7 @@ class Engine:
 
     def _on_compiled(self, sequence: Sequence, grammar: Any) -> None:
         """Hands a sequence whose grammar is compiled to the scheduler."""
+        sequence.not_held += grammar.left_out
         self._runner.constrain(sequence.request.request_id, grammar)
         self._scheduler.add(sequence)
 

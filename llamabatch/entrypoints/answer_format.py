@@ -10,10 +10,12 @@ from typing import Protocol
 from llamabatch.chat.conversation import ChatOptions
 from llamabatch.chat.formats import ChatFormat, reasoning_of
 from llamabatch.chat.output_parser import OutputParser
-from llamabatch.chat.tool_formats import ToolFormat, call_id, grammar, lazy_grammar, quoted_mark
+from llamabatch.chat.tool_formats import ToolFormat, call_id
+from llamabatch.chat.tool_grammar import grammar, lazy_grammar
 from llamabatch.chat.tool_parsers import ToolParser
 from llamabatch.config import ResolvedConfig
 from llamabatch.errors import SamplingError
+from llamabatch.request.lark_rules import quoted
 from llamabatch.request.reasoning import Reasoning, ReasoningTags, Thinking
 from llamabatch.request.request import Request
 from llamabatch.request.structured_outputs import TOOLS, Structure, special_name
@@ -107,21 +109,21 @@ class AnswerFormat:
             return None
         if tools is None:
             return self._strict(self._tools)
-        text = grammar(self._tools, tools, self._spell, parallel=self._options.parallel_tool_calls)
+        made = grammar(self._tools, tools, self._spell, parallel=self._options.parallel_tool_calls)
         # a grammar that allows the thinking binds from the first token on
-        return Structure(TOOLS, text, in_reasoning=self._tools.thought is not None)
+        return Structure(TOOLS, made.lark, in_reasoning=self._tools.thought is not None, not_held=made.left_out)
 
     def _strict(self, tool_format: ToolFormat) -> Structure | None:
         """The form of free text with calls, if a function is strict: then it holds from the mark of a call on."""
         strict = self._options.strict_schemas
         if strict is None:
             return None
-        text = lazy_grammar(tool_format, strict, self._spell, parallel=self._options.parallel_tool_calls)
-        return None if text is None else Structure(TOOLS, text)
+        made = lazy_grammar(tool_format, strict, self._spell, parallel=self._options.parallel_tool_calls)
+        return None if made is None else Structure(TOOLS, made.lark, not_held=made.left_out)
 
     def _spell(self, mark: str) -> str:
         """A mark in a grammar: the name of its special token, if it is one."""
-        return special_name(mark) if mark in self._special_marks else quoted_mark(mark)
+        return special_name(mark) if mark in self._special_marks else quoted(mark)
 
     def _parser(self, tags: ReasoningTags | None, thinking: Thinking) -> Callable[[Request, int], OutputParser]:
         chat_format, special, tools = ChatFormat(tags), self._special_marks, self._tools

@@ -7,8 +7,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from llamabatch.errors import SamplingError
 from llamabatch.utils.checks import show
@@ -22,6 +23,7 @@ UNHELD = (
     *("if", "then", "else", "not", "contains", "minContains", "maxContains", "propertyNames", "dependentRequired"),
     *("dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"),
 )
+_VALUES = ("const", "default", "examples")  # keywords of which null is a value, and no slip
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems")
@@ -30,17 +32,16 @@ _LENIENT_ADVICE = 'leave it out, or give "lenient": True beside "json": the outp
 _DEEPEST = 64  # references that lead to the values of an enumeration
 
 
-def held(schema: Any, what: str | None = None) -> Any:
-    """The schema that a grammar holds; formats that it does not know are left out.
+def held(schema: Any, start: str = "") -> tuple[Any, tuple[str, ...]]:
+    """The schema that a grammar holds, and the formats that it does not know, which are left out: "format 'password'".
 
     Args:
-        what: the field that has the schema, which an error begins with.
+        start: of an error.
 
     Raises:
         SamplingError: a keyword that no grammar holds.
     """
-    reader = _Reader(schema, advice="leave it out", what=what)
-    return reader.schema(schema)
+    return _Reader(schema, "leave it out", start).read()
 
 
 def read(schema: Any, *, lenient: bool) -> tuple[Any, tuple[str, ...]]:
@@ -52,44 +53,40 @@ def read(schema: Any, *, lenient: bool) -> tuple[Any, tuple[str, ...]]:
     Raises:
         SamplingError: a keyword that no grammar holds, and lenient is False.
     """
-    advice = None if lenient else _LENIENT_ADVICE
-    reader = _Reader(schema, advice)
-    found = reader.schema(schema)
-    return found, tuple(dict.fromkeys(reader.left_out))
+    return _Reader(schema, None if lenient else _LENIENT_ADVICE).read()
 
 
 class _Reader:
     """Args: advice: what an error about a keyword says; None: such keywords are left out."""
 
-    def __init__(self, root: Any, advice: str | None, what: str | None = None) -> None:
+    def __init__(self, root: Any, advice: str | None, start: str = "") -> None:
         self._root = root
         self._advice = advice
-        self._start = "" if what is None else f"{what} are refused: "
-        self.left_out: list[str] = []
+        self._start = start
+        self._left_out: list[str] = []
+
+    def read(self) -> tuple[Any, tuple[str, ...]]:
+        return self.schema(self._root), tuple(dict.fromkeys(self._left_out))
 
     def schema(self, given: Any) -> Any:
-        if isinstance(given, list):  # the older form of prefixItems
-            return [self.schema(each) for each in given]
         if not isinstance(given, dict):
             return given
-        found = {key: self._value(key, value) for key, value in given.items() if self._keeps(key, value)}
+        found = with_parts({key: each for key, each in given.items() if self._keeps(key, each)}, self.schema)
         return self._unique(given, found) if given.get("uniqueItems") is True else found
 
     def _keeps(self, key: str, value: Any) -> bool:
         if key == "format" and isinstance(value, str) and value not in FORMATS:
-            self.left_out.append(f"format {value!r}")
+            self._left_out.append(f"format {value!r}")
             return False
+        if value is None and key not in _VALUES:
+            self._left_out.append(f"{key} null")
+            return False
+        if key == "propertyNames" and value in ({}, True, {"type": "string"}):
+            return False  # which each name fits
         if key in UNHELD:
             self._leave_out(key, f"{key} of a JSON schema is {show(value)}, which no grammar holds")
             return False
         return key != "uniqueItems" or not isinstance(value, bool)
-
-    def _value(self, key: str, value: Any) -> Any:
-        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            return {name: self.schema(each) for name, each in value.items()}
-        if key in _LISTS_OF_SCHEMAS and isinstance(value, list):
-            return [self.schema(each) for each in value]
-        return self.schema(value) if key in _SCHEMAS else value
 
     def _unique(self, given: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         """The schema of a list without equal items: each list that there can be, or in one order where these are many.
@@ -118,14 +115,14 @@ class _Reader:
     def _leave_out(self, key: str, message: str) -> None:
         if self._advice is not None:
             raise SamplingError(f"{self._start}{message}; {self._advice}")
-        self.left_out.append(key)
+        self._left_out.append(key)
 
     def _values(self, items: Any) -> list[Any] | None:
         """The values that a schema allows, without equal ones; None: they are no enumeration."""
         for _ in range(_DEEPEST):
             if not isinstance(items, dict) or not isinstance(items.get("$ref"), str):
                 break
-            items = self._referred(items["$ref"])
+            items = referred(items["$ref"], self._root)
         if not isinstance(items, dict):
             return None
         if "const" in items:
@@ -135,21 +132,38 @@ class _Reader:
         known: dict[str, list[Any]] = {"boolean": [True, False], "null": [None]}
         return known.get(str(items.get("type")))
 
-    def _referred(self, reference: str) -> Any:
-        if not reference.startswith("#"):
-            return None
-        found = self._root
-        for name in _names(reference):
-            found = found.get(name) if isinstance(found, dict) else None
-        return found
-
 
 _OF_LISTS = ("type", "items", "minItems", "maxItems")
 
 
-def _names(reference: str) -> Iterator[str]:
-    for part in reference.split("/")[1:]:
-        yield part.replace("~1", "/").replace("~0", "~")
+def referred(reference: str, root: object) -> object:
+    """The schema at a place of the root, as "#/$defs/size"; None: there is none."""
+    start, _, path = reference.partition("/")
+    if start != "#":
+        return None
+    found = root
+    for part in path.split("/") if path else ():
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(name)
+        elif isinstance(found, (list, tuple)) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return None
+    return found
+
+
+def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema with each schema that stands directly in it changed; lists are an older form of prefixItems."""
+
+    def changed(key: str, value: Any) -> Any:
+        if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+            return {name: change(each) for name, each in value.items()}
+        if key in (*_LISTS_OF_SCHEMAS, *_SCHEMAS) and isinstance(value, (list, tuple)):
+            return [change(each) for each in value]
+        return change(value) if key in _SCHEMAS else value
+
+    return {key: changed(key, value) for key, value in schema.items()}
 
 
 def _exactly(values: tuple[Any, ...]) -> dict[str, Any]:

@@ -116,7 +116,8 @@ class RequestOutput:
             another request had their cells; as found when the request first began, also where it was preempted later.
             Of several continuations, those of the first.
         not_held: parts of the JSON schema that the text was not held to: formats that are annotations, as "format
-            'password'", and with "lenient": True keywords that no grammar holds.
+            'password'", and with "lenient": True keywords that no grammar holds. Of a call that had to come, functions
+            that it could not name, since their schemas cannot be held: "function 'f'".
     """
 
     request_id: str

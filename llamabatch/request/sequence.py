@@ -38,6 +38,7 @@ class Sequence:
         num_cached: tokens of the prompt that came from other cells when it first began to compute.
         shared_from: number of the first of the sequences that have copied cells from one another, this one among them;
             None: it has copied from no running one.
+        not_held: what its form does not hold, of what was asked for.
         last_token_s: time.perf_counter() of its last output token.
     """
 
@@ -55,6 +56,7 @@ class Sequence:
         self.number: int | None = None
         self.family = (request.expected_tokens, 0)
         self.background = request.params.background
+        self.not_held = () if request.params.structure is None else request.params.structure.not_held
         self.overtaken = 0
         self.last_step = -1
         self.finish_reason: FinishReason | None = None
@@ -270,7 +272,7 @@ class Sequence:
             *(request.request_id, request.prompt, ids, (completion,), self.error, timings, prompt_logprobs),
             num_truncated=request.num_truncated,
             num_cached_tokens=self.num_cached,
-            not_held=() if request.params.structure is None else request.params.structure.not_held,
+            not_held=self.not_held,
         )
 
 

@@ -8,19 +8,18 @@ is compared with the schema of a part before its trigger has come.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import held
+from llamabatch.request.lark_rules import ANY, GUIDANCE, quoted, slashed
 from llamabatch.utils.checks import nearest, show
 
 MAX_DEPTH = 32  # of formats in formats
 MAX_TAGS = 256  # of one list
 
-_GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}
-_TEXT = "TEXT: /(?s:.*)/\n"
+_TEXT = f"TEXT: {ANY}\n"
 
 
 class Special(NamedTuple):
@@ -106,7 +105,7 @@ class _Lark:
 
     def text(self, parts: Sequence[Part]) -> str:
         """A text as it is; "" for an empty one."""
-        return " ".join(part.name if isinstance(part, Special) else _quoted(part) for part in parts)
+        return " ".join(part.name if isinstance(part, Special) else quoted(part) for part in parts)
 
     def free(self, end: Sequence[Part]) -> str:
         """Any text up to `end`, and that; without one, any text up to the end of all."""
@@ -115,7 +114,7 @@ class _Lark:
         first, *rest = end
         if isinstance(first, Special):
             return f"TEXT {self.text(end)}"
-        return f"{self.rule(f'TEXT {_quoted(first)}', '[lazy]')} {self.text(rest)}".rstrip()
+        return f"{self.rule(f'TEXT {quoted(first)}', '[lazy]')} {self.text(rest)}".rstrip()
 
     def _parts(self, name: str, given: object, *, empty: bool = False) -> tuple[Part, ...]:
         if isinstance(given, (list, tuple)) and len(given) == 1:
@@ -133,7 +132,7 @@ class _Lark:
             schema = {}
         if not isinstance(schema, dict):
             raise SamplingError(f"json_schema of structural_tag is {show(schema)}; give a schema")
-        rule = self.rule(f"%json {json.dumps({**held(schema), 'x-guidance': _GUIDANCE})}")
+        rule = self.rule(f"%json {json.dumps({**held(schema)[0], 'x-guidance': GUIDANCE})}")
         return f"{rule} {self.text(end)}".rstrip()
 
     def _regex(self, given: Mapping[str, Any], end: tuple[Part, ...], depth: int) -> str:
@@ -141,7 +140,7 @@ class _Lark:
         if not isinstance(pattern, str) or not pattern:
             raise SamplingError(f"pattern of structural_tag is {show(pattern)}; give a regular expression")
         name = f"R{len(self.rules)}"
-        self.rules.append(f"{name}: /{_slashed(pattern)}/\n")
+        self.rules.append(f"{name}: /{slashed(pattern)}/\n")
         return f"{name} {self.text(end)}".rstrip()
 
     def _any_text(self, given: Mapping[str, Any], end: tuple[Part, ...], depth: int) -> str:
@@ -265,14 +264,3 @@ def _joined(first: Sequence[Part], second: Sequence[Part]) -> tuple[Part, ...]:
     if first and second and isinstance(first[-1], str) and isinstance(second[0], str):
         return (*first[:-1], first[-1] + second[0], *second[1:])
     return (*first, *second)
-
-
-def _quoted(text: str) -> str:
-    """A string of Lark, which is one of JSON but for U+007F: Lark's lexer takes that one as an escape only."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _slashed(pattern: str) -> str:
-    """A regular expression as it stands between slashes."""
-    escaped = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) > 1 else r"\/", pattern, flags=re.DOTALL)
-    return escaped.replace("\n", r"\n").replace("\r", r"\r")

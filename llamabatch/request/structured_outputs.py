@@ -57,6 +57,8 @@ def structure(given: object) -> Structure | None:
     if fields is None:
         raise SamplingError(f"structured_outputs is {show(given)}; give a mapping with one of {', '.join(_KEYS)}")
     lenient = boolean(SamplingError, LENIENT, fields.pop(LENIENT, None) or False)
+    if fields.get("type") in KINDS and fields["type"] in fields:
+        del fields["type"]  # {"type": "grammar", "grammar": …}, as some clients write it
     if "type" in fields and not any(key in fields for key in KINDS):
         form = _response_format(fields, lenient)
         in_reasoning = boolean(SamplingError, IN_REASONING, fields.get(IN_REASONING) or False)

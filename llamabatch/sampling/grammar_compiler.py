@@ -20,9 +20,11 @@ import llguidance
 
 from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError, SamplingError, describe
 from llamabatch.request import structural_tag
+from llamabatch.request.lark_rules import PARAMETERS, about_line, without_call
 from llamabatch.request.structured_outputs import ANY_OBJECT, TOOLS, Structure, special_name
 from llamabatch.sampling import grammar_sandbox
 from llamabatch.sampling.grammar_matcher import Compiled, VocabularyFacts
+from llamabatch.utils.checks import show
 from llamabatch.utils.subprogram import import_path, interpreter
 from llamabatch.utils.system import NEW_GROUP
 
@@ -32,6 +34,8 @@ T = TypeVar("T")
 _Known = OrderedDict[Structure, tuple[Future[T], float]]
 
 KEPT = 64  # compiled grammars, and verdicts on bad ones
+_PLACE = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: |error: )?")
+_MOST_LEFT_OUT = 8  # functions of one request whose schemas are no good
 _REMEMBER_BAD_S = 60.0  # later, a less busy machine may compile them
 MOST_SECONDS = 1.5  # of computing, to try a grammar out; usual ones take 1 to 20 ms
 _PATIENCE_S = 30.0  # for the process to start, and for its computing, on a machine that is busy
@@ -127,11 +131,12 @@ class Grammars:
 
     def _compile(self, structure: Structure) -> Compiled:
         with _errors_of(structure):
-            grammar = self._grammar(structure)
+            grammar, left_out = self._grammar(structure)
             tokens = self._tokens()
             compiled = Compiled(
                 lambda: llguidance.LLMatcher(tokens, grammar, log_level=0, limits=grammar_sandbox.limits()),
                 self._facts,
+                left_out,
             )
             if compiled.error:
                 raise SamplingError(_refusal(structure, compiled.error))
@@ -139,16 +144,26 @@ class Grammars:
 
     def _try_out(self, structure: Structure) -> str:
         with _errors_of(structure):
-            return self._grammar(structure)
+            return self._grammar(structure)[0]
 
-    def _grammar(self, structure: Structure) -> str:
-        """A structure in llguidance's form, after its trial."""
+    def _grammar(self, structure: Structure) -> tuple[str, tuple[str, ...]]:
+        """A structure in llguidance's form, after its trial, and what was left out of it."""
         if not self._model.eog_ids:
             raise SamplingError("structured_outputs need a model that has an end-of-generation token")
         self._read_vocabulary()
-        if _is_foreign(structure):
-            return self._trial.run(structure, self._lark(structure))
-        return grammar_sandbox.to_llguidance(*structure[:2])
+        if not _is_foreign(structure):
+            return grammar_sandbox.to_llguidance(*structure[:2]), ()
+        tried, left_out = self._lark(structure), list[str]()
+        while True:
+            try:
+                return self._trial.run(structure, tried), tuple(left_out)
+            except _RefusedError as refused:
+                is_optional = structure.kind == TOOLS and len(left_out) < _MOST_LEFT_OUT
+                rest = without_call(tried.text, refused.line) if is_optional else None
+                if rest is None:
+                    raise
+                tried = tried._replace(text=rest[0])
+                left_out.append(rest[1])
 
     def _lark(self, structure: Structure) -> Structure:
         """A structural tag as a grammar, with the special tokens of this vocabulary; any other structure as it is."""
@@ -250,6 +265,14 @@ class _Vocabulary:
         return tokens
 
 
+class _RefusedError(SamplingError):
+    """Args: line: of the grammar, from 1 on, in which its fault is; 0: none is known."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
+
+
 class Trial:
     """A process that tries grammars out, started for the first and again after one that killed it.
 
@@ -277,7 +300,13 @@ class Trial:
             if answer is None:
                 raise SamplingError(_refusal(structure, self._how_it_ended()))
         if "error" in answer:
-            raise SamplingError(_refusal(structure, answer["error"]))
+            why, line = answer["error"], answer["line"]
+            if structure.kind == TOOLS:  # whose grammar no caller has seen
+                about = about_line(tried.text, line)
+                if answer["property"]:
+                    about = about.replace(PARAMETERS, f"argument {show(answer['property'])}", 1)
+                why = f"{about}{about and ': '}{_PLACE.sub('', why)}"
+            raise _RefusedError(_refusal(structure, why), line)
         grammar: str = answer["grammar"]
         return grammar
 
@@ -312,7 +341,7 @@ class Trial:
         if self._ask(self._names, _PATIENCE_S) is None:
             raise EngineError("structured_outputs: the process that tries grammars out cannot be started")
 
-    def _ask(self, question: Sequence[str | float], seconds: float) -> dict[str, str] | None:
+    def _ask(self, question: Sequence[str | float], seconds: float) -> dict[str, Any] | None:
         """The answer of the process; None if it ended without one."""
         process = self._process
         assert process is not None
@@ -339,7 +368,7 @@ class Trial:
             process.kill()
             self._is_late |= grammar_sandbox.ended_by_alarm(process.wait())
             return None
-        answer: dict[str, str] = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
     def _how_it_ended(self) -> str:

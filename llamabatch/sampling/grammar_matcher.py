@@ -56,15 +56,19 @@ class Compiled:
     Args:
         make: an LLMatcher at its beginning.
         vocabulary: needed where the grammar binds behind a thinking.
+        left_out: functions that no call names, since their schemas cannot be held: "function 'f'".
 
     Attributes:
         first: an LLMatcher at its beginning; copies of it share its lexer.
         spent: its lexer is full, and it takes long to make; the next request should have it compiled again.
     """
 
-    def __init__(self, make: Callable[[], Any], vocabulary: VocabularyFacts | None = None) -> None:
+    def __init__(
+        self, make: Callable[[], Any], vocabulary: VocabularyFacts | None = None, left_out: tuple[str, ...] = ()
+    ) -> None:
         self._make = make
         self.vocabulary = vocabulary
+        self.left_out = left_out
         start = time.thread_time()
         self.first = make()
         self._seconds = time.thread_time() - start

@@ -3,7 +3,8 @@
 llguidance bounds most of what a grammar can cost, but not all: a chain of some thousand `$ref`s overflows the stack,
 `multipleOf: 1234577` takes many seconds. It is started as a file, without the rest of llamabatch, in 0.1 s.
 The first line of stdin is a JSON list with the names of the model's special tokens, each further one [kind, text,
-seconds of computing that it may take]; stdout answers each with a line, {"grammar": text} or {"error": text}.
+seconds of computing that it may take]; stdout answers each with a line, {"grammar": text} or {"error": text, "line":
+that of a grammar in Lark that has the fault, from 1 on, "property": that of its JSON schema}; 0 and "": none is known.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ HAS_ALARM = sys.platform != "win32"
 MAX_LEXER_STATES = 25_000  # of 0.3 to 2 kB each
 _SCHEMA = re.compile(r"%json\s*")
 _ESCAPE = re.compile(r"\\(?:u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|.)", re.DOTALL)
+_PLACE = re.compile(r"at (\d+)\(\d+\): ")
 _LARGEST_EXACT = 2**53
 _MOST_SHOWN = 300  # characters of a message
 
@@ -85,8 +87,11 @@ def _with_sound_schemas(lark: str) -> str:
             schema, end = decoder.raw_decode(lark, found.end())
         except (ValueError, RecursionError):
             continue
-        _check_sound(schema)
-        able = _with_escapes(schema, _ALL_ESCAPES)
+        try:
+            _check_sound(schema)
+            able = _with_escapes(schema, _ALL_ESCAPES)
+        except ValueError as error:
+            raise ValueError(f"at {lark.count(chr(10), 0, found.start()) + 1}(1): {error}") from error
         if able is not schema and found.end() >= at:
             pieces += [lark[at : found.end()], json.dumps(able)]
             at = end
@@ -199,18 +204,48 @@ class Bytes:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-def check(tokenizer: Any, kind: str, text: str) -> dict[str, str]:
+def check(tokenizer: Any, kind: str, text: str) -> dict[str, Any]:
     """Compiles a grammar and makes the mask of its first token; the grammar in llguidance's form, or an error."""
     try:
         grammar = to_llguidance(kind, text)
     except (ValueError, RecursionError) as error:
-        return {"error": reason(str(error))}
+        return _error(tokenizer, str(error), text)
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        return {"error": reason(matcher.get_error())}
+        return _error(tokenizer, matcher.get_error(), text)
     return {"grammar": grammar}
+
+
+def _error(tokenizer: Any, message: str, text: str) -> dict[str, Any]:
+    place = _PLACE.match(message)
+    line = int(place[1]) if place else 0
+    return {"error": reason(message), "line": line, "property": _faulty_property(tokenizer, text, line) if line else ""}
+
+
+def _faulty_property(tokenizer: Any, lark: str, line: int) -> str:
+    """The first property that is no grammar alone, of the JSON schema of a rule; "": there is none."""
+    found = _SCHEMA.search(lark.split("\n")[line - 1])
+    if found is None:
+        return ""
+    try:
+        schema, _ = json.JSONDecoder().raw_decode(found.string, found.end())
+    except (ValueError, RecursionError):
+        return ""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict) or "#/properties/" in found.string:
+        return ""
+    rest = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
+    for name, part in properties.items():
+        alone = {"type": "object", "properties": {name: part}, "required": [name], **rest}
+        try:
+            grammar = to_llguidance("tools", f"start: %json {json.dumps(alone)}\n")
+        except (ValueError, RecursionError):
+            return str(name)
+        if llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits()).is_error():
+            return str(name)
+    return ""
 
 
 def _alarm(seconds: float) -> None:

@@ -171,6 +171,12 @@ def own_id_column(source: Source, options: ReadOptions) -> str | None:
 _USUAL = ("text", "question", "content", "input", "instruction", "message", "body", "document", "sentence", "title")
 
 
+def _other_separator(columns: Sequence[str]) -> str | None:
+    """What separates the fields of a table that has one column alone, if its name looks so."""
+    names = columns[0] if len(columns) == 1 else ""
+    return next((each for each in ";\t|" if each in names), None)
+
+
 def _example(columns: Sequence[str]) -> str:
     """A template of the column that most likely holds the texts, in quotes."""
     texts = [each for each in columns if each.lower() in _USUAL] or [each for each in columns if each not in OWN_IDS]
@@ -287,6 +293,11 @@ class RowLines:
             return
         assert self._template is not None
         if not options.has_template and "prompt" not in columns:
+            if (separator := _other_separator(columns)) is not None:
+                raise ConfigError(
+                    f"{name} has one column, {show(columns[0])}: its fields seem to be separated by {separator!r}, and "
+                    "llamabatch reads commas; write the file anew with these"
+                )
             raise ConfigError(
                 f"{name} has no column 'prompt'; give a template, as --prompt {_example(columns)}; its columns are "
                 f"{', '.join(columns)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llamabatch.chat.tool_formats import LARK
+from llamabatch.chat.tagged_values import LARK
 from llamabatch.errors import PromptError
 from llamabatch.server.batches.records import metadata_of
 from llamabatch.server.http.errors import ApiError

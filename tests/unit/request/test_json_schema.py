@@ -34,12 +34,22 @@ def test_an_unknown_format_is_an_annotation(name):
 
 @pytest.mark.parametrize("key", UNHELD)
 def test_a_keyword_that_no_grammar_holds_is_refused_or_named(key):
-    schema = {"type": "array", "items": {"type": "object", "properties": {"a": {key: {"type": "string"}}}}}
+    schema = {"type": "array", "items": {"type": "object", "properties": {"a": {key: {"maxLength": 3}}}}}
     with pytest.raises(SamplingError, match=f"^{key} of a JSON schema is .*lenient"):
         form(schema)
     found, not_held = form(schema, lenient=True)
     assert found["items"]["properties"] == {"a": {}}
     assert not_held == (key,)
+
+
+def test_a_null_is_no_keyword_and_is_named():
+    schema = {"type": "object", "required": None, "properties": {"a": {"enum": None, "const": None}}}
+    assert form(schema) == ({"type": "object", "properties": {"a": {"const": None}}}, ("required null", "enum null"))
+
+
+def test_property_names_that_are_strings_say_nothing():
+    schema = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "number"}}
+    assert form(schema) == ({"type": "object", "additionalProperties": {"type": "number"}}, ())
 
 
 def test_a_set_of_an_enumeration_holds():

@@ -15,9 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llamabatch.chat.tool_formats import FORMATS, GENERIC
+from llamabatch.chat.tool_grammar import grammar, lazy_grammar
 from llamabatch.engine.pending_grammars import PendingGrammars
 from llamabatch.errors import EngineClosedError, SamplingError
 from llamabatch.request.detokenizer import Vocabulary
+from llamabatch.request.lark_rules import quoted
 from llamabatch.request.reasoning import Reasoning, ReasoningTags, Thinking
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
@@ -495,11 +498,37 @@ def test_names_of_special_tokens_in_other_brackets_stand_in_angle_brackets():
 
 def test_schemas_within_a_grammar_are_sound(compiler):
     lark = 'start: "x" a\na: %json {"type": "integer", "minimum": '
-    with pytest.raises(SamplingError, match=r"^grammar of structured_outputs is refused: the number .* is not exact"):
+    with pytest.raises(SamplingError, match=r"^grammar of structured_outputs is refused: at 2\(1\): the number "):
         compiled(compiler, grammar=f"{lark}{2**60}}}\n")
     with pytest.raises(SamplingError, match=r"^tools are refused: the number .* is not exact"):
         compiler.compile(structure(Structure(TOOLS, f"{lark}{2**60}}}\n"))).result(timeout=30)
     compiled(compiler, grammar=f"{lark}7}}\n")
+
+
+def test_a_function_whose_schema_is_no_grammar_is_left_out_and_named(compiler):
+    """Where others are; each rule says what it is for."""
+    good, bad = (
+        {"properties": {"a": {"type": "integer"}}},
+        {"properties": {"b": {"type": "string", "pattern": "(?=a)"}}},
+    )
+    for family in (GENERIC, *FORMATS):
+        made = grammar(family, {"f": bad, "g": good, "h": bad}, quoted, parallel=False)
+        found = compiler.compile(Structure(TOOLS, made.lark)).result(timeout=30)
+        assert found.left_out == ("function 'f'", "function 'h'")
+        made = grammar(family, {"f": bad}, quoted, parallel=False)
+        with pytest.raises(SamplingError, match=r"^tools are refused: argument 'b' of 'f': look-around, "):
+            compiler.compile(Structure(TOOLS, made.lark)).result(timeout=30)
+        lazy = lazy_grammar(family, {"f": bad, "g": good}, quoted, parallel=False)
+        if lazy is not None:  # a strict function is held, or refused
+            with pytest.raises(SamplingError, match=r"^tools are refused: argument 'b' of 'f': look-around, "):
+                compiler.compile(Structure(TOOLS, lazy.lark)).result(timeout=30)
+
+
+def test_a_form_may_have_its_name_as_its_type():
+    grammar = 'root ::= "a"'
+    assert structure({"type": "grammar", "grammar": grammar}) == structure({"grammar": grammar})
+    with pytest.raises(SamplingError, match="structured_outputs has no 'type'"):
+        structure({"type": "grammar", "regex": "a"})
 
 
 def test_no_caller_asks_for_the_grammar_of_tools():

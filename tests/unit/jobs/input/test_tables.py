@@ -620,3 +620,12 @@ def test_beside_a_table_lines_ask_for_themselves_unless_the_template_is_given_as
     assert [(row.id, row.prompt) for row in read(find([table, lines]), options)] == [("k", "Say one"), ("x", "own")]
     options = ReadOptions(prompt="Say {{ text }}", id_column="key")
     assert [(row.id, row.prompt) for row in read(find([table, lines]), options)] == [("k", "Say one"), ("y", "Say two")]
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_another_separator_is_named(tmp_path, separator):
+    path = write(tmp_path / "a.csv", separator.join(("id", "prompt")) + f"\n1{separator}b\n")
+    with pytest.raises(
+        ConfigError, match=re.escape(f"seem to be separated by {separator!r}, and llamabatch reads commas")
+    ):
+        read(find([path]), ReadOptions())

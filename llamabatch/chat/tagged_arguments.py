@@ -1,0 +1,297 @@
+"""The arguments of a call between tags as rules of a grammar: which names come, in which order, and how many."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llamabatch.chat.tagged_values import Values
+from llamabatch.chat.text_patterns import found_in_text
+from llamabatch.chat.tool_schemas import TypesOf
+from llamabatch.errors import SamplingError
+from llamabatch.request.json_schema import referred
+from llamabatch.request.lark_rules import PARAMETERS, Raw, Rules, quoted
+from llamabatch.utils.checks import integer, show
+
+NAME = Raw(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}", "x")  # of an argument that the schema does not name
+_MOST_FORMS = 64  # of one schema
+_MOST_PARTS = 2000  # of one schema
+_MOST_COUNTS = 4096  # rules that count arguments
+_DEEPEST = 64  # schemas within schemas
+
+
+@dataclass(frozen=True)
+class Tags:
+    """Text before the name of an argument, before its value, and behind that."""
+
+    key: str
+    value: str
+    end: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way in which arguments fit a schema.
+
+    Attributes:
+        named: schemas by name, in the order in which they come.
+        patterns: schemas of other names, by a regular expression that is found in these.
+        other: the schema of all other names; None: nothing is said of them.
+        least, most: number of arguments; None: any.
+    """
+
+    named: Mapping[str, Any]
+    required: tuple[str, ...] = ()
+    patterns: Mapping[str, Any] | None = None
+    other: Any = None
+    least: int = 0
+    most: int | None = None
+
+    def of(self, name: str) -> Any:
+        """The schema of a name, as far as it is known without a pattern."""
+        return self.named.get(name, True if self.other is None else self.other)
+
+
+class Forms:
+    """The forms of the arguments of a function.
+
+    Args:
+        about: what has the schema, for messages.
+        root: the whole schema.
+        types_of: of schemas in the root.
+    """
+
+    def __init__(self, about: str, root: Mapping[str, Any], types_of: TypesOf) -> None:
+        self._about = about
+        self._root = root
+        self._types_of = types_of
+        self._left = _MOST_PARTS
+
+    def of(self, schema: object, depth: int = 0) -> list[Form]:
+        self._left -= 1
+        if depth > _DEEPEST or self._left < 0:
+            raise self._error("refer to themselves, or have too many parts")
+        if not isinstance(schema, Mapping):
+            return [] if schema is False else [Form({})]
+        found = [self._own(schema)] if "object" in self._types_of(schema) else []
+        if isinstance(reference := schema.get("$ref"), str):
+            target = referred(reference, self._root)
+            if target is None:
+                raise self._error(f"have the $ref {show(reference)}, where its schema has nothing")
+            found = self._both(found, self.of(target, depth + 1))
+        for part in self._parts(schema, "allOf"):
+            found = self._both(found, self.of(part, depth + 1))
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                each = [self.of(part, depth + 1) for part in self._parts(schema, key)]
+                if key == "oneOf":
+                    self._check_apart(each)
+                found = self._both(found, list(itertools.chain(*each)))
+        if (values := _values(schema)) is not None:
+            found = self._both(found, [_form_of(each) for each in values if isinstance(each, Mapping)])
+        return found
+
+    def _own(self, schema: Mapping[str, Any]) -> Form:
+        """What a schema says itself, without the schemas that it joins."""
+        properties, patterns = schema.get("properties"), schema.get("patternProperties")
+        named = dict(properties) if isinstance(properties, Mapping) else {}
+        if named and patterns:
+            raise self._error("have patternProperties beside properties, which no call in this notation can hold")
+        required = schema.get("required")
+        names = tuple(required) if isinstance(required, (list, tuple)) else ()
+        return Form(
+            named,
+            tuple(each for each in names if isinstance(each, str)),
+            dict(patterns) if isinstance(patterns, Mapping) and patterns else None,
+            schema.get("additionalProperties"),
+            self._count(schema, "minProperties") or 0,
+            self._count(schema, "maxProperties"),
+        )
+
+    def _count(self, schema: Mapping[str, Any], key: str) -> int | None:
+        given = schema.get(key)
+        return None if given is None else integer(SamplingError, f"{key} of {self._about}", given, 0, 2**31 - 1)
+
+    def _parts(self, schema: Mapping[str, Any], key: str) -> Sequence[Any]:
+        given = schema.get(key, ())
+        if not isinstance(given, (list, tuple)):
+            raise self._error(f"have {show(given)} for {key}; give a list of schemas")
+        return given
+
+    def _both(self, some: list[Form], others: list[Form]) -> list[Form]:
+        if len(some) * len(others) > _MOST_FORMS:
+            raise self._error(f"can be fitted in more than {_MOST_FORMS} ways, by its anyOf and oneOf")
+        return [self._met(one, other) for one in some for other in others]
+
+    def _met(self, one: Form, other: Form) -> Form:
+        if (one.patterns and (other.named or other.patterns)) or (other.patterns and one.named):
+            raise self._error("join patternProperties with other names, which no call in this notation can hold")
+        counts = [each for each in (one.most, other.most) if each is not None]
+        return Form(
+            {name: _both(one.of(name), other.of(name)) for name in (*one.named, *other.named)},
+            tuple(dict.fromkeys((*one.required, *other.required))),
+            one.patterns or other.patterns,
+            other.other if one.other is None else one.other if other.other is None else _both(one.other, other.other),
+            max(one.least, other.least),
+            min(counts, default=None),
+        )
+
+    def _check_apart(self, each: Sequence[Sequence[Form]]) -> None:
+        """Raises SamplingError unless arguments fit one of these schemas at most."""
+        for some, others in itertools.combinations(each, 2):
+            if not all(self._are_apart(one, other) for one in some for other in others):
+                raise self._error("have a oneOf of which two parts may fit at once; give anyOf, or a const to each")
+
+    def _are_apart(self, one: Form, other: Form) -> bool:
+        return any(self._exclude(one.of(name), other.of(name)) for name in {*one.required, *other.required})
+
+    def _exclude(self, one: object, other: object) -> bool:
+        """True if no value fits both schemas for sure."""
+        if one is False or other is False:
+            return True
+        if not self._types_of(one) & self._types_of(other):
+            return True
+        values, others = _values(one), _values(other)
+        return values is not None and others is not None and not any(each in others for each in values)
+
+    def _error(self, what: str) -> SamplingError:
+        return SamplingError(f"tools are refused: {self._about} {what}")
+
+
+def _both(one: object, other: object) -> object:
+    """The schema of what fits two schemas."""
+    if one is True or one == other:
+        return other
+    return one if other is True else {"allOf": [one, other]}
+
+
+def _form_of(value: Mapping[str, Any]) -> Form:
+    return Form({name: {"const": each} for name, each in value.items()}, tuple(value), None, False)
+
+
+def _values(schema: object) -> Sequence[object] | None:
+    """The values that a schema lists; None: it lists none."""
+    if not isinstance(schema, Mapping):
+        return None
+    given = [schema["const"]] if "const" in schema else schema.get("enum")
+    return given if isinstance(given, (list, tuple)) else None
+
+
+def arguments(
+    rules: Rules, tags: Tags, number: int, function: str, root: Mapping[str, Any], check: Callable[[str], None]
+) -> str:
+    """The rules of all arguments of a function.
+
+    Args:
+        number: which no other function has.
+        root: the schema, with what a grammar can hold.
+        check: raises SamplingError for a name that a reader does not find.
+
+    Raises:
+        SamplingError: no arguments fit the schema, or a notation with tags cannot hold it; it says what of it.
+    """
+    about = f"{PARAMETERS} of {show(function)}"
+    types_of = TypesOf(root)
+    forms = [closed(form) for form in Forms(about, root, types_of).of(root)]
+    names = dict.fromkeys(name for form in forms for name in (*form.named, *form.required))
+    for name in names:
+        check(name)
+    values = Values(rules, tags.end, function, root, types_of)
+    made = []
+    for k, form in enumerate(forms):
+        rules.about = about
+        each = _Arguments(rules, tags, f"{number}_{k}", about, values, names).of(form)
+        made += [] if each is None else [each]
+    if not made:
+        raise SamplingError(f"tools are refused: no arguments fit {about}")
+    rules.about = about
+    return made[0] if len(made) == 1 else f"({' | '.join(made)})"
+
+
+def closed(form: Form) -> Form:
+    """A form with all names that it requires, and no other names than it has, unless it says so."""
+    named = {**form.named, **{name: form.of(name) for name in form.required if name not in form.named}}
+    other = not named and not form.patterns if form.other is None else form.other
+    return replace(form, named=named, other=other)
+
+
+class _Arguments:
+    """Args: names: that some form of the arguments has, so that no other argument may have them."""
+
+    def __init__(self, rules: Rules, tags: Tags, place: str, about: str, values: Values, names: Iterable[str]) -> None:
+        self._rules = rules
+        self._tags = tags
+        self._place = place
+        self._about = about
+        self._values = values
+        self._names = [quoted(name) for name in names]
+
+    def of(self, form: Form) -> str | None:
+        """The rules of a form; None: nothing fits it."""
+        items: list[tuple[str, bool]] = []
+        for k, (name, schema) in enumerate(form.named.items()):
+            start = quoted(self._tags.key + name + self._tags.value)
+            made = self._values.rule(f"{self._place}_{k}", name, start, schema)
+            if made is not None:
+                items.append((made, name in form.required))
+            elif name in form.required:
+                return None
+        free = " | ".join(self._free(form))
+        n_required = sum(is_required for _, is_required in items)
+        least, most = form.least - n_required, None if form.most is None else form.most - n_required
+        if most is not None and most < 0:
+            return None
+        if least > 1 and free:
+            raise self._error(f"have minProperties {form.least}, of which all but one must be in required")
+        self._rules.about = self._about
+        if least <= 0 and (most is None or (most >= len(items) - n_required and not free)):
+            parts = [text if is_required else f"({text})?" for text, is_required in items]
+            return " ".join([*parts, f"({free})*" if free else ""]).strip() or '""'
+        return self._counted(items, free, max(0, least), most)
+
+    def _free(self, form: Form) -> Iterator[str]:
+        """Arguments that the schema does not name, each pattern's, then all others."""
+        patterns = {pattern: f"({found_in_text(pattern)})" for pattern in form.patterns or ()}
+        schemas = [*(form.patterns or {}).values(), form.other]
+        for k, schema in enumerate(schemas):
+            if schema is False:
+                continue
+            others = [*self._names, *(term for j, term in enumerate(patterns.values()) if j != k)]
+            terms = [f"/{NAME.regex}/", *list(patterns.values())[k : k + 1]]
+            terms += [f"~({' | '.join(others)})"] if others else []
+            name = self._rules.rule(f"NAME{self._place}_{k}", " & ".join(terms))
+            start = f"{quoted(self._tags.key)} {name} {quoted(self._tags.value)}"
+            made = self._values.rule(f"{self._place}_free{k}", "", start, schema)
+            if made is not None:
+                yield made
+
+    def _counted(self, items: Sequence[tuple[str, bool]], free: str, least: int, most: int | None) -> str | None:
+        """Rules that count the arguments that are not required: a rule for each of these and each count before it."""
+        n_counts = 1 + (least if most is None else most)
+        if (len(items) + 1) * n_counts > _MOST_COUNTS:
+            many = f"{len(items)} arguments up to {n_counts - 1}"
+            raise self._error(f"count {many}, by minProperties and maxProperties, which is too much")
+        after: list[str | None] = []
+        for count in range(n_counts):
+            still = max(0, least - count), None if most is None else most - count
+            if free and still[1] != 0:
+                after.append(f"({free}){{{still[0]},{'' if still[1] is None else still[1]}}}")
+            else:
+                after.append(None if still[0] else '""')
+        for k, (text, is_required) in reversed(list(enumerate(items))):
+            here: list[str | None] = []
+            for count in range(n_counts):
+                follower = count if is_required else count + 1 if most is not None else min(count + 1, least)
+                taken = after[follower] if follower < n_counts else None
+                ways = [f"{text} {taken}"] if taken is not None else []
+                if not is_required and after[count] is not None:
+                    ways.append(str(after[count]))
+                name = f"counted{self._place}_{k}_{count}"
+                here.append(self._rules.rule(name, " | ".join(ways)) if ways else None)
+            after = here
+        return after[0]
+
+    def _error(self, what: str) -> SamplingError:
+        return SamplingError(f"tools are refused: {self._about} {what}")

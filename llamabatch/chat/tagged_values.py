@@ -1,0 +1,332 @@
+"""A value between tags as rules of a grammar. A string stands there as it is, so that its schema becomes one regular
+expression; all other values are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from llamabatch.chat.text_patterns import containing, found_in_text, of_format
+from llamabatch.chat.tool_parsers import to_json
+from llamabatch.chat.tool_schemas import STRING, TypesOf, of_argument, types_named, types_of_value
+from llamabatch.errors import SamplingError
+from llamabatch.request.json_schema import referred, with_parts
+from llamabatch.request.lark_rules import ANY, GUIDANCE, Rules, quoted
+from llamabatch.utils.checks import integer, show
+
+LARK = "x-lark"
+"""Of the schema of an argument that is a string: a grammar in Lark's notation, which it follows where a notation holds
+strings as they are. As JSON they have escapes, which no grammar of the text has."""
+
+_NO_NAME = "\0"  # which no argument has
+_DEEPEST = 64  # schemas within schemas
+_MOST_TERMS = 2000  # of one expression
+_MOST_LOOKS = 20_000  # at schemas, for the words of one
+_SPACE = r"[\s\x1c-\x1f]*"  # that the readers strip
+# Texts that may be JSON of a type, so that a reader does not take them as strings where the type is allowed.
+_WHOLE, _FRACTION = "-?(0|[1-9][0-9]*)", r"(\.[0-9]+)?([eE][+-]?[0-9]+)?"
+_LOOKS = {
+    "null": "null",
+    "boolean": "true|false",
+    "number": _WHOLE + _FRACTION,
+    "integer": _WHOLE + _FRACTION,
+    "array": r"\[(?s:.*)\]",
+    "object": r"\{(?s:.*)\}",
+    "string": '"(?s:.*)"',
+}
+_BEGINS = {"number": "[0-9-]", "integer": "[0-9-]", "array": r"\[", "object": r"\{"}
+_NUMBERS, _NESTED = frozenset(("number", "integer")), frozenset(("array", "object"))
+_BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+_SOME_WHOLE, _SOME_NUMBER = 7919 * 10**12 + 1, 0.7919e-12  # that no schema lists
+
+
+class Values:
+    """Values of the arguments of one function.
+
+    Args:
+        rules: which the values add to.
+        end: behind each value.
+        root: the schema of all arguments, with what a grammar can hold.
+        types_of: of schemas in the root.
+    """
+
+    def __init__(self, rules: Rules, end: str, function: str, root: Mapping[str, Any], types_of: TypesOf) -> None:
+        self._rules = rules
+        self._types_of = types_of
+        self._end = end
+        self._function = function
+        self._root = root
+
+    def rule(self, place: str, name: str, start: str, schema: object) -> str | None:
+        """The rules of an argument; None: no value fits its schema.
+
+        A string stands in one terminal with the text around it: where no string fits, none of that may come.
+
+        Args:
+            place: which no other argument has.
+            name: of the argument; "": of any that the schema does not name.
+            start: the text before the value, as an expression of a terminal.
+        """
+        about = f"argument {show(name)}" if name else "an argument"
+        self._rules.about = f"{about} of {show(self._function)}"
+        end = quoted(self._end)
+        if not isinstance(schema, (Mapping, bool)):
+            raise _refused(self._rules.about, f"is {show(schema)}; give a JSON schema")
+        if isinstance(schema, Mapping) and isinstance(schema.get(LARK), str):
+            inner = self._rules.rule(f"value{place}", f"%lark {{\n{schema[LARK]}\n}}")
+            return f"{start} {inner} {end}"
+        texts = Texts(self._root, self._rules.about, self._end.strip(), self._read_as(name))
+        if _allows_all(schema):
+            return self._rules.lazy(f"text{place}", texts.readable(ANY, as_any=True), end, start)
+        types = self._types_of(schema)
+        content = texts.of(schema) if "string" in types else None
+        if content is None:
+            return self._json(place, start, schema, types - STRING) if types - STRING else None
+        words = _Words(schema, self._root, self._rules.about)
+        rest = types & (_NESTED | _NUMBERS if words.is_bounded else _NESTED)
+        content = " | ".join([f"({texts.readable(content, apart_from=rest)})", *words.expressions()])
+        if not rest:
+            return self._rules.lazy(f"text{place}", content, end, start)
+        text = self._rules.lazy(f"text{place}", content, end)
+        return f"{start} ({text} | {self._json(place, '', schema, rest)})"
+
+    def _read_as(self, name: str) -> frozenset[str]:
+        """The types as which a reader may take the value."""
+        return self._types_of(of_argument(self._root, name or _NO_NAME))
+
+    def _json(self, place: str, start: str, schema: object, types: frozenset[str]) -> str:
+        """The values of some types, as JSON."""
+        whole = schema if types >= self._types_of(schema) else {"allOf": [schema, {"type": sorted(types)}]}
+        made = json.dumps({**self._with_definitions(whole), "x-guidance": GUIDANCE})
+        return f"{start} {self._rules.rule(f'json{place}', f'%json {made}')} {quoted(self._end)}".lstrip()
+
+    def _with_definitions(self, schema: object) -> dict[str, Any]:
+        """A schema with all that it refers to, wherever in the root that stands."""
+        names: dict[str, str] = {}
+
+        def renamed(part: Any) -> Any:
+            if not isinstance(part, Mapping):
+                return part
+            made = with_parts({key: each for key, each in part.items() if key not in _DEFINITIONS}, renamed)
+            if isinstance(reference := part.get("$ref"), str):
+                made["$ref"] = "#/$defs/" + names.setdefault(reference, f"{len(names)}")
+            return made
+
+        found = renamed(schema)
+        made = {} if found is True else dict(found)
+        definitions: dict[str, Any] = {}
+        while len(definitions) < len(names):
+            reference = list(names)[len(definitions)]
+            definitions[names[reference]] = renamed(_target(reference, self._root, self._rules.about))
+        return {**made, "$defs": definitions} if definitions else made
+
+
+_DEFINITIONS = ("$defs", "definitions")
+_ANNOTATIONS = frozenset(
+    ("title", "description", "default", "examples", "readOnly", "writeOnly", "deprecated", "$comment", "$id", "$schema")
+)
+
+
+def _allows_all(schema: object) -> bool:
+    return schema is True or (isinstance(schema, Mapping) and schema.keys() <= _ANNOTATIONS)
+
+
+def _target(reference: str, root: object, about: str) -> object:
+    found = referred(reference, root)
+    if found is None:
+        raise _refused(about, f"has the $ref {show(reference)}, where its schema has nothing")
+    return found
+
+
+def _refused(about: str, what: str) -> SamplingError:
+    return SamplingError(f"tools are refused: {about} {what}")
+
+
+class _Words:
+    """The words of JSON that a schema allows: null, true, false and numbers.
+
+    Between tags they are spelled as texts are, so that one terminal has to hold both.
+
+    Attributes:
+        is_bounded: numbers have bounds, which no words tell.
+    """
+
+    def __init__(self, schema: object, root: object, about: str) -> None:
+        self.is_bounded = False
+        self._about = about
+        self._left = _MOST_LOOKS
+        self._schema = schema
+        self._root = root
+        self._numbers: dict[int | float, None] = {}  # that the schema lists
+        self._look(schema, set())
+
+    def expressions(self) -> list[str]:
+        """Those that fit, as expressions of a terminal; no numbers if there are bounds."""
+        words = [value for value in (None, True, False) if self._fits(self._schema, value)]
+        found = [quoted(json.dumps(value)) for value in words]
+        if self.is_bounded:
+            return found
+        if self._fits(self._schema, _SOME_NUMBER):
+            found.append(f"/{_WHOLE}{_FRACTION}/")
+        elif self._fits(self._schema, _SOME_WHOLE):
+            found.append(f"/{_WHOLE}/")
+        return found + [quoted(json.dumps(each)) for each in self._numbers if self._fits(self._schema, each)]
+
+    def _look(self, schema: object, seen: set[str]) -> None:
+        """Notes what the schema and all that it joins say of numbers."""
+        if not isinstance(schema, Mapping):
+            return
+        self.is_bounded |= not _BOUNDS.isdisjoint(schema)
+        for choices in _lists(schema):
+            self._numbers |= {each: None for each in choices if type(each) in (int, float)}
+        for part in self._parts(schema, "allOf", "anyOf", "oneOf"):
+            self._look(part, seen)
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            self._look(referred(reference, self._root), seen)
+
+    def _fits(self, schema: object, value: object, references: tuple[str, ...] = ()) -> bool:
+        """True if a value that is no text, list or object fits a schema without bounds."""
+        self._left -= 1
+        if self._left < 0:
+            raise _refused(self._about, "is too large for a grammar of words")
+        if not isinstance(schema, Mapping):
+            return schema is not False
+        if not types_named(schema) & types_of_value(value):
+            return False
+        if not all(any(_same(value, each) for each in choices) for choices in _lists(schema)):
+            return False
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            target = referred(reference, self._root)
+            if reference in references or not self._fits(target, value, (*references, reference)):
+                return False
+        fits = {
+            key: [self._fits(part, value, references) for part in self._parts(schema, key)]
+            for key in ("allOf", "anyOf", "oneOf")
+        }
+        return all(fits["allOf"]) and (any(fits["anyOf"]) or not fits["anyOf"]) and sum(fits["oneOf"] or [True]) == 1
+
+    @staticmethod
+    def _parts(schema: Mapping[str, Any], *keys: str) -> list[Any]:
+        lists = (schema.get(key) for key in keys)
+        return [part for each in lists if isinstance(each, (list, tuple)) for part in each]
+
+
+def _lists(schema: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+    """The lists of values of which one must be the value."""
+    if "const" in schema:
+        yield [schema["const"]]
+    if isinstance(choices := schema.get("enum"), (list, tuple)):
+        yield choices
+
+
+def _same(one: object, other: object) -> bool:
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+class Texts:
+    """The strings that a schema allows, as expressions of a terminal.
+
+    Args:
+        about: the argument, for messages.
+        closing: with which a reader ends each value.
+        read_as: types that the reader of a value knows.
+    """
+
+    def __init__(self, root: object, about: str, closing: str, read_as: frozenset[str]) -> None:
+        self._root = root
+        self._about = about
+        self._closing = closing
+        self._read_as = read_as
+        self._left = _MOST_TERMS
+
+    def readable(self, content: str, *, as_any: bool = False, apart_from: frozenset[str] = frozenset()) -> str:
+        """Of these texts those that a reader takes as they are.
+
+        Args:
+            as_any: what it takes for JSON may come, too.
+            apart_from: types that other terminals hold, so that the first letter decides which of them comes.
+        """
+        never = [containing(self._closing)]
+        if self._read_as != STRING and not as_any:
+            looks = "|".join(f"({_LOOKS[each]})" for each in sorted(self._read_as))
+            never.append(f"/{_SPACE}({looks}){_SPACE}/")
+        never += [f"/{_BEGINS[each]}(?s:.*)/" for each in sorted(apart_from)]
+        return f"({content}) & ~({' | '.join(never)})"
+
+    def of(self, schema: object, references: tuple[str, ...] = ()) -> str | None:
+        """An expression; None: no string fits the schema."""
+        self._left -= 1
+        if self._left < 0 or len(references) > _DEEPEST:
+            raise _refused(self._about, "is too large for a grammar of texts")
+        if not isinstance(schema, Mapping):
+            return None if schema is False else ANY
+        if "string" not in types_named(schema):
+            return None
+        terms = [*self._choices(schema), *self._plain(schema)]
+        for part in self._parts(schema, "allOf"):
+            terms.append(self.of(part, references))
+        if isinstance(reference := schema.get("$ref"), str):
+            if reference in references:
+                return None  # no value of a finite depth
+            terms.append(self.of(_target(reference, self._root, self._about), (*references, reference)))
+        if "anyOf" in schema:
+            each = [self.of(part, references) for part in self._parts(schema, "anyOf")]
+            terms.append(_any_of(each))
+        if "oneOf" in schema:
+            each = [self.of(part, references) for part in self._parts(schema, "oneOf")]
+            found = [part for part in each if part is not None]
+            terms.append(_any_of([_alone(found, n) for n in range(len(found))]))
+        known = [term for term in terms if term is not None]
+        if len(known) < len(terms):
+            return None
+        known = [f"({term})" for term in known if term != ANY]
+        return " & ".join(known) or ANY
+
+    def _choices(self, schema: Mapping[str, Any]) -> Iterator[str | None]:
+        for choices in _lists(schema):
+            yield _any_of([self._literal(each) for each in choices if isinstance(each, str)])
+
+    def _literal(self, text: str) -> str:
+        is_read = self._closing not in text
+        if is_read and self._read_as != STRING:
+            is_read = json.loads(to_json(text, self._read_as)) == text
+        if not is_read:
+            raise _refused(self._about, f"may be {show(text)}, which no call in this notation can hold; leave it out")
+        return quoted(text)
+
+    def _plain(self, schema: Mapping[str, Any]) -> Iterator[str]:
+        least, most = self._bound(schema, "minLength"), self._bound(schema, "maxLength")
+        if least is not None or most is not None:
+            yield f"/(?s:.{{{least or 0},{'' if most is None else most}}})/"
+        if (pattern := schema.get("pattern")) is not None:
+            if not isinstance(pattern, str):
+                raise _refused(self._about, f"has the pattern {show(pattern)}; give a regular expression")
+            yield found_in_text(pattern)
+        if isinstance(name := schema.get("format"), str):
+            yield of_format(name)
+
+    def _bound(self, schema: Mapping[str, Any], key: str) -> int | None:
+        given = schema.get(key)
+        return None if given is None else integer(SamplingError, f"{key} of {self._about}", given, 0, 2**31 - 1)
+
+    def _parts(self, schema: Mapping[str, Any], key: str) -> Sequence[Any]:
+        given = schema.get(key, ())
+        if not isinstance(given, (list, tuple)):
+            raise _refused(self._about, f"has {show(given)} for {key}; give a list of schemas")
+        return given
+
+
+def _any_of(terms: Sequence[str | None]) -> str | None:
+    known = [f"({term})" for term in terms if term is not None]
+    return " | ".join(known) if known else None
+
+
+def _alone(terms: Sequence[str], n: int) -> str:
+    """Texts of one term that are in no other."""
+    others = [f"({term})" for k, term in enumerate(terms) if k != n]
+    return f"({terms[n]}) & ~({' | '.join(others)})" if others else terms[n]

@@ -1,0 +1,192 @@
+"""The grammar of the calls of a family, made of the schemas of the tools (tool_choice="required")."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from llamabatch.chat import tool_parsers
+from llamabatch.chat.tagged_arguments import Tags, arguments
+from llamabatch.chat.tool_formats import JsonNotation, TaggedNotation, ToolFormat, written
+from llamabatch.chat.tool_schemas import Schemas, names_of
+from llamabatch.errors import SamplingError
+from llamabatch.request.json_schema import held
+from llamabatch.request.lark_rules import ANY, CALL, GUIDANCE, PARAMETERS, Rules, Spell, quoted
+from llamabatch.request.tool_calls import ToolCall
+from llamabatch.utils.checks import show
+
+_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class CallGrammar(NamedTuple):
+    """A grammar in Lark's notation, of calls of tools.
+
+    Attributes:
+        left_out: what it does not hold: "format 'password'", and of functions that no call names "function 'f'".
+    """
+
+    lark: str
+    left_out: tuple[str, ...]
+
+
+def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: bool) -> CallGrammar:
+    """One call of one of the tools, or several, in the notation of the family.
+
+    Args:
+        tools: those that may be called; one whose schema cannot be held is left out where there are others.
+        spell: of a mark of the family.
+        parallel: any number of calls from one on.
+
+    Raises:
+        SamplingError: the notation cannot hold a name or a part of a schema of any tool.
+    """
+    return _grammar(tool_format, tool_format.notation, tools, spell, parallel, may_leave_out=True)
+
+
+def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: bool) -> CallGrammar | None:
+    """Free text in which calls are held to their form; None: calls of the family begin with no mark.
+
+    Args:
+        as for grammar(); none is left out.
+
+    Raises:
+        SamplingError: the notation cannot hold a name or a part of a schema.
+    """
+    notation = tool_format.notation
+    opening = notation.before or notation.head if isinstance(notation, JsonNotation) else notation.head
+    mark = next((each for each in tool_format.marks if opening.startswith(each)), None)
+    if mark is None or tool_format.thought is not None:
+        return None
+    rest, several = opening[len(mark) :], False
+    behind: JsonNotation | TaggedNotation
+    if isinstance(notation, JsonNotation) and notation.before:
+        behind, several = replace(notation, before=rest), parallel
+    else:
+        behind = replace(notation, head=rest)
+    inner = _grammar(tool_format, behind, tools, spell, several, may_leave_out=False)
+    first = spell(mark)
+    free = f"free[lazy]: TEXT {first}" if first == quoted(mark) else f"free: TEXT {first}"
+    calls = f"(free calls){'*' if parallel else '?'}"
+    lark = f"start: {calls} TEXT\n{free}\nTEXT: {ANY}\n" + inner.lark.replace("start:", "calls:", 1)
+    return inner._replace(lark=lark)
+
+
+def _grammar(
+    tool_format: ToolFormat,
+    notation: JsonNotation | TaggedNotation,
+    tools: Schemas,
+    spell: Spell,
+    parallel: bool,
+    *,
+    may_leave_out: bool,
+) -> CallGrammar:
+    rules = Rules(tool_format.marks, spell)
+    calls: list[str] = []
+    left_out: list[str] = []
+    errors: list[SamplingError] = []
+    for n, (name, given) in enumerate(tools.items()):
+        own = Rules(tool_format.marks, spell)
+        try:
+            formats = _add_call(own, tool_format, notation, tools, n, name, given)
+        except SamplingError as error:
+            if not may_leave_out:
+                raise
+            errors.append(error)
+            left_out.append(f"function {show(name)}")
+            continue
+        left_out += formats
+        rules.add(own)
+        calls.append(f"{CALL}{n}")
+    if errors and not calls:
+        raise errors[0]
+    call = rules.rule(CALL if may_leave_out else f"any_{CALL}", " | ".join(calls))
+    several = call
+    if parallel and notation.between is not None:
+        several = f"{call} ({rules.text(notation.between)} {call})*"
+    if isinstance(notation, JsonNotation):
+        around = f"{rules.text(notation.before)} {several} {rules.text(notation.after)}"
+        if notation.only_if_several:
+            several = f"{call} | {around}" if parallel else call
+        else:
+            several = around
+    if tool_format.thought is not None:
+        several = f"thought? ({several})"
+        begin, end = tool_format.thought
+        rules.rule("thought", f"{rules.text(begin)} {rules.up_to(end)}")
+    return CallGrammar(f"start: {several}\n{rules}", tuple(dict.fromkeys(left_out)))
+
+
+def _add_call(
+    rules: Rules,
+    tool_format: ToolFormat,
+    notation: JsonNotation | TaggedNotation,
+    tools: Schemas,
+    n: int,
+    name: str,
+    given: Mapping[str, Any],
+) -> tuple[str, ...]:
+    """Adds the rules of one call; returns what these do not hold. Raises SamplingError."""
+    if not _reads(tool_format, tools, name, {}):
+        raise _unreadable(tool_format, f"a function has the name {show(name)}", " 64 of them at most")
+    rules.about = f"{PARAMETERS} of {show(name)}"
+    schema = {**given, "type": "object"} if given else _NO_ARGUMENTS  # of several types this one
+    schema, formats = held(schema, f"tools are refused: {rules.about}: ")
+    if isinstance(notation, JsonNotation):
+        call = _json_call(rules, notation, n, name, _closed(schema))
+    else:
+        check = _Names(tool_format, tools, name)
+        tags = Tags(notation.key, notation.value, notation.end)
+        call = f"{rules.text(notation.head + name + notation.middle)} "
+        call += f"{arguments(rules, tags, n, name, schema, check)} {rules.text(notation.tail)}"
+    rules.about = f"function {show(name)}"
+    rules.rule(f"{CALL}{n}", call)
+    return formats
+
+
+def _json_call(rules: Rules, notation: JsonNotation, n: int, name: str, schema: Mapping[str, Any]) -> str:
+    shown = json.dumps(name, ensure_ascii=False)[1:-1] if notation.quoted else name
+    inner = rules.rule(f"arguments{n}", f"%json {json.dumps({**schema, 'x-guidance': GUIDANCE})}")
+    parts = rules.text(notation.head + shown, *notation.middle), inner, rules.text(notation.tail)
+    return " ".join(filter(None, parts))
+
+
+def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema that has no other arguments than it names, unless it says so."""
+    names = names_of(schema)
+    if not names or "additionalProperties" in schema:
+        return schema
+    properties = schema.get("properties")
+    named = dict(properties) if isinstance(properties, Mapping) else {}
+    others: dict[str, Any] = {name: {} for name in names if name not in named}
+    return {**schema, "properties": {**named, **others}, "additionalProperties": False}
+
+
+class _Names:
+    """Raises SamplingError for a name of an argument that the reader of the family does not find in a call."""
+
+    def __init__(self, tool_format: ToolFormat, tools: Schemas, function: str) -> None:
+        self._tool_format = tool_format
+        self._tools = tools
+        self._function = function
+
+    def __call__(self, name: str) -> None:
+        if not _reads(self._tool_format, self._tools, self._function, {name: "x"}):
+            what = f"an argument of {show(self._function)} has the name {show(name)}"
+            raise _unreadable(self._tool_format, what)
+
+
+def _unreadable(tool_format: ToolFormat, what: str, most: str = "") -> SamplingError:
+    return SamplingError(
+        f"{what}, which the calls of {tool_format.name} cannot hold; give letters, digits, _ and -{most and ','}{most}"
+    )
+
+
+def _reads(tool_format: ToolFormat, tools: Schemas, name: str, arguments: Mapping[str, str]) -> bool:
+    parser = tool_parsers.ToolParser(tool_format.reader, tools, lambda index, name: "")
+    delta = parser.finish(written(tool_format, [(name, arguments)]))
+    if delta.text or len(delta.tool_calls) != 1:
+        return False
+    found = ToolCall("", delta.tool_calls[0].name or "", delta.tool_calls[0].arguments)
+    return found.name == name and (found.parsed or {}).keys() == arguments.keys()

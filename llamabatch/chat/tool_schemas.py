@@ -1,0 +1,160 @@
+"""What the schema of a tool says of its arguments: which types each may have, wherever the schema names it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from llamabatch.request.json_schema import referred
+
+Schemas = Mapping[str, Mapping[str, Any]]  # name of a tool -> JSON schema of its parameters
+
+TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+STRING = frozenset(("string",))
+
+_DEEPEST = 64  # schemas within schemas
+_MOST_LOOKS = 200_000  # at schemas, for the types of one; more than a second of them is hostile
+_MOST_PARTS = 2000  # that are looked at for one name
+
+
+def types_of(schema: object, root: object) -> frozenset[str] | None:
+    """Types that a JSON schema allows, "integer" beside each "number"; None: any.
+
+    Args:
+        root: the whole schema, for "$ref".
+    """
+    found = TypesOf(root)(schema)
+    return None if found == TYPES else found
+
+
+def types_of_value(value: object) -> frozenset[str]:
+    """The types of a JSON value: 1.0 is a number and an integer."""
+    if isinstance(value, bool):
+        return frozenset(("boolean",))
+    if isinstance(value, (int, float)):
+        is_whole = isinstance(value, int) or value.is_integer()
+        return frozenset(("number", "integer") if is_whole else ("number",))
+    names = {str: "string", list: "array", tuple: "array", type(None): "null"}
+    return frozenset((names.get(type(value), "object"),))
+
+
+class TypesOf:
+    """The types of schemas that may refer to themselves: those that a value of finite depth can have.
+
+    Args:
+        root: as for types_of().
+    """
+
+    def __init__(self, root: object) -> None:
+        self._root = root
+        self._known: dict[str, frozenset[str]] = {}  # by reference, as far as it is found
+        self._left = _MOST_LOOKS
+
+    def __call__(self, schema: object) -> frozenset[str]:
+        """TYPES of a schema that allows any."""
+        n_known = len(self._known)
+        found = self._of(schema, 0)
+        if len(self._known) == n_known:
+            return found if self._left > 0 else TYPES
+        before = None
+        while before != self._known and self._left > 0:
+            before = dict(self._known)
+            for reference in reversed(list(self._known)):  # what a schema refers to before the schema
+                self._known[reference] = self._of(referred(reference, self._root), 0)
+        return self._of(schema, 0) if self._left > 0 else TYPES
+
+    def _of(self, schema: object, depth: int) -> frozenset[str]:
+        self._left -= 1
+        if not isinstance(schema, Mapping) or depth > _DEEPEST or self._left <= 0:
+            return frozenset() if schema is False else TYPES
+        found = types_named(schema)
+        if "const" in schema:
+            found &= types_of_value(schema["const"])
+        if isinstance(choices := schema.get("enum"), (list, tuple)):
+            found &= frozenset().union(*map(types_of_value, choices))
+        if isinstance(reference := schema.get("$ref"), str):
+            found &= self._known.setdefault(reference, frozenset())
+        for part in _list(schema, "allOf"):
+            found &= self._of(part, depth + 1)
+        for key in ("anyOf", "oneOf"):
+            if parts := _list(schema, key):
+                found &= frozenset().union(*(self._of(part, depth + 1) for part in parts))
+        return found
+
+
+def types_named(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types that "type" of a schema names; without one all."""
+    given = schema.get("type")
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, (list, tuple)):
+        return TYPES
+    found = TYPES.intersection(name for name in names if isinstance(name, str))
+    return found | {"integer"} if "number" in found else found
+
+
+def _list(schema: Mapping[str, Any], key: str) -> Sequence[Any]:
+    given = schema.get(key)
+    return given if isinstance(given, (list, tuple)) else ()
+
+
+def of_argument(root: Mapping[str, Any], name: str) -> object:
+    """The schema of an argument, joined of all places that speak of it; True: none does.
+
+    Args:
+        root: the schema of all arguments.
+    """
+    found = _of_argument(root, name, root, iter(range(_MOST_PARTS)), 0)
+    return True if found is None else found
+
+
+def _of_argument(schema: object, name: str, root: object, budget: Iterator[int], depth: int) -> object:
+    if not isinstance(schema, Mapping) or depth > _DEEPEST or next(budget, None) is None:
+        return None
+    found = [_here(schema, name)]
+    parts = list(_list(schema, "allOf"))
+    if isinstance(reference := schema.get("$ref"), str):
+        parts.append(referred(reference, root))
+    found += (_of_argument(part, name, root, budget, depth + 1) for part in parts)
+    for key in ("anyOf", "oneOf"):
+        each = [_of_argument(part, name, root, budget, depth + 1) for part in _list(schema, key)]
+        named = [part for part in each if part is not None]
+        found.append({"anyOf": named} if named else None)
+    found = [part for part in found if part is not None]
+    return {"allOf": found} if len(found) > 1 else found[0] if found else None
+
+
+def _here(schema: Mapping[str, Any], name: str) -> object:
+    """What a schema itself says of an argument; None: nothing.
+
+    A name that properties do not have may be that of any pattern, since Python's own expressions can take for ever.
+    """
+    properties, patterns = schema.get("properties"), schema.get("patternProperties")
+    if isinstance(properties, Mapping) and name in properties:
+        return properties[name]
+    rest = schema.get("additionalProperties")
+    if not isinstance(patterns, Mapping):
+        return rest
+    return {"anyOf": [*patterns.values(), True if rest is None else rest]}
+
+
+def names_of(root: Mapping[str, Any]) -> list[str] | None:
+    """The names of arguments that a schema has, wherever in it; None: it says that there may be others."""
+    found: dict[str, None] = {}
+    parts: list[object] = [root]
+    seen: set[str] = set()
+    while parts:
+        part = parts.pop(0)
+        if not isinstance(part, Mapping):
+            continue
+        is_open = part.get("additionalProperties", False) is not False or part.get("patternProperties")
+        if is_open and part is not root:
+            return None
+        if isinstance(properties := part.get("properties"), Mapping):
+            found.update(dict.fromkeys(properties))
+        found.update(dict.fromkeys(name for name in _list(part, "required") if isinstance(name, str)))
+        if isinstance(reference := part.get("$ref"), str) and reference not in seen:
+            seen.add(reference)
+            parts.append(referred(reference, root))
+        for key in ("allOf", "anyOf", "oneOf"):
+            parts += _list(part, key)
+    return list(found)

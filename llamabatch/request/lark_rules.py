@@ -1,0 +1,129 @@
+"""Rules of a grammar in Lark's notation, in which the marks of a family of models may be special tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Raw(NamedTuple):
+    """A regular expression within a notation, and a text that it matches."""
+
+    regex: str
+    sample: str
+
+
+Part = str | Raw
+Spell = Callable[[str], str]  # a mark -> its form in Lark: a text in quotes, or the name of a special token
+
+
+class Rules:
+    """Rules of a grammar.
+
+    Args:
+        marks: texts that `spell` gives a form.
+
+    Attributes:
+        about: what the next rules are for, which stands behind each as a comment: place_of() finds it.
+    """
+
+    def __init__(self, marks: tuple[str, ...], spell: Spell) -> None:
+        self.about = ""
+        self._lines: list[str] = []
+        self._marks = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
+        self._spell = spell
+
+    def __str__(self) -> str:
+        return "".join(self._lines)
+
+    def rule(self, name: str, right: str) -> str:
+        """A rule, or a terminal where its name has capital letters; returns the name."""
+        about = f"{_COMMENT}{self.about}" if self.about else ""
+        self._lines.append(f"{name}: {right}{about}\n")
+        return name
+
+    def add(self, others: Rules) -> None:
+        self._lines += others._lines
+
+    def lazy(self, name: str, content: str, end: str, start: str = "") -> str:
+        """A text of `content` up to the first `end`, with that; all are expressions of a terminal."""
+        inner = self.rule(name.upper(), content)
+        self.rule(f"{name}[lazy]", f"{start} {inner} {end}".strip())
+        return name
+
+    def up_to(self, end: str) -> str:
+        """Any text up to the first `end`, with that; `end` begins with a mark."""
+        mark = self._marks.match(end)
+        assert mark is not None
+        if self._spell(mark[0]) == quoted(mark[0]):
+            return self.lazy("any", ANY, quoted(end))
+        return f"{ANY} {self.text(end)}"  # no text has a special token in it
+
+    def text(self, *parts: Part) -> str:
+        """Literal text, in which marks may be special tokens."""
+        made: list[str] = []
+        for part in parts:
+            if isinstance(part, Raw):
+                made.append(f"/{part.regex}/")
+                continue
+            at = 0
+            for found in self._marks.finditer(part):
+                made += [quoted(part[at : found.start()]) if found.start() > at else "", self._spell(found[0])]
+                at = found.end()
+            made.append(quoted(part[at:]) if part[at:] else "")
+        return " ".join(filter(None, made))
+
+
+ANY = "/(?s:.*)/"
+GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}  # of each %json
+_COMMENT = " // "
+
+
+def quoted(text: str) -> str:
+    """A string of Lark, which is one of JSON but for U+007F: Lark's lexer takes that one as an escape only.
+
+    Also the form of a mark that is no special token.
+    """
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def slashed(regex: str) -> str:
+    """A regular expression as it stands between slashes."""
+    escaped = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) > 1 else r"\/", regex, flags=re.DOTALL)
+    return escaped.replace("\n", r"\n").replace("\r", r"\r")
+
+
+def about_line(lark: str, number: int) -> str:
+    """What the rule is for that stands in a line, from 1 on; "": nothing is known."""
+    lines = lark.split("\n")
+    line = lines[number - 1] if 0 < number <= len(lines) else ""
+    return line.rpartition(_COMMENT)[2] if _COMMENT in line else ""
+
+
+PARAMETERS = "the parameters"  # of a function, in what a rule is for
+CALL = "call"  # the rule of one call of any function, and with its number each function's
+
+
+def without_call(lark: str, number: int) -> tuple[str, str] | None:
+    """A grammar of calls without the function that the rule in a line belongs to, and what that function is.
+
+    None: the rule belongs to none, or there is no other function.
+    """
+    lines = lark.split("\n")
+    rule = _OF_FUNCTION.match(lines[number - 1]) if 0 < number <= len(lines) else None
+    at = next((at for at, line in enumerate(lines) if line.startswith(f"{CALL}: ")), None)
+    if rule is None or at is None:
+        return None
+    name = f"{CALL}{rule[1]}"
+    _, _, calls = lines[at].partition(": ")
+    others = [call for call in calls.split(" | ") if call != name]
+    if not others or len(others) == len(calls.split(" | ")):
+        return None
+    where = next(k for k, line in enumerate(lines, 1) if line.startswith(f"{name}: "))
+    lines[at] = f"{CALL}: {' | '.join(others)}"
+    return "\n".join(lines), about_line(lark, where)
+
+
+_OF_FUNCTION = re.compile(r"[A-Za-z]+(\d+)")
