@@ -9,15 +9,14 @@ from typing import Any
 
 from llamabatch.chat.tagged_values import Values
 from llamabatch.chat.text_patterns import found_in_text
-from llamabatch.chat.tool_schemas import TypesOf
+from llamabatch.chat.tool_schemas import Budget, TypesOf, unknown_type
 from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import referred
-from llamabatch.request.lark_rules import PARAMETERS, Raw, Rules, quoted
+from llamabatch.request.lark_rules import MAX_CHARS, PARAMETERS, Raw, Rules, quoted
 from llamabatch.utils.checks import integer, show
 
 NAME = Raw(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}", "x")  # of an argument that the schema does not name
 _MOST_FORMS = 64  # of one schema
-_MOST_PARTS = 2000  # of one schema
 _MOST_COUNTS = 4096  # rules that count arguments
 _DEEPEST = 64  # schemas within schemas
 
@@ -37,12 +36,14 @@ class Form:
 
     Attributes:
         named: schemas by name, in the order in which they come.
+        is_listed: the names are all that there are, unless something is said of others.
         patterns: schemas of other names, by a regular expression that is found in these.
         other: the schema of all other names; None: nothing is said of them.
         least, most: number of arguments; None: any.
     """
 
     named: Mapping[str, Any]
+    is_listed: bool = False
     required: tuple[str, ...] = ()
     patterns: Mapping[str, Any] | None = None
     other: Any = None
@@ -50,8 +51,8 @@ class Form:
     most: int | None = None
 
     def of(self, name: str) -> Any:
-        """The schema of a name, as far as it is known without a pattern."""
-        return self.named.get(name, True if self.other is None else self.other)
+        """The schema of a name, as far as it is known: a name may have a pattern, or not."""
+        return self.named.get(name, True if self.other is None or self.patterns else self.other)
 
 
 class Forms:
@@ -60,21 +61,25 @@ class Forms:
     Args:
         about: what has the schema, for messages.
         root: the whole schema.
-        types_of: of schemas in the root.
+        budget: of the request.
     """
 
-    def __init__(self, about: str, root: Mapping[str, Any], types_of: TypesOf) -> None:
+    def __init__(self, about: str, root: Mapping[str, Any], budget: Budget) -> None:
         self._about = about
         self._root = root
-        self._types_of = types_of
-        self._left = _MOST_PARTS
+        self._budget = budget
+        self._types_of = TypesOf(root, lambda: budget.spend(about))
 
     def of(self, schema: object, depth: int = 0) -> list[Form]:
-        self._left -= 1
-        if depth > _DEEPEST or self._left < 0:
-            raise self._error("refer to themselves, or have too many parts")
+        self._budget.spend(self._about)
+        if depth > _DEEPEST:
+            raise self._error("refer to themselves, or are nested too deeply")
+        if isinstance(schema, bool):
+            return [Form({})] if schema else []
         if not isinstance(schema, Mapping):
-            return [] if schema is False else [Form({})]
+            raise self._error(f"have {show(schema)}; give a JSON schema")
+        if (unknown := unknown_type(schema)) is not None:
+            raise self._error(f'are of type {show(unknown)}; give "object"')
         found = [self._own(schema)] if "object" in self._types_of(schema) else []
         if isinstance(reference := schema.get("$ref"), str):
             target = referred(reference, self._root)
@@ -86,6 +91,7 @@ class Forms:
         for key in ("anyOf", "oneOf"):
             if key in schema:
                 each = [self.of(part, depth + 1) for part in self._parts(schema, key)]
+                self._check_number(sum(map(len, each)))
                 if key == "oneOf":
                     self._check_apart(each)
                 found = self._both(found, list(itertools.chain(*each)))
@@ -95,24 +101,36 @@ class Forms:
 
     def _own(self, schema: Mapping[str, Any]) -> Form:
         """What a schema says itself, without the schemas that it joins."""
-        properties, patterns = schema.get("properties"), schema.get("patternProperties")
-        named = dict(properties) if isinstance(properties, Mapping) else {}
-        if named and patterns:
-            raise self._error("have patternProperties beside properties, which no call in this notation can hold")
-        required = schema.get("required")
-        names = tuple(required) if isinstance(required, (list, tuple)) else ()
+        named, patterns = self._by_name(schema, "properties"), self._by_name(schema, "patternProperties")
+        required = schema.get("required", ())
+        if not isinstance(required, (list, tuple)) or not all(isinstance(each, str) for each in required):
+            raise self._error(f"have {show(required)} for required; give a list of names")
+        if patterns and (named or required):
+            raise self._error("have patternProperties beside other names, which no call in this notation can hold")
+        self._budget.spend(self._about, len(named) + len(patterns))
         return Form(
             named,
-            tuple(each for each in names if isinstance(each, str)),
-            dict(patterns) if isinstance(patterns, Mapping) and patterns else None,
+            "properties" in schema,
+            tuple(required),
+            patterns or None,
             schema.get("additionalProperties"),
             self._count(schema, "minProperties") or 0,
             self._count(schema, "maxProperties"),
         )
 
+    def _by_name(self, schema: Mapping[str, Any], key: str) -> dict[str, Any]:
+        given = schema.get(key, {})
+        if not isinstance(given, Mapping):
+            raise self._error(f"have {show(given)} for {key}; give schemas by name")
+        return dict(given)
+
     def _count(self, schema: Mapping[str, Any], key: str) -> int | None:
         given = schema.get(key)
-        return None if given is None else integer(SamplingError, f"{key} of {self._about}", given, 0, 2**31 - 1)
+        return (
+            None
+            if given is None
+            else integer(SamplingError, f"tools are refused: {key} of {self._about}", given, 0, 2**31 - 1)
+        )
 
     def _parts(self, schema: Mapping[str, Any], key: str) -> Sequence[Any]:
         given = schema.get(key, ())
@@ -121,18 +139,29 @@ class Forms:
         return given
 
     def _both(self, some: list[Form], others: list[Form]) -> list[Form]:
-        if len(some) * len(others) > _MOST_FORMS:
-            raise self._error(f"can be fitted in more than {_MOST_FORMS} ways, by its anyOf and oneOf")
+        self._check_number(len(some) * len(others))
         return [self._met(one, other) for one in some for other in others]
 
+    def _check_number(self, n_forms: int) -> None:
+        if n_forms > _MOST_FORMS:
+            raise self._error(f"can be fitted in more than {_MOST_FORMS} ways, by anyOf and oneOf")
+
     def _met(self, one: Form, other: Form) -> Form:
-        if (one.patterns and (other.named or other.patterns)) or (other.patterns and one.named):
-            raise self._error("join patternProperties with other names, which no call in this notation can hold")
+        names = [*one.named, *one.required, *other.named, *other.required]
+        if (one.patterns or other.patterns) and (names or (one.patterns and other.patterns)):
+            raise self._error("have patternProperties beside other names, which no call in this notation can hold")
+        self._budget.spend(self._about, len(one.named) + len(other.named))
         counts = [each for each in (one.most, other.most) if each is not None]
+        patterns = [
+            {pattern: _both(schema, True if beside.other is None else beside.other) for pattern, schema in own.items()}
+            for own, beside in ((one.patterns, other), (other.patterns, one))
+            if own
+        ]
         return Form(
             {name: _both(one.of(name), other.of(name)) for name in (*one.named, *other.named)},
+            one.is_listed or other.is_listed,
             tuple(dict.fromkeys((*one.required, *other.required))),
-            one.patterns or other.patterns,
+            patterns[0] if patterns else None,
             other.other if one.other is None else one.other if other.other is None else _both(one.other, other.other),
             max(one.least, other.least),
             min(counts, default=None),
@@ -168,7 +197,7 @@ def _both(one: object, other: object) -> object:
 
 
 def _form_of(value: Mapping[str, Any]) -> Form:
-    return Form({name: {"const": each} for name, each in value.items()}, tuple(value), None, False)
+    return Form({name: {"const": each} for name, each in value.items()}, True, tuple(value), None, False)
 
 
 def _values(schema: object) -> Sequence[object] | None:
@@ -180,32 +209,41 @@ def _values(schema: object) -> Sequence[object] | None:
 
 
 def arguments(
-    rules: Rules, tags: Tags, number: int, function: str, root: Mapping[str, Any], check: Callable[[str], None]
+    rules: Rules,
+    tags: Tags,
+    number: int,
+    function: str,
+    root: Mapping[str, Any],
+    check: Callable[[Sequence[str]], None],
+    budget: Budget,
 ) -> str:
     """The rules of all arguments of a function.
 
     Args:
         number: which no other function has.
         root: the schema, with what a grammar can hold.
-        check: raises SamplingError for a name that a reader does not find.
+        check: raises SamplingError for names that a reader does not find.
+        budget: of the request.
 
     Raises:
         SamplingError: no arguments fit the schema, or a notation with tags cannot hold it; it says what of it.
     """
     about = f"{PARAMETERS} of {show(function)}"
-    types_of = TypesOf(root)
-    forms = [closed(form) for form in Forms(about, root, types_of).of(root)]
+    forms = [closed(form) for form in Forms(about, root, budget).of(root)]
     names = dict.fromkeys(name for form in forms for name in (*form.named, *form.required))
-    for name in names:
-        check(name)
-    values = Values(rules, tags.end, function, root, types_of)
-    made = []
+    check(list(names))
+    values = Values(rules, tags.end, function, root, budget)
+    made: list[str] = []
+    tried: list[_Arguments] = []
     for k, form in enumerate(forms):
         rules.about = about
-        each = _Arguments(rules, tags, f"{number}_{k}", about, values, names).of(form)
+        tried.append(_Arguments(rules, tags, f"{number}_{k}", about, values, names))
+        each = tried[-1].of(form)
         made += [] if each is None else [each]
     if not made:
-        raise SamplingError(f"tools are refused: no arguments fit {about}")
+        name = next((each.impossible for each in tried if each.impossible is not None), None)
+        what = about if name is None else f"argument {show(name)} of {show(function)}"
+        raise SamplingError(f"tools are refused: no value fits {what}")
     rules.about = about
     return made[0] if len(made) == 1 else f"({' | '.join(made)})"
 
@@ -213,12 +251,19 @@ def arguments(
 def closed(form: Form) -> Form:
     """A form with all names that it requires, and no other names than it has, unless it says so."""
     named = {**form.named, **{name: form.of(name) for name in form.required if name not in form.named}}
-    other = not named and not form.patterns if form.other is None else form.other
+    other = not (form.is_listed or form.patterns) if form.other is None else form.other
     return replace(form, named=named, other=other)
 
 
 class _Arguments:
-    """Args: names: that some form of the arguments has, so that no other argument may have them."""
+    """The rules of one form.
+
+    Args:
+        names: that some form of the arguments has, so that no other argument may have them.
+
+    Attributes:
+        impossible: a required argument that no value fits.
+    """
 
     def __init__(self, rules: Rules, tags: Tags, place: str, about: str, values: Values, names: Iterable[str]) -> None:
         self._rules = rules
@@ -227,6 +272,7 @@ class _Arguments:
         self._about = about
         self._values = values
         self._names = [quoted(name) for name in names]
+        self.impossible: str | None = None
 
     def of(self, form: Form) -> str | None:
         """The rules of a form; None: nothing fits it."""
@@ -237,6 +283,7 @@ class _Arguments:
             if made is not None:
                 items.append((made, name in form.required))
             elif name in form.required:
+                self.impossible = name
                 return None
         free = " | ".join(self._free(form))
         n_required = sum(is_required for _, is_required in items)
@@ -254,6 +301,8 @@ class _Arguments:
     def _free(self, form: Form) -> Iterator[str]:
         """Arguments that the schema does not name, each pattern's, then all others."""
         patterns = {pattern: f"({found_in_text(pattern)})" for pattern in form.patterns or ()}
+        if len(patterns) * sum(map(len, patterns.values())) > MAX_CHARS:
+            raise self._error(f"have {len(patterns)} patternProperties, which are too many")
         schemas = [*(form.patterns or {}).values(), form.other]
         for k, schema in enumerate(schemas):
             if schema is False:
@@ -262,7 +311,9 @@ class _Arguments:
             terms = [f"/{NAME.regex}/", *list(patterns.values())[k : k + 1]]
             terms += [f"~({' | '.join(others)})"] if others else []
             name = self._rules.rule(f"NAME{self._place}_{k}", " & ".join(terms))
+            # one terminal, as the start of a named argument is: the lexer would not go back from that
             start = f"{quoted(self._tags.key)} {name} {quoted(self._tags.value)}"
+            start = self._rules.rule(f"START{self._place}_{k}", start)
             made = self._values.rule(f"{self._place}_free{k}", "", start, schema)
             if made is not None:
                 yield made

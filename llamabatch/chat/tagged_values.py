@@ -5,15 +5,25 @@ expression; all other values are JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llamabatch.chat.text_patterns import containing, found_in_text, of_format
 from llamabatch.chat.tool_parsers import to_json
-from llamabatch.chat.tool_schemas import STRING, TypesOf, of_argument, types_named, types_of_value
+from llamabatch.chat.tool_schemas import (
+    NESTED,
+    STRING,
+    TYPES,
+    Budget,
+    TypesOf,
+    of_argument,
+    types_named,
+    types_of_value,
+    unknown_type,
+)
 from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import referred, with_parts
-from llamabatch.request.lark_rules import ANY, GUIDANCE, Rules, quoted
+from llamabatch.request.lark_rules import ANY, GUIDANCE, MAX_CHARS, Rules, quoted
 from llamabatch.utils.checks import integer, show
 
 LARK = "x-lark"
@@ -22,8 +32,6 @@ strings as they are. As JSON they have escapes, which no grammar of the text has
 
 _NO_NAME = "\0"  # which no argument has
 _DEEPEST = 64  # schemas within schemas
-_MOST_TERMS = 2000  # of one expression
-_MOST_LOOKS = 20_000  # at schemas, for the words of one
 _SPACE = r"[\s\x1c-\x1f]*"  # that the readers strip
 # Texts that may be JSON of a type, so that a reader does not take them as strings where the type is allowed.
 _WHOLE, _FRACTION = "-?(0|[1-9][0-9]*)", r"(\.[0-9]+)?([eE][+-]?[0-9]+)?"
@@ -37,7 +45,7 @@ _LOOKS = {
     "string": '"(?s:.*)"',
 }
 _BEGINS = {"number": "[0-9-]", "integer": "[0-9-]", "array": r"\[", "object": r"\{"}
-_NUMBERS, _NESTED = frozenset(("number", "integer")), frozenset(("array", "object"))
+_NUMBERS = frozenset(("number", "integer"))
 _BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
 _SOME_WHOLE, _SOME_NUMBER = 7919 * 10**12 + 1, 0.7919e-12  # that no schema lists
 
@@ -49,12 +57,13 @@ class Values:
         rules: which the values add to.
         end: behind each value.
         root: the schema of all arguments, with what a grammar can hold.
-        types_of: of schemas in the root.
+        budget: of the request.
     """
 
-    def __init__(self, rules: Rules, end: str, function: str, root: Mapping[str, Any], types_of: TypesOf) -> None:
+    def __init__(self, rules: Rules, end: str, function: str, root: Mapping[str, Any], budget: Budget) -> None:
         self._rules = rules
-        self._types_of = types_of
+        self._budget = budget
+        self._types_of = TypesOf(root, lambda: budget.spend(rules.about))
         self._end = end
         self._function = function
         self._root = root
@@ -72,20 +81,18 @@ class Values:
         about = f"argument {show(name)}" if name else "an argument"
         self._rules.about = f"{about} of {show(self._function)}"
         end = quoted(self._end)
-        if not isinstance(schema, (Mapping, bool)):
-            raise _refused(self._rules.about, f"is {show(schema)}; give a JSON schema")
         if isinstance(schema, Mapping) and isinstance(schema.get(LARK), str):
             inner = self._rules.rule(f"value{place}", f"%lark {{\n{schema[LARK]}\n}}")
             return f"{start} {inner} {end}"
-        texts = Texts(self._root, self._rules.about, self._end.strip(), self._read_as(name))
+        texts = Texts(self._root, self._rules.about, self._end.strip(), self._read_as(name), self._budget)
         if _allows_all(schema):
             return self._rules.lazy(f"text{place}", texts.readable(ANY, as_any=True), end, start)
         types = self._types_of(schema)
-        content = texts.of(schema) if "string" in types else None
+        content = texts.of(schema)
         if content is None:
             return self._json(place, start, schema, types - STRING) if types - STRING else None
-        words = _Words(schema, self._root, self._rules.about)
-        rest = types & (_NESTED | _NUMBERS if words.is_bounded else _NESTED)
+        words = _Words(schema, self._root, lambda looks: self._budget.spend(self._rules.about, looks), self._types_of)
+        rest = types & (NESTED | _NUMBERS if words.is_bounded else NESTED)
         content = " | ".join([f"({texts.readable(content, apart_from=rest)})", *words.expressions()])
         if not rest:
             return self._rules.lazy(f"text{place}", content, end, start)
@@ -150,13 +157,15 @@ class _Words:
     Between tags they are spelled as texts are, so that one terminal has to hold both.
 
     Attributes:
-        is_bounded: numbers have bounds, which no words tell.
+        is_bounded: there is more to numbers than a list or a type, which no words tell.
     """
 
-    def __init__(self, schema: object, root: object, about: str) -> None:
+    def __init__(
+        self, schema: object, root: object, spend: Callable[[int], None], types_of: Callable[[object], frozenset[str]]
+    ) -> None:
         self.is_bounded = False
-        self._about = about
-        self._left = _MOST_LOOKS
+        self._spend = spend
+        self._types_of = types_of
         self._schema = schema
         self._root = root
         self._numbers: dict[int | float, None] = {}  # that the schema lists
@@ -178,7 +187,9 @@ class _Words:
         """Notes what the schema and all that it joins say of numbers."""
         if not isinstance(schema, Mapping):
             return
-        self.is_bounded |= not _BOUNDS.isdisjoint(schema)
+        self._spend(1)
+        of_numbers = [part for part in self._parts(schema, "oneOf") if self._types_of(part) & _NUMBERS]
+        self.is_bounded |= not _BOUNDS.isdisjoint(schema) or len(of_numbers) > 1
         for choices in _lists(schema):
             self._numbers |= {each: None for each in choices if type(each) in (int, float)}
         for part in self._parts(schema, "allOf", "anyOf", "oneOf"):
@@ -190,9 +201,7 @@ class _Words:
 
     def _fits(self, schema: object, value: object, references: tuple[str, ...] = ()) -> bool:
         """True if a value that is no text, list or object fits a schema without bounds."""
-        self._left -= 1
-        if self._left < 0:
-            raise _refused(self._about, "is too large for a grammar of words")
+        self._spend(1 + sum(map(len, _lists(schema))) if isinstance(schema, Mapping) else 1)
         if not isinstance(schema, Mapping):
             return schema is not False
         if not types_named(schema) & types_of_value(value):
@@ -237,12 +246,12 @@ class Texts:
         read_as: types that the reader of a value knows.
     """
 
-    def __init__(self, root: object, about: str, closing: str, read_as: frozenset[str]) -> None:
+    def __init__(self, root: object, about: str, closing: str, read_as: frozenset[str], budget: Budget) -> None:
         self._root = root
+        self._budget = budget
         self._about = about
         self._closing = closing
         self._read_as = read_as
-        self._left = _MOST_TERMS
 
     def readable(self, content: str, *, as_any: bool = False, apart_from: frozenset[str] = frozenset()) -> str:
         """Of these texts those that a reader takes as they are.
@@ -260,11 +269,15 @@ class Texts:
 
     def of(self, schema: object, references: tuple[str, ...] = ()) -> str | None:
         """An expression; None: no string fits the schema."""
-        self._left -= 1
-        if self._left < 0 or len(references) > _DEEPEST:
-            raise _refused(self._about, "is too large for a grammar of texts")
+        self._budget.spend(self._about)
+        if len(references) > _DEEPEST:
+            raise _refused(self._about, f"has a chain of more than {_DEEPEST} $refs")
+        if isinstance(schema, bool):
+            return ANY if schema else None
         if not isinstance(schema, Mapping):
-            return None if schema is False else ANY
+            raise _refused(self._about, f"has {show(schema)}; give a JSON schema")
+        if (unknown := unknown_type(schema)) is not None:
+            raise _refused(self._about, f"is of type {show(unknown)}; JSON has {', '.join(sorted(TYPES))}")
         if "string" not in types_named(schema):
             return None
         terms = [*self._choices(schema), *self._plain(schema)]
@@ -280,12 +293,18 @@ class Texts:
         if "oneOf" in schema:
             each = [self.of(part, references) for part in self._parts(schema, "oneOf")]
             found = [part for part in each if part is not None]
+            self._check_size(sum(map(len, found)) * len(found))
             terms.append(_any_of([_alone(found, n) for n in range(len(found))]))
         known = [term for term in terms if term is not None]
         if len(known) < len(terms):
             return None
+        self._check_size(sum(map(len, known)))
         known = [f"({term})" for term in known if term != ANY]
         return " & ".join(known) or ANY
+
+    def _check_size(self, n_chars: int) -> None:
+        if n_chars > MAX_CHARS:
+            raise _refused(self._about, f"is a grammar of more than {MAX_CHARS:,} characters")
 
     def _choices(self, schema: Mapping[str, Any]) -> Iterator[str | None]:
         for choices in _lists(schema):
@@ -312,7 +331,11 @@ class Texts:
 
     def _bound(self, schema: Mapping[str, Any], key: str) -> int | None:
         given = schema.get(key)
-        return None if given is None else integer(SamplingError, f"{key} of {self._about}", given, 0, 2**31 - 1)
+        return (
+            None
+            if given is None
+            else integer(SamplingError, f"tools are refused: {key} of {self._about}", given, 0, 2**31 - 1)
+        )
 
     def _parts(self, schema: Mapping[str, Any], key: str) -> Sequence[Any]:
         given = schema.get(key, ())

@@ -66,15 +66,15 @@ def found_in_text(pattern: str) -> str:
     return " | ".join(_branches(pattern))
 
 
-def _branches(pattern: str) -> Iterator[str]:
+def _branches(pattern: str, depth: int = 0) -> Iterator[str]:
     branches = _alternatives(pattern)
     if branches is None:
         yield f"/{_of_lark(pattern)}/"  # which llguidance refuses
         return
     for branch in branches:
         inner = branch[1:-1].removeprefix("?:")
-        if _is_group(branch) and not inner.startswith("?"):
-            yield from _branches(inner)
+        if depth < _DEEPEST and _is_group(branch) and not inner.startswith("?"):
+            yield from _branches(inner, depth + 1)
             continue
         body = branch.removeprefix("^")
         start = "" if body != branch else "(?s:.*)"
@@ -88,6 +88,7 @@ def _of_lark(pattern: str) -> str:
     return slashed(re.sub(r"\\(.)", lambda found: _CLASSES.get(found[1], found[0]), pattern, flags=re.DOTALL))
 
 
+_DEEPEST = 8  # groups around the whole of a pattern
 _CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9a-zA-Z_]", "W": "[^0-9a-zA-Z_]"}
 _ESCAPED_END = re.compile(r"(?<!\\)(\\\\)*\\\$$")
 # of a regular expression: an escape, a class with its escapes, any other character

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from llamabatch.chat import tool_parsers
 from llamabatch.chat.tagged_arguments import Tags, arguments
 from llamabatch.chat.tool_formats import JsonNotation, TaggedNotation, ToolFormat, written
-from llamabatch.chat.tool_schemas import Schemas, names_of
+from llamabatch.chat.tool_schemas import Budget, Schemas, names_of
 from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import held
 from llamabatch.request.lark_rules import ANY, CALL, GUIDANCE, PARAMETERS, Rules, Spell, quoted
@@ -86,13 +87,17 @@ def _grammar(
     calls: list[str] = []
     left_out: list[str] = []
     errors: list[SamplingError] = []
+    budget = Budget()
     for n, (name, given) in enumerate(tools.items()):
         own = Rules(tool_format.marks, spell)
         try:
-            formats = _add_call(own, tool_format, notation, tools, n, name, given)
-        except SamplingError as error:
+            formats = _add_call(own, tool_format, notation, n, name, given, budget)
+        except (SamplingError, RecursionError) as error:
+            if isinstance(error, RecursionError):
+                about = f"{PARAMETERS} of {show(name)}"
+                error = SamplingError(f"tools are refused: {about} are nested too deeply")
             if not may_leave_out:
-                raise
+                raise error from None
             errors.append(error)
             left_out.append(f"function {show(name)}")
             continue
@@ -122,24 +127,24 @@ def _add_call(
     rules: Rules,
     tool_format: ToolFormat,
     notation: JsonNotation | TaggedNotation,
-    tools: Schemas,
     n: int,
     name: str,
     given: Mapping[str, Any],
+    budget: Budget,
 ) -> tuple[str, ...]:
     """Adds the rules of one call; returns what these do not hold. Raises SamplingError."""
-    if not _reads(tool_format, tools, name, {}):
+    if not _reads(tool_format, name, ()):
         raise _unreadable(tool_format, f"a function has the name {show(name)}", " 64 of them at most")
     rules.about = f"{PARAMETERS} of {show(name)}"
     schema = {**given, "type": "object"} if given else _NO_ARGUMENTS  # of several types this one
-    schema, formats = held(schema, f"tools are refused: {rules.about}: ")
+    schema, formats = _held(schema, name)
     if isinstance(notation, JsonNotation):
         call = _json_call(rules, notation, n, name, _closed(schema))
     else:
-        check = _Names(tool_format, tools, name)
+        check = functools.partial(_check_names, tool_format, name)
         tags = Tags(notation.key, notation.value, notation.end)
         call = f"{rules.text(notation.head + name + notation.middle)} "
-        call += f"{arguments(rules, tags, n, name, schema, check)} {rules.text(notation.tail)}"
+        call += f"{arguments(rules, tags, n, name, schema, check, budget)} {rules.text(notation.tail)}"
     rules.about = f"function {show(name)}"
     rules.rule(f"{CALL}{n}", call)
     return formats
@@ -155,7 +160,7 @@ def _json_call(rules: Rules, notation: JsonNotation, n: int, name: str, schema: 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """A schema that has no other arguments than it names, unless it says so."""
     names = names_of(schema)
-    if not names or "additionalProperties" in schema:
+    if names is None or "additionalProperties" in schema:
         return schema
     properties = schema.get("properties")
     named = dict(properties) if isinstance(properties, Mapping) else {}
@@ -163,18 +168,27 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**schema, "properties": {**named, **others}, "additionalProperties": False}
 
 
-class _Names:
+def _held(schema: Mapping[str, Any], function: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The schema of a function as a grammar can hold it, and the formats that are left out of it."""
+    about = f"{PARAMETERS} of {show(function)}"
+    try:
+        properties = schema.get("properties")
+        for name, part in properties.items() if isinstance(properties, Mapping) else ():
+            held(part, f"tools are refused: argument {show(name)} of {show(function)}: ", schema)
+        found, formats = held(schema, f"tools are refused: {about}: ")
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise SamplingError(f"tools are refused: {about} have half a character, a lone surrogate") from None
+    return found, formats
+
+
+def _check_names(tool_format: ToolFormat, function: str, names: Sequence[str]) -> None:
     """Raises SamplingError for a name of an argument that the reader of the family does not find in a call."""
-
-    def __init__(self, tool_format: ToolFormat, tools: Schemas, function: str) -> None:
-        self._tool_format = tool_format
-        self._tools = tools
-        self._function = function
-
-    def __call__(self, name: str) -> None:
-        if not _reads(self._tool_format, self._tools, self._function, {name: "x"}):
-            what = f"an argument of {show(self._function)} has the name {show(name)}"
-            raise _unreadable(self._tool_format, what)
+    if _reads(tool_format, function, names):
+        return
+    for name in names:
+        if not _reads(tool_format, function, [name]):
+            raise _unreadable(tool_format, f"an argument of {show(function)} has the name {show(name)}")
 
 
 def _unreadable(tool_format: ToolFormat, what: str, most: str = "") -> SamplingError:
@@ -183,10 +197,12 @@ def _unreadable(tool_format: ToolFormat, what: str, most: str = "") -> SamplingE
     )
 
 
-def _reads(tool_format: ToolFormat, tools: Schemas, name: str, arguments: Mapping[str, str]) -> bool:
-    parser = tool_parsers.ToolParser(tool_format.reader, tools, lambda index, name: "")
-    delta = parser.finish(written(tool_format, [(name, arguments)]))
+def _reads(tool_format: ToolFormat, name: str, names: Sequence[str]) -> bool:
+    """True if a call of a function with arguments of these names is read as such."""
+    given = dict.fromkeys(names, "x")
+    parser = tool_parsers.ToolParser(tool_format.reader, {name: {}}, lambda index, name: "")
+    delta = parser.finish(written(tool_format, [(name, given)]))
     if delta.text or len(delta.tool_calls) != 1:
         return False
     found = ToolCall("", delta.tool_calls[0].name or "", delta.tool_calls[0].arguments)
-    return found.name == name and (found.parsed or {}).keys() == arguments.keys()
+    return found.name == name and (found.parsed or {}).keys() == given.keys()

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Generator
 
 from llamabatch.chat.scanner import JsonScan, Reading, Scanner
-from llamabatch.chat.tool_schemas import STRING, Schemas, of_argument, types_of, types_of_value
+from llamabatch.chat.tool_schemas import NESTED, STRING, TYPES, Schemas, TypesOf, of_argument, types_of_value
 from llamabatch.request.delta import Delta
 from llamabatch.request.tool_calls import ToolCallDelta
 
@@ -371,6 +371,7 @@ class _Arguments:
     def __init__(self, p: ToolParser, name: str) -> None:
         self._p = p
         self._schema = p.tools[name]
+        self._types_of = TypesOf(self._schema)
         self._n = 0
         p.begin(name)
         p.arguments("{")
@@ -385,17 +386,37 @@ class _Arguments:
         p = self._p
         p.arguments((", " if self._n else "") + json.dumps(key, ensure_ascii=False) + ": ")
         self._n += 1
-        types = types_of(of_argument(self._schema, key), self._schema)
+        found = self._types_of(of_argument(self._schema, key))
+        types = None if found == TYPES else found
         if types == STRING:
             p.arguments('"')
             if (yield from p.scanner.until(closing, lambda text: p.arguments(_escaped(text)))):
                 p.arguments('"')
             return
+        if types is None or types & NESTED:
+            nested = yield from self._nested(closing[-1])
+            if nested is not None:
+                p.arguments(nested)
+                return
         parts: list[str] = []
         if (yield from p.scanner.until(closing, parts.append)):
             p.arguments(to_json("".join(parts), types))
         else:
             p.arguments("".join(parts))
+
+    def _nested(self, closing: str) -> Reading[str | None]:
+        """A list or an object with its closing tag, which may also stand within one of its texts; None: none comes."""
+        s = self._p.scanner
+        s.mark(0)
+        yield from s.spaces()
+        value = (yield from _value(s)) if (yield from s.peek()) in ("[", "{") else None
+        if value is not None:
+            yield from s.spaces()
+            if (yield from s.accept(closing)):
+                s.unmark()
+                return value
+        s.back(0)
+        return None
 
     def end(self) -> None:
         self._p.arguments("}")
@@ -418,12 +439,17 @@ def to_json(text: str, types: frozenset[str] | None) -> str:
         if ("boolean" in types and lower in ("true", "false")) or ("null" in types and lower in ("none", "null")):
             candidate = "null" if lower == "none" else lower
     try:
-        value = json.loads(candidate, parse_constant=_refuse)
+        value = json.loads(candidate, parse_constant=_refuse, parse_int=_whole)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     if types is not None and not (types_of_value(value) & types) and "string" in types:
         return json.dumps(text, ensure_ascii=False)
     return candidate
+
+
+def _whole(digits: str) -> int:
+    """Some whole number: only the type counts here, and Python reads no more than 4,300 digits."""
+    return 0
 
 
 def _refuse(constant: str) -> None:

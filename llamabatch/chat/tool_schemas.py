@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import referred
 
 Schemas = Mapping[str, Mapping[str, Any]]  # name of a tool -> JSON schema of its parameters
 
 TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 STRING = frozenset(("string",))
+NESTED = frozenset(("array", "object"))
 
 _DEEPEST = 64  # schemas within schemas
-_MOST_LOOKS = 200_000  # at schemas, for the types of one; more than a second of them is hostile
+_MOST_LOOKS = 50_000  # at schemas; usual ones take some ten for each argument
 _MOST_PARTS = 2000  # that are looked at for one name
+
+
+class Budget:
+    """Bounds what the schemas of one request cost: they may refer to one another again and again."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_LOOKS
+
+    def spend(self, about: str, looks: int = 1) -> None:
+        """Raises SamplingError when there is nothing left."""
+        self._left -= looks
+        if self._left < 0:
+            raise SamplingError(f"tools are refused: {about}: too large, or full of references")
 
 
 def types_of(schema: object, root: object) -> frozenset[str] | None:
@@ -43,19 +58,24 @@ class TypesOf:
 
     Args:
         root: as for types_of().
+        spend: called for each look at a schema; None: a schema that takes too many allows any type.
     """
 
-    def __init__(self, root: object) -> None:
+    def __init__(self, root: object, spend: Callable[[], None] | None = None) -> None:
         self._root = root
+        self._spend = spend
         self._known: dict[str, frozenset[str]] = {}  # by reference, as far as it is found
+        self._new: list[str] = []  # references whose schemas were not read yet
         self._left = _MOST_LOOKS
 
     def __call__(self, schema: object) -> frozenset[str]:
         """TYPES of a schema that allows any."""
-        n_known = len(self._known)
         found = self._of(schema, 0)
-        if len(self._known) == n_known:
+        if not self._new:
             return found if self._left > 0 else TYPES
+        while self._new:
+            reference = self._new.pop()
+            self._known[reference] = self._of(referred(reference, self._root), 0)
         before = None
         while before != self._known and self._left > 0:
             before = dict(self._known)
@@ -65,6 +85,8 @@ class TypesOf:
 
     def _of(self, schema: object, depth: int) -> frozenset[str]:
         self._left -= 1
+        if self._spend is not None:
+            self._spend()
         if not isinstance(schema, Mapping) or depth > _DEEPEST or self._left <= 0:
             return frozenset() if schema is False else TYPES
         found = types_named(schema)
@@ -73,7 +95,10 @@ class TypesOf:
         if isinstance(choices := schema.get("enum"), (list, tuple)):
             found &= frozenset().union(*map(types_of_value, choices))
         if isinstance(reference := schema.get("$ref"), str):
-            found &= self._known.setdefault(reference, frozenset())
+            if reference not in self._known:
+                self._known[reference] = frozenset()
+                self._new.append(reference)
+            found &= self._known[reference]
         for part in _list(schema, "allOf"):
             found &= self._of(part, depth + 1)
         for key in ("anyOf", "oneOf"):
@@ -84,12 +109,25 @@ class TypesOf:
 
 def types_named(schema: Mapping[str, Any]) -> frozenset[str]:
     """The types that "type" of a schema names; without one all."""
-    given = schema.get("type")
-    names = (given,) if isinstance(given, str) else given
-    if not isinstance(names, (list, tuple)):
+    names = _type_names(schema)
+    if names is None:
         return TYPES
     found = TYPES.intersection(name for name in names if isinstance(name, str))
     return found | {"integer"} if "number" in found else found
+
+
+def unknown_type(schema: Mapping[str, Any]) -> object:
+    """What "type" of a schema has that is no type; None: all is known."""
+    names = _type_names(schema)
+    if names is None:
+        return schema.get("type")
+    return next((name for name in names if not isinstance(name, str) or name not in TYPES), None)
+
+
+def _type_names(schema: Mapping[str, Any]) -> Sequence[Any] | None:
+    given = schema.get("type")
+    names = (given,) if isinstance(given, str) else given
+    return names if isinstance(names, (list, tuple)) else None
 
 
 def _list(schema: Mapping[str, Any], key: str) -> Sequence[Any]:
@@ -138,8 +176,8 @@ def _here(schema: Mapping[str, Any], name: str) -> object:
 
 
 def names_of(root: Mapping[str, Any]) -> list[str] | None:
-    """The names of arguments that a schema has, wherever in it; None: it says that there may be others."""
-    found: dict[str, None] = {}
+    """The names of arguments that a schema has, wherever in it; None: it lists none, or others may come beside them."""
+    is_listed, found = False, dict[str, None]()
     parts: list[object] = [root]
     seen: set[str] = set()
     while parts:
@@ -150,6 +188,7 @@ def names_of(root: Mapping[str, Any]) -> list[str] | None:
         if is_open and part is not root:
             return None
         if isinstance(properties := part.get("properties"), Mapping):
+            is_listed = True
             found.update(dict.fromkeys(properties))
         found.update(dict.fromkeys(name for name in _list(part, "required") if isinstance(name, str)))
         if isinstance(reference := part.get("$ref"), str) and reference not in seen:
@@ -157,4 +196,4 @@ def names_of(root: Mapping[str, Any]) -> list[str] | None:
             parts.append(referred(reference, root))
         for key in ("allOf", "anyOf", "oneOf"):
             parts += _list(part, key)
-    return list(found)
+    return list(found) if is_listed else None

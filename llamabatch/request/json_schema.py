@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from llamabatch.errors import SamplingError
+from llamabatch.request.schema_patterns import of_ecma
 from llamabatch.utils.checks import show
 
 # Formats that llguidance holds; any other is an annotation, as the standard has it.
@@ -32,16 +33,17 @@ _LENIENT_ADVICE = 'leave it out, or give "lenient": True beside "json": the outp
 _DEEPEST = 64  # references that lead to the values of an enumeration
 
 
-def held(schema: Any, start: str = "") -> tuple[Any, tuple[str, ...]]:
+def held(schema: Any, start: str = "", root: Any = None) -> tuple[Any, tuple[str, ...]]:
     """The schema that a grammar holds, and the formats that it does not know, which are left out: "format 'password'".
 
     Args:
         start: of an error.
+        root: the schema in which this one stands; None: none.
 
     Raises:
         SamplingError: a keyword that no grammar holds.
     """
-    return _Reader(schema, "leave it out", start).read()
+    return _Reader(schema if root is None else root, "leave it out", start).read(schema)
 
 
 def read(schema: Any, *, lenient: bool) -> tuple[Any, tuple[str, ...]]:
@@ -53,7 +55,7 @@ def read(schema: Any, *, lenient: bool) -> tuple[Any, tuple[str, ...]]:
     Raises:
         SamplingError: a keyword that no grammar holds, and lenient is False.
     """
-    return _Reader(schema, None if lenient else _LENIENT_ADVICE).read()
+    return _Reader(schema, None if lenient else _LENIENT_ADVICE).read(schema)
 
 
 class _Reader:
@@ -65,13 +67,17 @@ class _Reader:
         self._start = start
         self._left_out: list[str] = []
 
-    def read(self) -> tuple[Any, tuple[str, ...]]:
-        return self.schema(self._root), tuple(dict.fromkeys(self._left_out))
+    def read(self, given: Any) -> tuple[Any, tuple[str, ...]]:
+        return self.schema(given), tuple(dict.fromkeys(self._left_out))
 
     def schema(self, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
         found = with_parts({key: each for key, each in given.items() if self._keeps(key, each)}, self.schema)
+        if isinstance(pattern := found.get("pattern"), str):
+            found["pattern"] = self._pattern(pattern)
+        if isinstance(patterns := found.get("patternProperties"), dict):
+            found["patternProperties"] = {self._pattern(name): each for name, each in patterns.items()}
         return self._unique(given, found) if given.get("uniqueItems") is True else found
 
     def _keeps(self, key: str, value: Any) -> bool:
@@ -87,6 +93,12 @@ class _Reader:
             self._leave_out(key, f"{key} of a JSON schema is {show(value)}, which no grammar holds")
             return False
         return key != "uniqueItems" or not isinstance(value, bool)
+
+    def _pattern(self, given: str) -> str:
+        try:
+            return of_ecma(given)
+        except SamplingError as error:
+            raise SamplingError(f"{self._start}{error}") from None
 
     def _unique(self, given: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         """The schema of a list without equal items: each list that there can be, or in one order where these are many.

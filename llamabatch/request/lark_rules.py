@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+from llamabatch.errors import SamplingError
 
 
 class Raw(NamedTuple):
@@ -32,6 +34,7 @@ class Rules:
     def __init__(self, marks: tuple[str, ...], spell: Spell) -> None:
         self.about = ""
         self._lines: list[str] = []
+        self._left = MAX_CHARS
         self._marks = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
         self._spell = spell
 
@@ -40,6 +43,11 @@ class Rules:
 
     def rule(self, name: str, right: str) -> str:
         """A rule, or a terminal where its name has capital letters; returns the name."""
+        self._left -= len(right)
+        if self._left < 0:
+            raise SamplingError(
+                f"tools are refused: {self.about} takes a grammar of more than {MAX_CHARS:,} characters"
+            )
         about = f"{_COMMENT}{self.about}" if self.about else ""
         self._lines.append(f"{name}: {right}{about}\n")
         return name
@@ -78,7 +86,8 @@ class Rules:
 
 ANY = "/(?s:.*)/"
 GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}  # of each %json
-_COMMENT = " // "
+MAX_CHARS = 2**18  # of a grammar
+_COMMENT = " // \x1f"  # no text of a message has the second one
 
 
 def quoted(text: str) -> str:
@@ -102,6 +111,7 @@ def about_line(lark: str, number: int) -> str:
     return line.rpartition(_COMMENT)[2] if _COMMENT in line else ""
 
 
+TEXT = "TEXT"  # the terminal of an argument's texts, with the number of its function, which is tried alone
 PARAMETERS = "the parameters"  # of a function, in what a rule is for
 CALL = "call"  # the rule of one call of any function, and with its number each function's
 
@@ -113,17 +123,32 @@ def without_call(lark: str, number: int) -> tuple[str, str] | None:
     """
     lines = lark.split("\n")
     rule = _OF_FUNCTION.match(lines[number - 1]) if 0 < number <= len(lines) else None
-    at = next((at for at, line in enumerate(lines) if line.startswith(f"{CALL}: ")), None)
-    if rule is None or at is None:
+    at, calls = _calls(lines)
+    name = f"{CALL}{rule[1]}" if rule is not None else ""
+    others = [call for call in calls if call != name]
+    if rule is None or not others or len(others) == len(calls):
         return None
-    name = f"{CALL}{rule[1]}"
-    _, _, calls = lines[at].partition(": ")
-    others = [call for call in calls.split(" | ") if call != name]
-    if not others or len(others) == len(calls.split(" | ")):
-        return None
-    where = next(k for k, line in enumerate(lines, 1) if line.startswith(f"{name}: "))
     lines[at] = f"{CALL}: {' | '.join(others)}"
-    return "\n".join(lines), about_line(lark, where)
+    about = about_line(lark, _line_of(name, lines))
+    return "\n".join(line for line in lines if not line.startswith(f"{TEXT}{rule[1]}_")), about
+
+
+def each_call(lark: str) -> Iterator[tuple[int, str]]:
+    """For each function of a grammar of calls the line of its rule, and the grammar with its calls alone."""
+    lines = lark.split("\n")
+    at, calls = _calls(lines)
+    for name in calls:
+        yield _line_of(name, lines), "\n".join([*lines[:at], f"{CALL}: {name}", *lines[at + 1 :]])
+
+
+def _calls(lines: list[str]) -> tuple[int, list[str]]:
+    """The place of the rule of any call, and the names of each function's; none where no function may be left out."""
+    at = next((at for at, line in enumerate(lines) if line.startswith(f"{CALL}: ")), None)
+    return (0, []) if at is None else (at, lines[at].partition(": ")[2].split(" | "))
+
+
+def _line_of(name: str, lines: list[str]) -> int:
+    return next(k for k, line in enumerate(lines, 1) if line.startswith(f"{name}: "))
 
 
 _OF_FUNCTION = re.compile(r"[A-Za-z]+(\d+)")

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from llamabatch.errors import SamplingError
 from llamabatch.request import json_schema, structural_tag
+from llamabatch.request.lark_rules import MAX_CHARS  # also of a schema, a regex, or all choices together
 from llamabatch.utils.checks import boolean, items, mapping, nearest, show, string
 
-MAX_CHARS = 2**18  # of a schema, a regex, a grammar, or all choices together
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 TOOLS = "tools"  # a grammar that llamabatch makes of the tools of a conversation; no caller can ask for it
 IN_REASONING = "enable_in_reasoning"
@@ -57,7 +57,8 @@ def structure(given: object) -> Structure | None:
     if fields is None:
         raise SamplingError(f"structured_outputs is {show(given)}; give a mapping with one of {', '.join(_KEYS)}")
     lenient = boolean(SamplingError, LENIENT, fields.pop(LENIENT, None) or False)
-    if fields.get("type") in KINDS and fields["type"] in fields:
+    kind = string(fields.get("type"))
+    if kind in KINDS and kind in fields:
         del fields["type"]  # {"type": "grammar", "grammar": …}, as some clients write it
     if "type" in fields and not any(key in fields for key in KINDS):
         form = _response_format(fields, lenient)

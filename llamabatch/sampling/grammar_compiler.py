@@ -20,7 +20,7 @@ import llguidance
 
 from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError, SamplingError, describe
 from llamabatch.request import structural_tag
-from llamabatch.request.lark_rules import PARAMETERS, about_line, without_call
+from llamabatch.request.lark_rules import PARAMETERS, about_line, each_call, without_call
 from llamabatch.request.structured_outputs import ANY_OBJECT, TOOLS, Structure, special_name
 from llamabatch.sampling import grammar_sandbox
 from llamabatch.sampling.grammar_matcher import Compiled, VocabularyFacts
@@ -159,11 +159,24 @@ class Grammars:
                 return self._trial.run(structure, tried), tuple(left_out)
             except _RefusedError as refused:
                 is_optional = structure.kind == TOOLS and len(left_out) < _MOST_LEFT_OUT
-                rest = without_call(tried.text, refused.line) if is_optional else None
+                rest = (
+                    without_call(tried.text, refused.line or self._faulty_line(structure, tried))
+                    if is_optional
+                    else None
+                )
                 if rest is None:
                     raise
                 tried = tried._replace(text=rest[0])
                 left_out.append(rest[1])
+
+    def _faulty_line(self, structure: Structure, tried: Structure) -> int:
+        """The line of the first function whose calls are no grammar alone; 0: each is."""
+        for line, alone in each_call(tried.text):
+            try:
+                self._trial.run(structure, tried._replace(text=alone))
+            except _RefusedError:
+                return line
+        return 0
 
     def _lark(self, structure: Structure) -> Structure:
         """A structural tag as a grammar, with the special tokens of this vocabulary; any other structure as it is."""

@@ -30,6 +30,7 @@ MAX_LEXER_STATES = 25_000  # of 0.3 to 2 kB each
 _SCHEMA = re.compile(r"%json\s*")
 _ESCAPE = re.compile(r"\\(?:u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|.)", re.DOTALL)
 _PLACE = re.compile(r"at (\d+)\(\d+\): ")
+_TEXT_OF_TOOLS = re.compile(r"(TEXT\w+): ")  # the terminal of an argument's texts, of chat/tagged_values.py
 _LARGEST_EXACT = 2**53
 _MOST_SHOWN = 300  # characters of a message
 
@@ -184,9 +185,12 @@ def reason(error: str) -> str:
     lines = [line.strip() for line in error.strip().split("\n")]
     if lines[0].startswith("NoExtensionBias"):
         return "no text can match it"
+    if "lookarounds not supported" in error:
+        return "a pattern has ^, $ or \\b within, which no grammar holds"
     for line in lines[1:]:
         if line.startswith("error: "):  # of the parser of regular expressions, below the expression
             return line[:_MOST_SHOWN]
+    lines[0], _, _ = lines[0].partition(". Enable 'coerce_one_of'")
     return lines[0] if len(lines[0]) <= _MOST_SHOWN else lines[0][:_MOST_SHOWN] + "…"
 
 
@@ -213,9 +217,29 @@ def check(tokenizer: Any, kind: str, text: str) -> dict[str, Any]:
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
     if not matcher.is_error():
         matcher.compute_bitmask()
+    if kind == "tools" and not matcher.is_error():
+        if line := _line_without_text(tokenizer, text):
+            return {"error": "no text can match it", "line": line, "property": ""}
+        matcher.consume_tokens(matcher.compute_ff_tokens())  # what must come of a call
+        matcher.compute_bitmask()
     if matcher.is_error():
         return _error(tokenizer, matcher.get_error(), text)
     return {"grammar": grammar}
+
+
+def _line_without_text(tokenizer: Any, lark: str) -> int:
+    """The line of the first terminal of an argument that no text can match, from 1 on; 0: there is none."""
+    lines = lark.split("\n")
+    for at, line in enumerate(lines):
+        found = _TEXT_OF_TOOLS.match(line)
+        if found is None or line.count(" & ") < 2:
+            continue
+        matcher = llguidance.LLMatcher(tokenizer, f"start: {found[1]}\n{line}\n", log_level=0, limits=limits())
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            return at + 1
+    return 0
 
 
 def _error(tokenizer: Any, message: str, text: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Schemas of tools: in each notation they are held, or refused by name."""
 
+import contextlib
 import json
 import random
-import re
+import time
 
 import jsonschema
 import pytest
@@ -11,7 +12,10 @@ from llamabatch.chat.tool_formats import FORMATS, TaggedNotation, written
 from llamabatch.chat.tool_grammar import grammar
 from llamabatch.errors import SamplingError
 from llamabatch.request.lark_rules import quoted
+from llamabatch.request.structured_outputs import TOOLS, Structure
+from llamabatch.sampling.grammar_compiler import Grammars
 from tests.unit.chat.test_tool_formats import Walk, calls_of
+from tests.unit.sampling.test_grammars import Bytes
 
 TAGGED = [each for each in FORMATS if isinstance(each.notation, TaggedNotation)]
 HERMES = next(each for each in FORMATS if each.name == "hermes")
@@ -101,6 +105,19 @@ VALUES = {
     "ref with null": ({"anyOf": [{"$ref": "#/$defs/word"}, N]}, ["ab", None], ["abc"]),
     "ref to itself": ({"$ref": "#/$defs/tree"}, ["leaf", ["leaf", ["leaf"]]], ["a", [1]]),
     "empty ref": ({"$ref": "#/$defs/nothing"}, ["a", 1], []),
+    "list of texts with tags": (
+        {"type": "array", "items": S},
+        [["x</parameter>y", "x</arg_value>y"], ['a"b\n']],
+        [],
+    ),
+    "object with tags": ({"type": "object"}, [{"x</parameter>": {"</arg_value>": 1}}], []),
+    "list that is listed": ({"enum": [["</parameter>", "</arg_value>"]]}, [["</parameter>", "</arg_value>"]], [[]]),
+    "any list with tags": ({"minLength": 1}, [["</parameter>"], {"</arg_value>": []}], []),
+    "no quotation mark": ({**S, "pattern": '^[^"]+$'}, ["a\\n", "\n"], ['"', 'a"', ""]),
+    "no backslash": ({**S, "pattern": r"^[^\\]+$"}, ['"', "a"], ["\\", "a\\"]),
+    "name of a file": ({**S, "pattern": r'^[^\\/:*?"<>|]+$'}, ["a b.txt"], ["a\\b", 'a"b', "a/b", "<"]),
+    "brackets in a class": ({**S, "pattern": "^[[a]+$"}, ["[", "a["], ["]"]),
+    "no sets in a class": ({**S, "pattern": "^[a&&b~]$"}, ["a", "&", "b"], ["c"]),
     "unique": ({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}, [["a", "b"], []], [["a", "a"]]),
 }
 DEFINITIONS = {
@@ -115,6 +132,19 @@ DEFINITIONS = {
 # Of all arguments: their schema, arguments that fit it, arguments that do not.
 WHOLE = {
     "none": ({}, [{}], [{"a": 1}]),
+    "one that is required, and any": ({"required": ["a"]}, [{"a": 1}, {"a": "x", "b": 2}], [{"b": 2}]),
+    "no names": ({"properties": {}}, [{}], [{"a": 1}]),
+    "none of two": ({"allOf": [{"properties": {}}, {"required": []}]}, [{}], [{"a": 1}]),
+    "names that begin as others do": (
+        {"properties": {"abc": INT, "b": S}, "additionalProperties": INT},
+        [{"abc": 1, "ab": 2, "abcd": 3, "c": 4}, {"a": 1, "bc": 2}],
+        [{"ab": "x"}],
+    ),
+    "patterns within bounds": (
+        {"patternProperties": {"^n": {"minimum": 3}}, "allOf": [{"additionalProperties": INT}]},
+        [{"n1": 3, "x": 1}],
+        [{"n1": "x"}, {"n1": 2}, {"x": "y"}],
+    ),
     "any object": ({"type": "object"}, [{}, {"x": "y"}, {"x": 1, "z-1": [2]}], []),
     "closed": ({"properties": {"a": S}}, [{}, {"a": "x"}], [{"b": "x"}, {"a": "x", "b": 1}]),
     "required": (
@@ -196,20 +226,34 @@ WHOLE = {
     ),
 }
 
+DEEP = {}
+for _ in range(400):
+    DEEP = {"items": DEEP}
+
 # What is refused, and what the message names.
 REFUSED = {
-    "not": ({"properties": {"a": {"not": S}}}, "'f': not of a JSON schema"),
-    "not of all": ({"properties": {"a": S}, "not": {"required": ["a"]}}, "'f': not of a JSON schema"),
-    "if": ({"properties": {"a": S}, "if": {"required": ["a"]}}, "'f': if of a JSON schema"),
+    "not": ({"properties": {"a": {"not": S}}}, "not of a JSON schema"),
+    "not of all": ({"properties": {"a": S}, "not": {"required": ["a"]}}, "not of a JSON schema"),
+    "if": ({"properties": {"a": S}, "if": {"required": ["a"]}}, "if of a JSON schema"),
     "look-ahead": ({"properties": {"a": {**S, "pattern": "(?=a)b"}}}, "look-around"),
     "no expression": ({"properties": {"a": {**S, "pattern": "(a"}}}, "unclosed group"),
     "nothing to repeat": ({"properties": {"a": {**S, "pattern": "*"}}}, "repetition operator"),
     "closed too often": ({"properties": {"a": {**S, "pattern": "a)(b"}}}, "unopened group"),
     "no target": ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "$defs/b"),
     "elsewhere": ({"properties": {"a": {"$ref": "https://example.com/a"}}}, "example.com/a"),
-    "no value": ({"properties": {"a": {**INT, "minimum": 3, "maximum": 2}}, "required": ["a"]}, "minimum"),
+    "no value": ({"properties": {"a": {**INT, "minimum": 3, "maximum": 2}}, "required": ["a"]}, "'a'"),
     "no list": ({"properties": {"a": {**S, "anyOf": {}}}}, "anyOf"),
     "no length": ({"properties": {"a": {**S, "maxLength": "x"}}}, "maxLength"),
+    "patterns that are required": ({"patternProperties": {"^n": INT}, "required": ["n1"]}, "patternProperties"),
+    "no names to require": ({"properties": {"a": S}, "required": "a"}, "required"),
+    "no properties": ({"properties": [5]}, "properties"),
+    "no type": ({"properties": {"a": {"type": "int"}}, "required": ["a"]}, "int"),
+    "no text": ({"properties": {"a": {**S, "enum": ["a"], "minLength": 3}}, "required": ["a"]}, ""),
+    "no end of a class": ({"properties": {"a": {**S, "pattern": "[a"}}}, "without its ]"),
+    "no end of an escape": ({"properties": {"a": {**S, "pattern": "a\\"}}}, "backslash"),
+    "half a character": ({"properties": {"a": {"enum": ["\ud800"]}}}, "half a character"),
+    "very deep": ({"properties": {"a": DEEP}}, "nested too deeply"),
+    "number of two kinds": ({"properties": {"a": {"oneOf": [{"type": "number"}, {"enum": [5]}, S]}}}, "oneOf"),
     "two at once": ({"oneOf": [{"properties": {"a": S}}, {"properties": {"b": S}}]}, "oneOf"),
 }
 
@@ -224,7 +268,7 @@ def parameters(schema):
 def test_a_value_fits_its_schema(tool_format, case):
     schema, good, bad = VALUES[case]
     if tool_format is HERMES and case == "oneOf of texts":
-        pytest.skip("llguidance holds no oneOf of two texts; it is refused")
+        pytest.skip("llguidance holds no such oneOf; it is refused")
     check(tool_format, parameters(schema), [{"a": value} for value in good], [{"a": value} for value in bad])
 
 
@@ -255,10 +299,53 @@ def check(tool_format, schema, good, bad):
 
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("tool_format", [*TAGGED, HERMES], ids=lambda each: each.name)
-def test_what_cannot_be_held_is_refused_by_name(tool_format, case):
+def test_what_cannot_be_held_is_refused_by_name(tool_format, case, trial):
+    """Beside another function it is left out."""
     schema, says = REFUSED[case]
-    with pytest.raises((SamplingError, AssertionError), match=re.escape(says)):
-        Walk(tool_format, {"f": schema}, special=False, parallel=False)
+    if tool_format is HERMES and case in ("patterns that are required",):
+        pytest.skip("JSON holds it")
+
+    def compiled(tools):
+        return trial.compile(Structure(TOOLS, grammar(tool_format, tools, quoted, parallel=False).lark)).result(30)
+
+    with pytest.raises(SamplingError, match=r"^tools are refused: .*'f'") as refused:
+        compiled({"f": schema})
+    assert says in str(refused.value)
+    made = grammar(tool_format, {"f": schema, "g": {}}, quoted, parallel=False)
+    assert (*made.left_out, *trial.compile(Structure(TOOLS, made.lark)).result(30).left_out) == ("function 'f'",)
+
+
+@pytest.fixture(scope="module")
+def trial():
+    grammars = Grammars(Bytes())
+    yield grammars
+    grammars.close()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {f"d{k}": {"oneOf": [*({"$ref": f"#/$defs/d{n}"} for n in range(k + 1, 20)), S]} for k in range(20)},
+         "properties": {"a": {"$ref": "#/$defs/d0"}}},
+        {"patternProperties": {f"^p{k}": {} for k in range(3000)}},
+        {"properties": {f"p{k}": {"$ref": f"#/properties/p{k + 1}"} for k in range(1000)}},
+        {"$defs": {f"d{k}": {"anyOf": [{"$ref": f"#/$defs/d{n}"} for n in range(100)]} for k in range(100)},
+         "properties": {f"p{k}": {"$ref": "#/$defs/d0"} for k in range(100)}},
+        {"properties": {"a": {"enum": [*map(str, range(10_000)), *range(10_000)]}}},
+        {"allOf": [{"properties": {f"p{k}": S}} for k in range(3000)]},
+        {"oneOf": [{"properties": {f"p{k}": S}} for k in range(3000)]},
+        {"properties": {"a": {**S, "pattern": "(^a$|" * 5000 + ")" * 5000}}},
+        {"properties": {"a": {**S, "pattern": "(" * 5000}}},
+        {"properties": {"a": {**S, "pattern": "[" * 20_000}}},
+    ],
+    ids=["oneOf", "patterns", "chain", "dense", "values", "allOf", "ways", "branches", "groups", "classes"],
+)  # fmt: skip
+def test_no_schema_takes_all_time_or_memory(schema):
+    """This part of the work is done in the process of the server."""
+    start = time.process_time()
+    with contextlib.suppress(SamplingError):
+        assert len(grammar(TAGGED[-1], {"f": schema}, quoted, parallel=False).lark) < 2**19
+    assert time.process_time() - start < 10
 
 
 def test_a_value_does_not_hold_what_ends_it():
