@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -191,7 +192,7 @@ class Forms:
 
 def _both(one: object, other: object) -> object:
     """The schema of what fits two schemas."""
-    if one is True or one == other:
+    if one is True or json.dumps(one) == json.dumps(other):  # Python takes 0 for False
         return other
     return one if other is True else {"allOf": [one, other]}
 
