@@ -28,7 +28,7 @@ class Rules:
         marks: texts that `spell` gives a form.
 
     Attributes:
-        about: what the next rules are for, which stands behind each as a comment: place_of() finds it.
+        about: what the next rules are for, which stands behind each as a comment: about_line() finds it.
     """
 
     def __init__(self, marks: tuple[str, ...], spell: Spell) -> None:

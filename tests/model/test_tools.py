@@ -115,7 +115,7 @@ def test_a_schema_that_cannot_be_a_grammar_ends_its_own_request(llm):
     bad = {"function": {"name": "bad", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}}
     greedy = SamplingParams(temperature=0, max_tokens=60)
     refused = llm.chat(ASKED, greedy, tools=[bad], tool_choice="required", errors="return")[0]
-    assert refused.error.startswith("tools are refused: the parameters of 'bad': not of a JSON schema is {}")
+    assert refused.error.startswith("tools are refused: argument 'a' of 'bad': not of a JSON schema is {}")
     beside = llm.chat(ASKED, greedy, tools=[bad, CLOCK], tool_choice="required")[0]
     assert ([call.name for call in beside.tool_calls], beside.not_held) == (["clock"], ("function 'bad'",))
     bad["function"]["parameters"]["properties"]["a"] = {"type": "string", "pattern": "(?=a)"}
