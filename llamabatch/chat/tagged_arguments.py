@@ -10,11 +10,11 @@ from typing import Any
 
 from llamabatch.chat.tagged_values import Values
 from llamabatch.chat.text_patterns import found_in_text
-from llamabatch.chat.tool_schemas import Budget, TypesOf, unknown_type
+from llamabatch.chat.tool_schemas import Budget, TypesOf, checked_parts, count, lists_of_values, unknown_type
 from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import referred
 from llamabatch.request.lark_rules import MAX_CHARS, PARAMETERS, Raw, Rules, quoted
-from llamabatch.utils.checks import integer, show
+from llamabatch.utils.checks import show
 
 NAME = Raw(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}", "x")  # of an argument that the schema does not name
 _MOST_FORMS = 64  # of one schema
@@ -87,21 +87,21 @@ class Forms:
             if target is None:
                 raise self._error(f"have the $ref {show(reference)}, where its schema has nothing")
             found = self._both(found, self.of(target, depth + 1))
-        for part in self._parts(schema, "allOf"):
+        for part in checked_parts(schema, "allOf", self._about):
             found = self._both(found, self.of(part, depth + 1))
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                each = [self.of(part, depth + 1) for part in self._parts(schema, key)]
+                each = [self.of(part, depth + 1) for part in checked_parts(schema, key, self._about)]
                 self._check_number(sum(map(len, each)))
                 if key == "oneOf":
                     self._check_apart(each)
                 found = self._both(found, list(itertools.chain(*each)))
-        if (values := _values(schema)) is not None:
+        for values in lists_of_values(schema):
             found = self._both(found, [_form_of(each) for each in values if isinstance(each, Mapping)])
         return found
 
     def _own(self, schema: Mapping[str, Any]) -> Form:
-        """What a schema says itself, without the schemas that it joins."""
+        """The form of a schema without those that it joins."""
         named, patterns = self._by_name(schema, "properties"), self._by_name(schema, "patternProperties")
         required = schema.get("required", ())
         if not isinstance(required, (list, tuple)) or not all(isinstance(each, str) for each in required):
@@ -115,8 +115,8 @@ class Forms:
             tuple(required),
             patterns or None,
             schema.get("additionalProperties"),
-            self._count(schema, "minProperties") or 0,
-            self._count(schema, "maxProperties"),
+            count(schema, "minProperties", self._about) or 0,
+            count(schema, "maxProperties", self._about),
         )
 
     def _by_name(self, schema: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -124,20 +124,6 @@ class Forms:
         if not isinstance(given, Mapping):
             raise self._error(f"have {show(given)} for {key}; give schemas by name")
         return dict(given)
-
-    def _count(self, schema: Mapping[str, Any], key: str) -> int | None:
-        given = schema.get(key)
-        return (
-            None
-            if given is None
-            else integer(SamplingError, f"tools are refused: {key} of {self._about}", given, 0, 2**31 - 1)
-        )
-
-    def _parts(self, schema: Mapping[str, Any], key: str) -> Sequence[Any]:
-        given = schema.get(key, ())
-        if not isinstance(given, (list, tuple)):
-            raise self._error(f"have {show(given)} for {key}; give a list of schemas")
-        return given
 
     def _both(self, some: list[Form], others: list[Form]) -> list[Form]:
         self._check_number(len(some) * len(others))
@@ -183,8 +169,12 @@ class Forms:
             return True
         if not self._types_of(one) & self._types_of(other):
             return True
-        values, others = _values(one), _values(other)
-        return values is not None and others is not None and not any(each in others for each in values)
+        lists, other_lists = (
+            list(lists_of_values(schema)) if isinstance(schema, Mapping) else [] for schema in (one, other)
+        )
+        return any(
+            not any(value in others for value in values) for values in lists for others in other_lists
+        )  # Python takes 0 for False, and then they count as the same
 
     def _error(self, what: str) -> SamplingError:
         return SamplingError(f"tools are refused: {self._about} {what}")
@@ -199,14 +189,6 @@ def _both(one: object, other: object) -> object:
 
 def _form_of(value: Mapping[str, Any]) -> Form:
     return Form({name: {"const": each} for name, each in value.items()}, True, tuple(value), None, False)
-
-
-def _values(schema: object) -> Sequence[object] | None:
-    """The values that a schema lists; None: it lists none."""
-    if not isinstance(schema, Mapping):
-        return None
-    given = [schema["const"]] if "const" in schema else schema.get("enum")
-    return given if isinstance(given, (list, tuple)) else None
 
 
 def arguments(
@@ -326,21 +308,22 @@ class _Arguments:
             many = f"{len(items)} arguments up to {n_counts - 1}"
             raise self._error(f"count {many}, by minProperties and maxProperties, which is too much")
         after: list[str | None] = []
-        for count in range(n_counts):
-            still = max(0, least - count), None if most is None else most - count
+        for n_before in range(n_counts):
+            still = max(0, least - n_before), None if most is None else most - n_before
             if free and still[1] != 0:
                 after.append(f"({free}){{{still[0]},{'' if still[1] is None else still[1]}}}")
             else:
                 after.append(None if still[0] else '""')
         for k, (text, is_required) in reversed(list(enumerate(items))):
             here: list[str | None] = []
-            for count in range(n_counts):
-                follower = count if is_required else count + 1 if most is not None else min(count + 1, least)
+            for n_before in range(n_counts):
+                follower = n_before + (not is_required)
+                follower = follower if most is not None else min(follower, least)
                 taken = after[follower] if follower < n_counts else None
                 ways = [f"{text} {taken}"] if taken is not None else []
-                if not is_required and after[count] is not None:
-                    ways.append(str(after[count]))
-                name = f"counted{self._place}_{k}_{count}"
+                if not is_required and after[n_before] is not None:
+                    ways.append(str(after[n_before]))
+                name = f"counted{self._place}_{k}_{n_before}"
                 here.append(self._rules.rule(name, " | ".join(ways)) if ways else None)
             after = here
         return after[0]

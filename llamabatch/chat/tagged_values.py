@@ -1,5 +1,5 @@
 """A value between tags as rules of a grammar. A string stands there as it is, so that its schema becomes one regular
-expression; all other values are JSON.
+expression, which null, true, false and numbers join; lists and objects are JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from llamabatch.chat.tool_schemas import (
     TYPES,
     Budget,
     TypesOf,
+    checked_parts,
+    count,
+    lists_of_values,
     of_argument,
+    parts,
     types_named,
     types_of_value,
     unknown_type,
@@ -24,7 +28,7 @@ from llamabatch.chat.tool_schemas import (
 from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import referred, with_parts
 from llamabatch.request.lark_rules import ANY, GUIDANCE, MAX_CHARS, Rules, quoted
-from llamabatch.utils.checks import integer, show
+from llamabatch.utils.checks import show
 
 LARK = "x-lark"
 """Of the schema of an argument that is a string: a grammar in Lark's notation, which it follows where a notation holds
@@ -87,27 +91,28 @@ class Values:
         texts = Texts(self._root, self._rules.about, self._end.strip(), self._read_as(name), self._budget)
         if _allows_all(schema):
             return self._rules.lazy(f"text{place}", texts.readable(ANY, as_any=True), end, start)
+        text = texts.of(schema)
         types = self._types_of(schema)
-        content = texts.of(schema)
-        if content is None:
-            return self._json(place, start, schema, types - STRING) if types - STRING else None
         words = _Words(schema, self._root, lambda looks: self._budget.spend(self._rules.about, looks), self._types_of)
-        rest = types & (NESTED | _NUMBERS if words.is_bounded else NESTED)
-        content = " | ".join([f"({texts.readable(content, apart_from=rest)})", *words.expressions()])
-        if not rest:
+        nested = types & (NESTED | _NUMBERS if words.is_bounded else NESTED)
+        terms = [] if text is None else [f"({texts.readable(text, apart_from=nested)})"]
+        content = " | ".join([*terms, *(words.expressions() if types - STRING else ())])
+        if not content:
+            return f"{start} {self._json(place, schema, nested)}" if nested else None
+        if not nested:
             return self._rules.lazy(f"text{place}", content, end, start)
         text = self._rules.lazy(f"text{place}", content, end)
-        return f"{start} ({text} | {self._json(place, '', schema, rest)})"
+        return f"{start} ({text} | {self._json(place, schema, nested)})"
 
     def _read_as(self, name: str) -> frozenset[str]:
         """The types as which a reader may take the value."""
         return self._types_of(of_argument(self._root, name or _NO_NAME))
 
-    def _json(self, place: str, start: str, schema: object, types: frozenset[str]) -> str:
+    def _json(self, place: str, schema: object, types: frozenset[str]) -> str:
         """The values of some types, as JSON."""
         whole = schema if types >= self._types_of(schema) else {"allOf": [schema, {"type": sorted(types)}]}
         made = json.dumps({**self._with_definitions(whole), "x-guidance": GUIDANCE})
-        return f"{start} {self._rules.rule(f'json{place}', f'%json {made}')} {quoted(self._end)}".lstrip()
+        return f"{self._rules.rule(f'json{place}', f'%json {made}')} {quoted(self._end)}"
 
     def _with_definitions(self, schema: object) -> dict[str, Any]:
         """A schema with all that it refers to, wherever in the root that stands."""
@@ -188,12 +193,13 @@ class _Words:
         if not isinstance(schema, Mapping):
             return
         self._spend(1)
-        of_numbers = [part for part in self._parts(schema, "oneOf") if self._types_of(part) & _NUMBERS]
+        of_numbers = [part for part in parts(schema, "oneOf") if self._types_of(part) & _NUMBERS]
         self.is_bounded |= not _BOUNDS.isdisjoint(schema) or len(of_numbers) > 1
-        for choices in _lists(schema):
+        for choices in lists_of_values(schema):
             self._numbers |= {each: None for each in choices if type(each) in (int, float)}
-        for part in self._parts(schema, "allOf", "anyOf", "oneOf"):
-            self._look(part, seen)
+        for key in ("allOf", "anyOf", "oneOf"):
+            for part in parts(schema, key):
+                self._look(part, seen)
         reference = schema.get("$ref")
         if isinstance(reference, str) and reference not in seen:
             seen.add(reference)
@@ -201,12 +207,12 @@ class _Words:
 
     def _fits(self, schema: object, value: object, references: tuple[str, ...] = ()) -> bool:
         """True if a value that is no text, list or object fits a schema without bounds."""
-        self._spend(1 + sum(map(len, _lists(schema))) if isinstance(schema, Mapping) else 1)
+        self._spend(1 + sum(map(len, lists_of_values(schema))) if isinstance(schema, Mapping) else 1)
         if not isinstance(schema, Mapping):
             return schema is not False
         if not types_named(schema) & types_of_value(value):
             return False
-        if not all(any(_same(value, each) for each in choices) for choices in _lists(schema)):
+        if not all(any(_same(value, each) for each in choices) for choices in lists_of_values(schema)):
             return False
         reference = schema.get("$ref")
         if isinstance(reference, str):
@@ -214,23 +220,10 @@ class _Words:
             if reference in references or not self._fits(target, value, (*references, reference)):
                 return False
         fits = {
-            key: [self._fits(part, value, references) for part in self._parts(schema, key)]
+            key: [self._fits(part, value, references) for part in parts(schema, key)]
             for key in ("allOf", "anyOf", "oneOf")
         }
         return all(fits["allOf"]) and (any(fits["anyOf"]) or not fits["anyOf"]) and sum(fits["oneOf"] or [True]) == 1
-
-    @staticmethod
-    def _parts(schema: Mapping[str, Any], *keys: str) -> list[Any]:
-        lists = (schema.get(key) for key in keys)
-        return [part for each in lists if isinstance(each, (list, tuple)) for part in each]
-
-
-def _lists(schema: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-    """The lists of values of which one must be the value."""
-    if "const" in schema:
-        yield [schema["const"]]
-    if isinstance(choices := schema.get("enum"), (list, tuple)):
-        yield choices
 
 
 def _same(one: object, other: object) -> bool:
@@ -281,17 +274,17 @@ class Texts:
         if "string" not in types_named(schema):
             return None
         terms = [*self._choices(schema), *self._plain(schema)]
-        for part in self._parts(schema, "allOf"):
+        for part in checked_parts(schema, "allOf", self._about):
             terms.append(self.of(part, references))
         if isinstance(reference := schema.get("$ref"), str):
             if reference in references:
                 return None  # no value of a finite depth
             terms.append(self.of(_target(reference, self._root, self._about), (*references, reference)))
         if "anyOf" in schema:
-            each = [self.of(part, references) for part in self._parts(schema, "anyOf")]
+            each = [self.of(part, references) for part in checked_parts(schema, "anyOf", self._about)]
             terms.append(_any_of(each))
         if "oneOf" in schema:
-            each = [self.of(part, references) for part in self._parts(schema, "oneOf")]
+            each = [self.of(part, references) for part in checked_parts(schema, "oneOf", self._about)]
             found = [part for part in each if part is not None]
             self._check_size(sum(map(len, found)) * len(found))
             terms.append(_any_of([_alone(found, n) for n in range(len(found))]))
@@ -307,7 +300,7 @@ class Texts:
             raise _refused(self._about, f"is a grammar of more than {MAX_CHARS:,} characters")
 
     def _choices(self, schema: Mapping[str, Any]) -> Iterator[str | None]:
-        for choices in _lists(schema):
+        for choices in lists_of_values(schema):
             yield _any_of([self._literal(each) for each in choices if isinstance(each, str)])
 
     def _literal(self, text: str) -> str:
@@ -319,7 +312,7 @@ class Texts:
         return quoted(text)
 
     def _plain(self, schema: Mapping[str, Any]) -> Iterator[str]:
-        least, most = self._bound(schema, "minLength"), self._bound(schema, "maxLength")
+        least, most = (count(schema, key, self._about) for key in ("minLength", "maxLength"))
         if least is not None or most is not None:
             yield f"/(?s:.{{{least or 0},{'' if most is None else most}}})/"
         if (pattern := schema.get("pattern")) is not None:
@@ -328,20 +321,6 @@ class Texts:
             yield found_in_text(pattern)
         if isinstance(name := schema.get("format"), str):
             yield of_format(name)
-
-    def _bound(self, schema: Mapping[str, Any], key: str) -> int | None:
-        given = schema.get(key)
-        return (
-            None
-            if given is None
-            else integer(SamplingError, f"tools are refused: {key} of {self._about}", given, 0, 2**31 - 1)
-        )
-
-    def _parts(self, schema: Mapping[str, Any], key: str) -> Sequence[Any]:
-        given = schema.get(key, ())
-        if not isinstance(given, (list, tuple)):
-            raise _refused(self._about, f"has {show(given)} for {key}; give a list of schemas")
-        return given
 
 
 def _any_of(terms: Sequence[str | None]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from llamabatch.request.lark_rules import ANY, CALL, GUIDANCE, PARAMETERS, Rules
 from llamabatch.request.tool_calls import ToolCall
 from llamabatch.utils.checks import show
 
+_PLAIN = re.compile("[a-zA-Z0-9_-]{1,64}")  # names that any family reads
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -199,6 +201,8 @@ def _unreadable(tool_format: ToolFormat, what: str, most: str = "") -> SamplingE
 
 def _reads(tool_format: ToolFormat, name: str, names: Sequence[str]) -> bool:
     """True if a call of a function with arguments of these names is read as such."""
+    if all(map(_PLAIN.fullmatch, (name, *names))):
+        return True
     given = dict.fromkeys(names, "x")
     parser = tool_parsers.ToolParser(tool_format.reader, {name: {}}, lambda index, name: "")
     delta = parser.finish(written(tool_format, [(name, given)]))

@@ -1,4 +1,4 @@
-"""What the schema of a tool says of its arguments: which types each may have, wherever the schema names it."""
+"""Schemas of tools: the types that each argument may have, wherever the schema names it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import referred
+from llamabatch.utils.checks import integer, show
 
 Schemas = Mapping[str, Mapping[str, Any]]  # name of a tool -> JSON schema of its parameters
 
@@ -90,20 +91,18 @@ class TypesOf:
         if not isinstance(schema, Mapping) or depth > _DEEPEST or self._left <= 0:
             return frozenset() if schema is False else TYPES
         found = types_named(schema)
-        if "const" in schema:
-            found &= types_of_value(schema["const"])
-        if isinstance(choices := schema.get("enum"), (list, tuple)):
+        for choices in lists_of_values(schema):
             found &= frozenset().union(*map(types_of_value, choices))
         if isinstance(reference := schema.get("$ref"), str):
             if reference not in self._known:
                 self._known[reference] = frozenset()
                 self._new.append(reference)
             found &= self._known[reference]
-        for part in _list(schema, "allOf"):
+        for part in parts(schema, "allOf"):
             found &= self._of(part, depth + 1)
         for key in ("anyOf", "oneOf"):
-            if parts := _list(schema, key):
-                found &= frozenset().union(*(self._of(part, depth + 1) for part in parts))
+            if several := parts(schema, key):
+                found &= frozenset().union(*(self._of(part, depth + 1) for part in several))
         return found
 
 
@@ -117,11 +116,19 @@ def types_named(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def unknown_type(schema: Mapping[str, Any]) -> object:
-    """What "type" of a schema has that is no type; None: all is known."""
+    """The part of "type" that is no type of JSON; None: there is none."""
     names = _type_names(schema)
     if names is None:
         return schema.get("type")
     return next((name for name in names if not isinstance(name, str) or name not in TYPES), None)
+
+
+def lists_of_values(schema: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+    """The lists of values, of const and enum, of each of which the value must be one."""
+    if "const" in schema:
+        yield [schema["const"]]
+    if isinstance(choices := schema.get("enum"), (list, tuple)):
+        yield choices
 
 
 def _type_names(schema: Mapping[str, Any]) -> Sequence[Any] | None:
@@ -130,9 +137,25 @@ def _type_names(schema: Mapping[str, Any]) -> Sequence[Any] | None:
     return names if isinstance(names, (list, tuple)) else None
 
 
-def _list(schema: Mapping[str, Any], key: str) -> Sequence[Any]:
+def parts(schema: Mapping[str, Any], key: str) -> Sequence[Any]:
+    """The schemas of allOf, anyOf or oneOf; none where that is no list."""
     given = schema.get(key)
     return given if isinstance(given, (list, tuple)) else ()
+
+
+def checked_parts(schema: Mapping[str, Any], key: str, about: str) -> Sequence[Any]:
+    """As parts(). Raises SamplingError where it is no list."""
+    if not isinstance(schema.get(key, ()), (list, tuple)):
+        raise SamplingError(f"tools are refused: {about}: {key} is {show(schema[key])}; give a list of schemas")
+    return parts(schema, key)
+
+
+def count(schema: Mapping[str, Any], key: str, about: str) -> int | None:
+    """A bound of lengths or numbers of things; None: it is not there. Raises SamplingError."""
+    given = schema.get(key)
+    if given is None:
+        return None
+    return integer(SamplingError, f"tools are refused: {about}: {key}", given, 0, 2**31 - 1)
 
 
 def of_argument(root: Mapping[str, Any], name: str) -> object:
@@ -149,12 +172,12 @@ def _of_argument(schema: object, name: str, root: object, budget: Iterator[int],
     if not isinstance(schema, Mapping) or depth > _DEEPEST or next(budget, None) is None:
         return None
     found = [_here(schema, name)]
-    parts = list(_list(schema, "allOf"))
+    joined = list(parts(schema, "allOf"))
     if isinstance(reference := schema.get("$ref"), str):
-        parts.append(referred(reference, root))
-    found += (_of_argument(part, name, root, budget, depth + 1) for part in parts)
+        joined.append(referred(reference, root))
+    found += (_of_argument(part, name, root, budget, depth + 1) for part in joined)
     for key in ("anyOf", "oneOf"):
-        each = [_of_argument(part, name, root, budget, depth + 1) for part in _list(schema, key)]
+        each = [_of_argument(part, name, root, budget, depth + 1) for part in parts(schema, key)]
         named = [part for part in each if part is not None]
         found.append({"anyOf": named} if named else None)
     found = [part for part in found if part is not None]
@@ -162,7 +185,7 @@ def _of_argument(schema: object, name: str, root: object, budget: Iterator[int],
 
 
 def _here(schema: Mapping[str, Any], name: str) -> object:
-    """What a schema itself says of an argument; None: nothing.
+    """The schema that a schema itself has for an argument; None: none.
 
     A name that properties do not have may be that of any pattern, since Python's own expressions can take for ever.
     """
@@ -178,10 +201,10 @@ def _here(schema: Mapping[str, Any], name: str) -> object:
 def names_of(root: Mapping[str, Any]) -> list[str] | None:
     """The names of arguments that a schema has, wherever in it; None: it lists none, or others may come beside them."""
     is_listed, found = False, dict[str, None]()
-    parts: list[object] = [root]
+    left: list[object] = [root]
     seen: set[str] = set()
-    while parts:
-        part = parts.pop(0)
+    while left:
+        part = left.pop(0)
         if not isinstance(part, Mapping):
             continue
         is_open = part.get("additionalProperties", False) is not False or part.get("patternProperties")
@@ -190,10 +213,10 @@ def names_of(root: Mapping[str, Any]) -> list[str] | None:
         if isinstance(properties := part.get("properties"), Mapping):
             is_listed = True
             found.update(dict.fromkeys(properties))
-        found.update(dict.fromkeys(name for name in _list(part, "required") if isinstance(name, str)))
+        found.update(dict.fromkeys(name for name in parts(part, "required") if isinstance(name, str)))
         if isinstance(reference := part.get("$ref"), str) and reference not in seen:
             seen.add(reference)
-            parts.append(referred(reference, root))
+            left.append(referred(reference, root))
         for key in ("allOf", "anyOf", "oneOf"):
-            parts += _list(part, key)
+            left += parts(part, key)
     return list(found) if is_listed else None

@@ -34,6 +34,7 @@ class Rules:
     def __init__(self, marks: tuple[str, ...], spell: Spell) -> None:
         self.about = ""
         self._lines: list[str] = []
+        self._terminals: dict[str, str] = {}  # names by content
         self._left = MAX_CHARS
         self._marks = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
         self._spell = spell
@@ -41,14 +42,18 @@ class Rules:
     def __str__(self) -> str:
         return "".join(self._lines)
 
-    def rule(self, name: str, right: str) -> str:
-        """A rule, or a terminal where its name has capital letters; returns the name."""
+    def rule(self, name: str, right: str, *, says: bool = True) -> str:
+        """A rule, or a terminal where its name has capital letters; returns the name.
+
+        Args:
+            says: what it is for; else another rule does.
+        """
         self._left -= len(right)
         if self._left < 0:
             raise SamplingError(
                 f"tools are refused: {self.about} takes a grammar of more than {MAX_CHARS:,} characters"
             )
-        about = f"{_COMMENT}{self.about}" if self.about else ""
+        about = f"{_COMMENT}{self.about}" if says and self.about else ""
         self._lines.append(f"{name}: {right}{about}\n")
         return name
 
@@ -57,8 +62,9 @@ class Rules:
 
     def lazy(self, name: str, content: str, end: str, start: str = "") -> str:
         """A text of `content` up to the first `end`, with that; all are expressions of a terminal."""
-        inner = self.rule(name.upper(), content)
-        self.rule(f"{name}[lazy]", f"{start} {inner} {end}".strip())
+        if content not in self._terminals:
+            self._terminals[content] = self.rule(name.upper(), content)
+        self.rule(f"{name}[lazy]", f"{start} {self._terminals[content]} {end}".strip(), says=False)
         return name
 
     def up_to(self, end: str) -> str:
@@ -105,7 +111,7 @@ def slashed(regex: str) -> str:
 
 
 def about_line(lark: str, number: int) -> str:
-    """What the rule is for that stands in a line, from 1 on; "": nothing is known."""
+    """The comment of the rule in a line, from 1 on: what it is for; "": it has none."""
     lines = lark.split("\n")
     line = lines[number - 1] if 0 < number <= len(lines) else ""
     return line.rpartition(_COMMENT)[2] if _COMMENT in line else ""

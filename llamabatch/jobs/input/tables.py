@@ -172,7 +172,7 @@ _USUAL = ("text", "question", "content", "input", "instruction", "message", "bod
 
 
 def _other_separator(columns: Sequence[str]) -> str | None:
-    """What separates the fields of a table that has one column alone, if its name looks so."""
+    """The separator, other than a comma, that the only column of a table has in its name."""
     names = columns[0] if len(columns) == 1 else ""
     return next((each for each in ";\t|" if each in names), None)
 

@@ -282,7 +282,7 @@ def of_properties(properties, **schema):
         (
             QWEN3_CODER,
             of_properties({"a": {"type": "string", "minLength": "0}"}}),
-            "minLength of argument 'a' of 'f' is",
+            "argument 'a' of 'f': minLength is",
         ),
         (QWEN3_CODER, of_properties({"a": {"type": "string", "maxLength": None}}), None),
     ],
