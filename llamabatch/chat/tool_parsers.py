@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 from llamabatch.chat.scanner import JsonScan, Reading, Scanner
-from llamabatch.chat.tool_schemas import NESTED, STRING, TYPES, Schemas, TypesOf, of_argument, types_of_value
+from llamabatch.chat.tool_schemas import STRING, TYPES, Schemas, TypesOf, of_argument, types_of_value
 from llamabatch.request.delta import Delta
 from llamabatch.request.tool_calls import ToolCallDelta
 
@@ -365,6 +365,9 @@ def harmony(p: ToolParser) -> Reading[None]:
             yield from s.accept(*_HARMONY_ENDS[:3])
 
 
+_NESTED = {"[": "array", "{": "object"}
+
+
 class _Arguments:
     """Arguments that are made into JSON: of families that write each value between tags."""
 
@@ -393,8 +396,9 @@ class _Arguments:
             if (yield from p.scanner.until(closing, lambda text: p.arguments(_escaped(text)))):
                 p.arguments('"')
             return
-        if types is None or types & NESTED:
-            nested = yield from self._nested(closing[-1])
+        brackets = [bracket for bracket, kind in _NESTED.items() if types is None or kind in types]
+        if brackets:
+            nested = yield from self._nested(brackets, closing[-1])
             if nested is not None:
                 p.arguments(nested)
                 return
@@ -404,12 +408,12 @@ class _Arguments:
         else:
             p.arguments("".join(parts))
 
-    def _nested(self, closing: str) -> Reading[str | None]:
+    def _nested(self, brackets: Sequence[str], closing: str) -> Reading[str | None]:
         """A list or an object with its closing tag, which may also stand within one of its texts; None: none comes."""
         s = self._p.scanner
         s.mark(0)
         yield from s.spaces()
-        value = (yield from _value(s)) if (yield from s.peek()) in ("[", "{") else None
+        value = (yield from _value(s)) if (yield from s.peek()) in brackets else None
         if value is not None:
             yield from s.spaces()
             if (yield from s.accept(closing)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import referred
@@ -159,29 +159,47 @@ def count(schema: Mapping[str, Any], key: str, about: str) -> int | None:
 
 
 def of_argument(root: Mapping[str, Any], name: str) -> object:
-    """The schema of an argument, joined of all places that speak of it; True: none does.
+    """A schema that fits all values of an argument, joined of all places that speak of it; True: none does.
 
     Args:
         root: the schema of all arguments.
     """
     found = _of_argument(root, name, root, iter(range(_MOST_PARTS)), 0)
-    return True if found is None else found
+    return True if found is None else found.schema
 
 
-def _of_argument(schema: object, name: str, root: object, budget: Iterator[int], depth: int) -> object:
-    if not isinstance(schema, Mapping) or depth > _DEEPEST or next(budget, None) is None:
+class _Named(NamedTuple):
+    """What a schema says of an argument.
+
+    Attributes:
+        always: it does so in each of the ways in which arguments fit it.
+    """
+
+    schema: object
+    always: bool
+
+
+def _of_argument(schema: object, name: str, root: object, budget: Iterator[int], depth: int) -> _Named | None:
+    if not isinstance(schema, Mapping):
         return None
-    found = [_here(schema, name)]
+    if depth > _DEEPEST or next(budget, None) is None:
+        return _Named(True, True)
+    own = _here(schema, name)
+    found = [None if own is None else _Named(own, True)]
     joined = list(parts(schema, "allOf"))
     if isinstance(reference := schema.get("$ref"), str):
         joined.append(referred(reference, root))
     found += (_of_argument(part, name, root, budget, depth + 1) for part in joined)
     for key in ("anyOf", "oneOf"):
         each = [_of_argument(part, name, root, budget, depth + 1) for part in parts(schema, key)]
-        named = [part for part in each if part is not None]
-        found.append({"anyOf": named} if named else None)
-    found = [part for part in found if part is not None]
-    return {"allOf": found} if len(found) > 1 else found[0] if found else None
+        ways = [part for part in each if part is not None]
+        if ways:
+            found.append(_Named({"anyOf": [part.schema for part in ways]}, all(part and part.always for part in each)))
+    named = [part for part in found if part is not None]
+    always = [part.schema for part in named if part.always]
+    if always:  # and what only some ways say may be left unsaid
+        return _Named({"allOf": always}, True)
+    return _Named({"anyOf": [part.schema for part in named]}, False) if named else None
 
 
 def _here(schema: Mapping[str, Any], name: str) -> object:

@@ -91,6 +91,7 @@ VALUES = {
     ),
     "string or list": ({"anyOf": [S, {"type": "array", "items": S}]}, ["ls -l", ["ls", "-l"]], [[1]]),
     "string or object": ({"anyOf": [S, {"type": "object", "required": ["b"]}]}, ["a", {"b": 1}], [{}]),
+    "object or a text like a list": ({"enum": ["[1]", {"a": 1}]}, ["[1]", {"a": 1}], [{"a": 2}]),
     "list": ({"type": "array", "items": {"enum": ["a", 1]}, "maxItems": 2}, [[], ["a", 1]], [["b"], ["a", "a", "a"]]),
     "object": ({"type": "object", "properties": {"b": INT}, "required": ["b"]}, [{"b": 1}], [{}, {"b": "x"}]),
     "allOf": ({"allOf": [{**S, "minLength": 2}, {"maxLength": 3}]}, ["ab", "abc"], ["a", "abcd"]),
@@ -184,6 +185,11 @@ WHOLE = {
         {"allOf": [{"properties": {"a": {"const": 0}}}, {"properties": {"a": {"const": False}}}]},
         [{}],
         [{"a": 0}, {"a": False}],
+    ),
+    "anyOf of which one part does not speak of it": (
+        {"properties": {"a": {"enum": [None, "x"]}}, "anyOf": [{"required": ["a"]}, {"properties": {"a": S}}]},
+        [{"a": None}, {"a": "x"}, {}],
+        [{"a": "y"}],
     ),
     "anyOf of required": (
         {"properties": {"a": S, "b": INT}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
