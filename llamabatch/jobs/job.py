@@ -106,11 +106,9 @@ def preview(settings: Settings, n_sample: int = 0) -> DryRun:
     """
     integer(ConfigError, "sample", n_sample, 0, _MOST_SAMPLE)
     inputs = _find_inputs(settings)
-    _check_template(settings, inputs)
-    with (
-        contextlib.closing(DryRunEngine(settings.config)) as engine,
-        contextlib.closing(Reader(inputs, settings.reading, settings.taken)) as rows,
-    ):
+    rows = Reader(inputs, settings.reading, settings.taken)
+    _check_template(settings, inputs, rows)
+    with contextlib.closing(DryRunEngine(settings.config)) as engine, contextlib.closing(rows):
         report = dry_run(engine, rows, settings.adapters, n_sample)
     config, price = report.plan.config, settings.price_per_hour
     if report.sample:
@@ -156,12 +154,12 @@ class _Job:
         settings = self._settings
         with contextlib.ExitStack() as stack:
             inputs = _find_inputs(settings)
-            # before the output: a usage error leaves none behind
-            _check_template(settings, inputs, self._shared)
             read_line = None if self._shared is None else self._shared.read_line
-            reader = stack.enter_context(
-                contextlib.closing(Reader(inputs, settings.reading, settings.taken, read_line))
-            )
+            # before the output: a usage error leaves none behind
+            reader = Reader(inputs, settings.reading, settings.taken, read_line)
+            if self._shared is None:
+                _check_template(settings, inputs, reader)
+            stack.enter_context(contextlib.closing(reader))
             output = stack.enter_context(contextlib.closing(self._open_output(inputs)))
             self._counts.done_before, self._counts.failed_before = output.n_before, output.n_errors_before
             if output.finished:
@@ -321,17 +319,17 @@ def _find_inputs(settings: Settings) -> list[Source]:
     return sources.find(settings.inputs, sources.own_stdin(settings.inputs), without=own)
 
 
-def _check_template(settings: Settings, inputs: list[Source], shared: SharedEngine | None = None) -> None:
+def _check_template(settings: Settings, inputs: list[Source], reader: Reader) -> None:
     """Raises ConfigError where the job begins with a conversation and the model has no chat template.
 
     Every such row would fail. The first row of a stream cannot be read twice, so there --chat alone is known.
     """
-    if shared is not None or settings.reading.chat_template is not None:
+    if settings.reading.chat_template is not None:
         return
     if any(source.is_stream for source in inputs):
         begins_with = settings.reading.task
     else:
-        with contextlib.closing(Reader(inputs, settings.reading, settings.taken)) as rows:
+        with contextlib.closing(reader.again()) as rows:
             begins_with = next((row.task for row in rows if isinstance(row, Row)), "completion")
     if begins_with == "chat":
         check_chat_template(settings.config, ON_A_LINE)

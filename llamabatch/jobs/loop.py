@@ -273,8 +273,7 @@ class Feed:
         self._tiers: dict[tuple[int, bool], tuple[SamplingParams, SamplingParams]] = {}
         self._again: deque[Row] = deque()
         self._most_tokens = max(_LEAST_TOKENS, 2 * slots * n_ctx)
-        self._in_flight: dict[str, Row] = {}
-        self._tokens: dict[str, int] = {}
+        self._in_flight: dict[str, tuple[Row, int]] = {}  # with the tokens of its prompt
         self._n_tokens = 0
         self._group, self._n_group = new_group(), 0
         self._is_read = False
@@ -338,8 +337,9 @@ class Feed:
 
     def pop(self, request_id: str) -> Row:
         """The row of a finished request, which is no longer in flight."""
-        self._n_tokens -= self._tokens.pop(request_id)
-        return self._in_flight.pop(request_id)
+        row, n_tokens = self._in_flight.pop(request_id)
+        self._n_tokens -= n_tokens
+        return row
 
     def again(self, request_id: str) -> None:
         """Puts the row of a request in flight in front of those to come."""
@@ -358,9 +358,9 @@ class Feed:
             most = counted(self._most_copies, "continuation")
             return Refused(row, f"n or best_of is {item.params.n_copies}; the engine and its queue take {most}")
         request = replace(item, group=self._group, seed=seed, params=self._in_tier(item.params))
-        self._in_flight[request.request_id] = row
-        self._tokens[request.request_id] = len(request.prompt_token_ids)
-        self._n_tokens += len(request.prompt_token_ids)
+        n_tokens = len(request.prompt_token_ids)
+        self._in_flight[request.request_id] = row, n_tokens
+        self._n_tokens += n_tokens
         return request
 
     def _in_tier(self, params: SamplingParams) -> SamplingParams:

@@ -127,7 +127,7 @@ class ServerOptions:
     ssl_certfile: str | None = _option(None, "certificate for TLS, a PEM file, with its chain")
     ssl_ca_certs: str | None = _option(None, "authorities of clients' certificates, a PEM file; clients must have one")
     max_body_bytes: int = _option(32 * 2**20, "bytes in the body of a request at most")
-    max_bodies_bytes: int = _option(128 * 2**20, "bytes in all bodies that are being received, at most")
+    max_bodies_bytes: int = _option(64 * 2**20, "bytes in all bodies that are being received, at most")
     max_logprobs: int = _option(20, "logprobs at each place that a request may ask for; -1: all that the engine gives")
     max_header_bytes: int = _option(64 * 2**10, "bytes in the line and headers of a request at most")
     max_headers: int = _option(128, "headers of a request at most")

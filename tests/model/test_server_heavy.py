@@ -57,7 +57,7 @@ def told():
 import threading
 turns = []
 threading.Thread(target=told, daemon=True).start()
-options = ServerOptions(port=0, max_logprobs=int(sys.argv[1]), max_bodies_bytes=2**28)
+options = ServerOptions(port=0, max_logprobs=int(sys.argv[1]), max_bodies_bytes=2**27)
 serve(engine_config("tiny", {"n_slots": 4, "n_ctx": 2048, "n_threads": 1}), options, started)
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import queue
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -111,6 +112,13 @@ class Reader(Iterator[Row | BadRow]):
     def skip(self, is_done: Callable[[int], bool]) -> None:
         """Leaves out rows that are done, from now on; their ids stay claimed."""
         self._is_done = is_done
+
+    def again(self) -> Reader:
+        """A reader of the same rows from the first on. The files are not checked once more."""
+        other = copy.copy(self)
+        other._ids, other._starts, other.seen = Ids(), (), Seen()
+        other._rows = other._read()
+        return other
 
     def close(self) -> None:
         """Closes the file that is open."""

@@ -118,7 +118,7 @@ class Field:
 Fields = Mapping[str, Field]
 
 
-def read_json(data: bytes, headers: Mapping[str, str] | None = None) -> Json:
+def read_json(data: bytes | bytearray, headers: Mapping[str, str] | None = None) -> Json:
     """The object in the body of a request.
 
     Args:
@@ -150,7 +150,7 @@ def read_json(data: bytes, headers: Mapping[str, str] | None = None) -> Json:
     return value
 
 
-def _check_size(data: bytes) -> None:
+def _check_size(data: bytes | bytearray) -> None:
     """Raises ApiError for so many values that reading them would hold every other thread up, and take gigabytes: a list
     of two bytes takes 64 as an object."""
     if _size(data) <= MAX_SIZE:
@@ -167,7 +167,7 @@ def _check_size(data: bytes) -> None:
         )
 
 
-def _end_of_text(data: bytes, start: int) -> int:
+def _end_of_text(data: bytes | bytearray, start: int) -> int:
     """The place behind a text that begins at a quotation mark."""
     end = start
     while (end := data.find(b'"', end + 1)) >= 0:
@@ -179,7 +179,7 @@ def _end_of_text(data: bytes, start: int) -> int:
     return len(data)
 
 
-def _size(data: bytes) -> int:
+def _size(data: bytes | bytearray) -> int:
     lists, names = data.count(b"[") + data.count(b"{"), data.count(b":")
     return data.count(b",") + _OF_A_LIST * lists + (_OF_A_NAME - 1) * names
 

@@ -34,8 +34,10 @@ async def read_body(request: HttpRequest, serving: Serving, read: Callable[[Json
         ApiError: the model is not there; the body is no JSON, or a field is refused.
     """
     serving.check_ready()
-    # request.body() would keep the bytes for as long as the answer streams
-    data = b"".join([part async for part in request.stream()])
+    # request.body() would keep the bytes for as long as the answer streams; a list of parts would take them twice
+    data = bytearray()
+    async for part in request.stream():
+        data += part
     headers = request.headers
     rules = rules_of(serving, timeout_of(headers))
 

@@ -72,7 +72,7 @@ def check_answer(requests: Sequence[Request], n_ctx: int, n_vocab: int, n_held: 
         raise ApiError(
             400,
             f"the request asks for up to {wanted:,} logprobs; allowed are 0 to {allowed:,}, which are "
-            f"{file_size(most)} (max_bodies_bytes); give a lower max_tokens, n or logprobs",
+            f"{file_size(most)} (twice max_bodies_bytes); give a lower max_tokens, n or logprobs",
             code="too_many_logprobs",
         )
     if wanted and n_held > allowed:

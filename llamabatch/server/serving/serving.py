@@ -409,7 +409,8 @@ class Serving:
             raise with_cure(error, client.model, client.plan) from None
         call.submission = submission
         held, config = sum(each.n_logprobs for each in list(self._answers)), client.plan.config
-        check_answer(submission.requests, config.n_ctx, client.model.n_vocab, held, self.options.max_bodies_bytes)
+        most = 2 * self.options.max_bodies_bytes
+        check_answer(submission.requests, config.n_ctx, client.model.n_vocab, held, most)
         check_bad_words(submission.requests, client.model)
         forms = structures(submission.requests)
         if not forms:

@@ -65,7 +65,7 @@ def test_bodies_are_those_that_the_server_lets_in():
     pytest.importorskip("starlette")
     from llamabatch.server.options import ServerOptions
 
-    assert 2 * ServerOptions().max_bodies_bytes == kubernetes.BODIES_BYTES
+    assert 4 * ServerOptions().max_bodies_bytes == kubernetes.BODIES_BYTES
 
 
 def test_options_become_texts():
