@@ -128,12 +128,15 @@ class ChatOptions:
         return None if name is None else {name: self.schemas[name]}
 
     @property
-    def strict_schemas(self) -> dict[str, Mapping[str, Any]] | None:
-        """The schemas to which calls are held where the model decides; of functions that are not strict, any object.
-        None: no function is strict."""
-        strict = {tool["function"]["name"] for tool in self.tools or () if tool["function"].get("strict") is True}
-        loose = {"type": "object"}
-        return {name: schema if name in strict else loose for name, schema in self.schemas.items()} if strict else None
+    def strict_tools(self) -> set[str]:
+        """Names of the functions that are strict."""
+        return {tool["function"]["name"] for tool in self.tools or () if tool["function"].get("strict") is True}
+
+    @property
+    def free_schemas(self) -> dict[str, Mapping[str, Any]]:
+        """The schemas to which calls are held where the model decides; of functions that are not strict, any object."""
+        strict, loose = self.strict_tools, {"type": "object"}
+        return {name: schema if name in strict else loose for name, schema in self.schemas.items()}
 
     def _check_choice(self) -> None:
         choice, names = self.tool_choice, list(self.schemas)

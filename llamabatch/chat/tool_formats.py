@@ -71,6 +71,7 @@ class ToolFormat:
         ends_thinking: marks of calls that also end a thinking which nothing has closed.
         thought: text that may stand before the calls: the beginning and the end of a thinking part, where the grammar
             itself has to allow it.
+        answer: text that begins an answer without calls, there.
         id_letters: letters and digits of the ids that are made for calls; 0: as OpenAI's, "call_" and 24 of them.
     """
 
@@ -81,6 +82,7 @@ class ToolFormat:
     marks: tuple[str, ...] = ()
     ends_thinking: tuple[str, ...] = ()
     thought: tuple[str, str] | None = None
+    answer: str = ""
     id_letters: int = 0
 
     @classmethod
@@ -123,6 +125,7 @@ FORMATS: Sequence[ToolFormat] = (
         JsonNotation("<|channel|>commentary to=functions.", (" <|constrain|>json<|message|>",), between=None),
         _HARMONY,
         thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        answer="<|channel|>final<|message|>",
     ),
     ToolFormat(
         "kimi-k2",

@@ -1,4 +1,6 @@
-"""The grammar of the calls of a family, made of the schemas of the tools (tool_choice="required")."""
+"""The grammar of the calls of a family, made of the schemas of the tools: of calls that must come, of those in free
+text, and of those that may come in place of an answer in a form.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +78,21 @@ def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, paral
     return inner._replace(lark=lark)
 
 
+def answer_grammar(
+    tool_format: ToolFormat, tools: Schemas, form: str, spell: Spell, *, parallel: bool
+) -> CallGrammar:
+    """Calls as of grammar(), or a text in a form.
+
+    Args:
+        form: the right side of a rule.
+        as for grammar(); none is left out.
+
+    Raises:
+        SamplingError: the notation cannot hold a name or a part of a schema.
+    """
+    return _grammar(tool_format, tool_format.notation, tools, spell, parallel, may_leave_out=False, form=form)
+
+
 def _grammar(
     tool_format: ToolFormat,
     notation: JsonNotation | TaggedNotation,
@@ -84,6 +101,7 @@ def _grammar(
     parallel: bool,
     *,
     may_leave_out: bool,
+    form: str | None = None,
 ) -> CallGrammar:
     rules = Rules(tool_format.marks, spell)
     calls: list[str] = []
@@ -93,7 +111,7 @@ def _grammar(
     for n, (name, given) in enumerate(tools.items()):
         own = Rules(tool_format.marks, spell)
         try:
-            formats = _add_call(own, tool_format, notation, n, name, given, budget)
+            formats = _add_call(own, tool_format, notation, n, name, given, budget, beside_form=form is not None)
         except (SamplingError, RecursionError) as error:
             if isinstance(error, RecursionError):
                 about = f"{PARAMETERS} of {show(name)}"
@@ -118,6 +136,9 @@ def _grammar(
             several = f"{call} | {around}" if parallel else call
         else:
             several = around
+    if form is not None:
+        rules.about = "the form"
+        several = f"{several} | {rules.text(tool_format.answer)} {rules.rule('form', form)}"
     if tool_format.thought is not None:
         several = f"thought? ({several})"
         begin, end = tool_format.thought
@@ -133,6 +154,8 @@ def _add_call(
     name: str,
     given: Mapping[str, Any],
     budget: Budget,
+    *,
+    beside_form: bool,
 ) -> tuple[str, ...]:
     """Adds the rules of one call; returns what these do not hold. Raises SamplingError."""
     if not _reads(tool_format, name, ()):
@@ -140,7 +163,10 @@ def _add_call(
     rules.about = f"{PARAMETERS} of {show(name)}"
     schema = {**given, "type": "object"} if given else _NO_ARGUMENTS  # of several types this one
     schema, formats = _held(schema, name)
-    if isinstance(notation, JsonNotation):
+    if isinstance(notation, JsonNotation) and beside_form and notation.head.startswith("{"):
+        # the two may begin alike, and only where both are JSON a grammar waits for the first difference
+        call = _json(_whole_call(notation, name, _closed(schema)))
+    elif isinstance(notation, JsonNotation):
         call = _json_call(rules, notation, n, name, _closed(schema))
     else:
         check = functools.partial(_check_names, tool_format, name)
@@ -154,9 +180,34 @@ def _add_call(
 
 def _json_call(rules: Rules, notation: JsonNotation, n: int, name: str, schema: Mapping[str, Any]) -> str:
     shown = json.dumps(name, ensure_ascii=False)[1:-1] if notation.quoted else name
-    inner = rules.rule(f"arguments{n}", f"%json {json.dumps({**schema, 'x-guidance': GUIDANCE})}")
+    inner = rules.rule(f"arguments{n}", _json(schema))
     parts = rules.text(notation.head + shown, *notation.middle), inner, rules.text(notation.tail)
     return " ".join(filter(None, parts))
+
+
+def _whole_call(notation: JsonNotation, name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a call that is one JSON object."""
+    empty = f"{notation.head}{''.join(map(str, notation.middle))}{{}}{notation.tail}"
+    of_name, of_arguments = json.loads(empty)
+    inner = _moved(schema, f"#/properties/{of_arguments}")
+    properties = {of_name: {"const": name}, of_arguments: inner}
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema whose references hold where it stands at a place of another one."""
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: part if key in ("const", "enum") else _moved(part, place) for key, part in schema.items()}
+    if isinstance(target := schema.get("$ref"), str) and target.startswith("#"):
+        moved["$ref"] = place + target[1:]
+    return moved
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': GUIDANCE})}"
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:

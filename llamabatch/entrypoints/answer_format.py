@@ -11,11 +11,11 @@ from llamabatch.chat.conversation import ChatOptions
 from llamabatch.chat.formats import ChatFormat, reasoning_of
 from llamabatch.chat.output_parser import OutputParser
 from llamabatch.chat.tool_formats import ToolFormat, call_id
-from llamabatch.chat.tool_grammar import grammar, lazy_grammar
+from llamabatch.chat.tool_grammar import answer_grammar, grammar, lazy_grammar
 from llamabatch.chat.tool_parsers import ToolParser
 from llamabatch.config import ResolvedConfig
 from llamabatch.errors import SamplingError
-from llamabatch.request.lark_rules import quoted
+from llamabatch.request.lark_rules import form_of, quoted
 from llamabatch.request.reasoning import Reasoning, ReasoningTags, Thinking
 from llamabatch.request.request import Request
 from llamabatch.request.structured_outputs import TOOLS, Structure, special_name
@@ -49,6 +49,7 @@ class AnswerFormat:
         template = model.chat_template if options.template is None else options.template
         self.tags = reasoning_of(template, config.reasoning_tags, options.reasoning_format or config.reasoning_format)
         self._tools = ToolFormat.of(template) if options.reads_calls else None
+        self._joined: dict[Structure, Structure] = {}  # a form -> it and the calls that may come in its place
 
     def of_chat(self, request: Request, continued: str = "") -> Request:
         """A request whose prompt a chat template made: its answer is taken apart.
@@ -57,7 +58,7 @@ class AnswerFormat:
             continued: text of the last message, if the answer goes on with it.
 
         Raises:
-            SamplingError: tools and structured_outputs cannot both hold.
+            SamplingError: the tools, or these and structured_outputs together, cannot be held.
         """
         tags = self.tags
         if self._tools is not None:
@@ -85,25 +86,43 @@ class AnswerFormat:
         return replace(request, reasoning=Reasoning(tags, thinking, parsed=False))
 
     def _with_tools(self, request: Request) -> Request:
-        """The request with the grammar of the calls that must come."""
-        if request.params.structure is not None:
-            raise SamplingError(
-                "structured_outputs and tools are both given, and an answer cannot be a form and a call; leave one of "
-                "them out, or give tool_choice='none'"
-            )
-        if self._forced is None:
+        """The request with the grammar of its calls."""
+        form, held = request.params.structure, self._calls
+        if form is not None and self._options.forced_tools is None:
+            held = self._form_or_calls(form)
+        if held is None:
             return request
         budget = request.params.thinking_token_budget
-        if budget is not None and self._forced.in_reasoning:
+        if budget is not None and self._tools is not None and self._tools.thought is not None:
             raise SamplingError(
-                f"thinking_token_budget is {budget} beside a call that must come, whose grammar holds the thinking of "
-                "this family, too; leave the budget out, or give tool_choice='auto'"
+                f"thinking_token_budget is {budget} beside {'a call that must come' if form is None else 'a form'}, "
+                "whose grammar holds the thinking of this family, too; leave the budget out, or give "
+                "tool_choice='auto'" + ("" if form is None else " without a form")
             )
-        return replace(request, params=replace(request.params, structured_outputs=self._forced))
+        return replace(request, params=replace(request.params, structured_outputs=held))
+
+    def _form_or_calls(self, form: Structure) -> Structure:
+        """The form of an answer that is in the given form, or calls instead."""
+        found = self._joined.get(form)
+        if found is not None:
+            return found
+        assert self._tools is not None
+        rule = form_of(form.kind, form.text)
+        if rule is None:
+            raise SamplingError(
+                f"{form.kind} of structured_outputs and tools are both given, and calls cannot be added to a grammar; "
+                "give json, regex or choice, leave one of them out, or give tool_choice='none'"
+            )
+        parallel = self._options.parallel_tool_calls
+        made = answer_grammar(self._tools, self._options.free_schemas, rule, self._spell, parallel=parallel)
+        in_reasoning = form.in_reasoning or self._tools.thought is not None
+        found = Structure(TOOLS, made.lark, in_reasoning, (*form.not_held, *made.left_out))
+        self._joined = {form: found}
+        return found
 
     @cached_property
-    def _forced(self) -> Structure | None:
-        """The form of an answer that must call; None: it need not."""
+    def _calls(self) -> Structure | None:
+        """The form of an answer that must call, or may call a strict function; None: it is free."""
         tools = self._options.forced_tools
         if self._tools is None:
             return None
@@ -115,10 +134,10 @@ class AnswerFormat:
 
     def _strict(self, tool_format: ToolFormat) -> Structure | None:
         """The form of free text with calls, if a function is strict: then it holds from the mark of a call on."""
-        strict = self._options.strict_schemas
-        if strict is None:
+        if not self._options.strict_tools:
             return None
-        made = lazy_grammar(tool_format, strict, self._spell, parallel=self._options.parallel_tool_calls)
+        schemas, parallel = self._options.free_schemas, self._options.parallel_tool_calls
+        made = lazy_grammar(tool_format, schemas, self._spell, parallel=parallel)
         return None if made is None else Structure(TOOLS, made.lark, not_held=made.left_out)
 
     def _spell(self, mark: str) -> str:

@@ -110,6 +110,18 @@ def slashed(regex: str) -> str:
     return escaped.replace("\n", r"\n").replace("\r", r"\r")
 
 
+def form_of(kind: str, text: str) -> str | None:
+    """The right side of a rule for a form, as a Structure has its kind and its text; None: it is a grammar itself."""
+    if kind == "json":
+        schema = json.loads(text)
+        given = schema.get("x-guidance", {})
+        guidance = {**GUIDANCE, **given} if isinstance(given, dict) else given
+        return f"%json {json.dumps({**schema, 'x-guidance': guidance})}"
+    if kind == "regex":
+        return f"/{slashed(text)}/"
+    return " | ".join(map(quoted, json.loads(text))) if kind == "choice" else None
+
+
 def about_line(lark: str, number: int) -> str:
     """The comment of the rule in a line, from 1 on: what it is for; "": it has none."""
     lines = lark.split("\n")

@@ -64,8 +64,9 @@ def test_a_function_whose_arguments_cannot_be_an_object_is_refused(function):
 def test_a_strict_function_leaves_the_arguments_of_the_others_free():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     strict, loose = ({"function": {"name": n, "parameters": schema, "strict": n == "s"}} for n in "sl")
-    assert ChatOptions([strict, loose]).strict_schemas == {"s": schema, "l": {"type": "object"}}
-    assert ChatOptions([loose]).strict_schemas is None
+    assert ChatOptions([strict, loose]).free_schemas == {"s": schema, "l": {"type": "object"}}
+    assert ChatOptions([strict, loose]).strict_tools == {"s"}
+    assert not ChatOptions([loose]).strict_tools
 
 
 def test_variables_reach_the_template():

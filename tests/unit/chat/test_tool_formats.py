@@ -1,5 +1,6 @@
 """Notations of tool calls: found from a chat template, and as a grammar that allows well-formed calls alone."""
 
+import functools
 import json
 import random
 import re
@@ -20,10 +21,10 @@ from llamabatch.chat.tool_formats import (
     example,
     written,
 )
-from llamabatch.chat.tool_grammar import grammar, lazy_grammar
+from llamabatch.chat.tool_grammar import answer_grammar, grammar, lazy_grammar
 from llamabatch.chat.tool_parsers import ToolParser
 from llamabatch.errors import SamplingError
-from llamabatch.request.lark_rules import quoted
+from llamabatch.request.lark_rules import form_of, quoted
 from llamabatch.request.structured_outputs import special_name
 from llamabatch.sampling import grammar_sandbox
 
@@ -211,6 +212,37 @@ def test_a_lazy_grammar_holds_calls_and_leaves_text_free(tool_format, special):
         assert not walk.allows(text.replace("clock", "volcano"))
         if special:
             assert walk.allows(f"{text}\n{text}") == parallel
+
+
+FORMS = {
+    "json": ('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}', '{"n": 7}', '{"n": ""}'),
+    "regex": (r"[ab]/\d+\.?", "a/12", "c/12"),
+    "choice": ('["yes", "\\"no\\""]', '"no"', "no"),
+}
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("tool_format", FAMILIES, ids=lambda each: each.name)
+def test_an_answer_is_in_its_form_or_calls(tool_format, special):
+    for kind, (text, good, bad) in FORMS.items():
+        made_by = functools.partial(_answers, form_of(kind, text))
+        walk = Walk(tool_format, XML_TOOLS, special=special, parallel=True, made_by=made_by)
+        thoughts = [""] if tool_format.thought is None else ["", "Hm.".join(tool_format.thought)]
+        for thought in thoughts:
+            answer = f"{thought}{tool_format.answer}{good}"
+            assert walk.allows(answer)
+            assert calls_of(tool_format, XML_TOOLS, answer) == (good, [])
+            assert walk.allows(thought + WRITTEN[tool_format.name])
+            assert not walk.allows(f"{thought}{tool_format.answer}{bad}")
+        assert not walk.allows(WRITTEN[tool_format.name].replace("clock", "volcano"))
+        for size in 0.5, 0.3:  # by a reference of the schema
+            call = written(tool_format, [("weather", {"city": "Oslo", "unit": "C", "sizes": [size]})])
+            assert walk.allows(call) == (size == 0.5)
+        assert not walk.allows(f"{good}{WRITTEN[tool_format.name]}")
+
+
+def _answers(form, tool_format, tools, spell, *, parallel):
+    return answer_grammar(tool_format, tools, form, spell, parallel=parallel)
 
 
 PATCH = """start: begin change+ end

@@ -220,13 +220,27 @@ def test_what_makes_no_sense_is_refused_by_name(options, words):
         llm.chat(ASKED, GREEDY, **{"tools": TOOLS, **options})
 
 
-def test_a_form_and_tools_exclude_each_other():
-    form = SamplingParams(structured_outputs={"json_object": True}, max_tokens=50)
+def test_a_form_beside_tools_is_of_answers_that_do_not_call():
+    form = SamplingParams(structured_outputs={"json": {"type": "object", "properties": {"a": {}}}}, max_tokens=50)
+    template = f'{{# <tool_call> arguments "name" #}}{HERMES}'
+    written = f"<tool_call>\n{CALL}\n</tool_call>"
+    with FakeLLM(answers=["{}", written]) as llm:
+        answer, call = llm.chat([ASKED, ASKED], form, tools=TOOLS, chat_template=template)
+        assert (answer.text, answer.tool_calls) == ("{}", ())
+        assert (call.text, [each.name for each in call.tool_calls]) == ("", ["weather"])
     with FakeLLM(answers="{}") as llm:
-        for choice in ("auto", "required", None):
-            with pytest.raises(SamplingError, match="structured_outputs and tools are both given"):
-                llm.chat(ASKED, form, tools=TOOLS, tool_choice=choice)
         assert llm.chat(ASKED, form, tools=TOOLS, tool_choice="none")[0].text == "{}"
+    with FakeLLM(answers=CALL) as llm:  # a call that must come is in no form
+        [out] = llm.chat(ASKED, form, tools=TOOLS, tool_choice="required")
+        assert [each.name for each in out.tool_calls] == ["weather"]
+
+
+def test_a_grammar_beside_tools_is_refused():
+    form = SamplingParams(structured_outputs={"grammar": 'start: "a"'}, max_tokens=50)
+    with FakeLLM(answers="a") as llm:
+        with pytest.raises(SamplingError, match="grammar of structured_outputs and tools are both given"):
+            llm.chat(ASKED, form, tools=TOOLS)
+        assert llm.chat(ASKED, form, tools=TOOLS, tool_choice="none")[0].text == "a"
         with pytest.warns(PromptWarning, match="1 of 2 conversations failed"):
             _, fine = llm.chat([ASKED, ASKED], [form, GREEDY], tools=TOOLS)
         assert fine.error is None
