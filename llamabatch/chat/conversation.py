@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field, fields
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict
 
 from llamabatch.chat import histories
 from llamabatch.chat.named_templates import IN_PYTHON, TEMPLATES
@@ -61,7 +61,9 @@ class ChatOptions:
             continue_final_message.
         continue_final_message: the prompt ends with the content of the last message, an assistant's, to be continued.
         tool_choice: "auto": the model decides whether it calls; "none": its text is not read for calls; "required": it
-            can only call; {"type": "function", "function": {"name": …}}: it can only call this one. None: "auto".
+            can only call; {"type": "function", "function": {"name": …}}: it can only call this one; {"type":
+            "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": […]}}: it may, or can only, call
+            these. None: "auto".
         parallel_tool_calls: more than one call may come.
         reasoning_format: "none": thinking stays in the text; None: as the engine has it.
 
@@ -120,10 +122,22 @@ class ChatOptions:
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
+    def allows_some(self) -> bool:
+        """True if not every function may be called."""
+        return _allowed(self.tool_choice) is not None
+
+    @property
+    def _callable(self) -> dict[str, Mapping[str, Any]]:
+        """`schemas` of the functions that may be called."""
+        allowed = _allowed(self.tool_choice)
+        return {name: schema for name, schema in self.schemas.items() if allowed is None or name in allowed.names}
+
+    @property
     def forced_tools(self) -> dict[str, Mapping[str, Any]] | None:
         """The tools of which one must be called, as `schemas`; None: none must."""
-        if self.tool_choice == "required":
-            return self.schemas
+        allowed = _allowed(self.tool_choice)
+        if self.tool_choice == "required" or (allowed is not None and allowed.mode == "required"):
+            return self._callable
         name = _chosen(self.tool_choice)
         return None if name is None else {name: self.schemas[name]}
 
@@ -136,24 +150,42 @@ class ChatOptions:
     def free_schemas(self) -> dict[str, Mapping[str, Any]]:
         """The schemas to which calls are held where the model decides; of functions that are not strict, any object."""
         strict, loose = self.strict_tools, {"type": "object"}
-        return {name: schema if name in strict else loose for name, schema in self.schemas.items()}
+        return {name: schema if name in strict else loose for name, schema in self._callable.items()}
 
     def _check_choice(self) -> None:
-        choice, names = self.tool_choice, list(self.schemas)
-        name = _chosen(choice)
-        if name is None and choice not in (None, *_CHOICES):
+        choice, known = self.tool_choice, list(self.schemas)
+        name, allowed = _chosen(choice), _allowed(choice)
+        if name is None and allowed is None and choice not in (None, *_CHOICES):
             raise PromptError(
-                f"tool_choice is {show(choice)}; give 'auto', 'none', 'required', or "
-                '{"type": "function", "function": {"name": …}}'
+                f"tool_choice is {show(choice)}; give 'auto', 'none', 'required', "
+                '{"type": "function", "function": {"name": …}}, or {"type": "allowed_tools", "allowed_tools": '
+                '{"mode": "auto", "tools": [{"type": "function", "function": {"name": …}}]}}'
             )
         if choice in (None, "auto", "none"):
             return
-        if not names:
+        if not known:
             raise PromptError(
                 f"tool_choice is {show(choice)}, and there are no tools to call; give tools, or leave it out"
             )
-        if name is not None and name not in names:
-            raise PromptError(f"tool_choice names {show(name)}, which is none of the tools{nearest(name, names)}")
+        for each in (name,) if allowed is None else allowed.names:
+            if each is not None and each not in known:
+                raise PromptError(f"tool_choice names {show(each)}, which is none of the tools{nearest(each, known)}")
+
+
+class _Allowed(NamedTuple):
+    mode: str
+    names: tuple[str, ...]
+
+
+def _allowed(choice: object) -> _Allowed | None:
+    """The mode and the functions of a tool_choice that allows some of the tools."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return None
+    inner = choice.get("allowed_tools")
+    mode, tools = (inner.get("mode"), inner.get("tools")) if isinstance(inner, Mapping) else (None, None)
+    names = [_chosen(tool) for tool in tools] if isinstance(tools, (list, tuple)) else []
+    known = tuple(name for name in names if name is not None)
+    return _Allowed(mode, known) if mode in ("auto", "required") and known and len(known) == len(names) else None
 
 
 def _chosen(choice: object) -> str | None:
@@ -297,6 +329,8 @@ def render(
     from llamabatch.chat.template import TemplateLimit, describe
 
     refusal: Exception | None = None
+    systems = [str(message["content"]).strip() for message in messages if message["role"] in ("system", "developer")]
+    incomplete: str | None = None
     most_calls = histories.most_calls(messages)
     forms = _forms_of(source, most_calls > 1) if most_calls else histories.FORMS[:1]
     shown = histories.shown(messages, source, compiled, options.tools, forms)
@@ -305,7 +339,10 @@ def render(
     for form, tools in ((form, tools) for form in shown for tools in lists):
         try:
             text = compiled.render({**variables, "tools": tools, "messages": form}, cancelled)
-            return text if mark is None else _cut_at(text, mark)
+            text = text if mark is None else _cut_at(text, mark)
+            if len(systems) < 2 or all(each in text for each in systems):
+                return text
+            incomplete = incomplete or text  # some templates write the last of several alone
         except CancelledError:
             raise
         except PromptError:
@@ -315,6 +352,8 @@ def render(
             refusal = refusal or error.with_traceback(None)
             if isinstance(error, TemplateLimit):
                 break  # other forms would each take as much again
+    if incomplete is not None:
+        return incomplete
     assert refusal is not None
     raise PromptError(f"the chat template refuses this conversation: {describe(refusal)}") from refusal
 
@@ -435,11 +474,15 @@ def _content(content: object) -> str | None:
         return content
     if not isinstance(content, (list, tuple)):
         raise PromptError(f"content is {show(content)}; give a text, or a list of text parts")
-    for part in content:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise PromptError(f"content has a part of type {show(kind)}; only text parts can be read")
-    return "\n".join(part["text"] for part in content)
+    return "\n".join(map(_text_of, content))
+
+
+def _text_of(part: object) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    text = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "refusal") else None
+    if not isinstance(text, str):
+        raise PromptError(f"content has a part of type {show(kind)}; only parts of text can be read")
+    return text
 
 
 def _check_call(call: object) -> None:

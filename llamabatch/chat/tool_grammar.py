@@ -78,9 +78,7 @@ def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, paral
     return inner._replace(lark=lark)
 
 
-def answer_grammar(
-    tool_format: ToolFormat, tools: Schemas, form: str, spell: Spell, *, parallel: bool
-) -> CallGrammar:
+def answer_grammar(tool_format: ToolFormat, tools: Schemas, form: str, spell: Spell, *, parallel: bool) -> CallGrammar:
     """Calls as of grammar(), or a text in a form.
 
     Args:

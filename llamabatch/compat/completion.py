@@ -14,7 +14,7 @@ from llamabatch.compat.callbacks import Biases, Penalties, with_prompt
 from llamabatch.compat.grammar import form_of
 from llamabatch.errors import EngineClosedError, SamplingError
 from llamabatch.request.detokenizer import Detokenizer
-from llamabatch.request.logprobs import TokenLogprobs
+from llamabatch.request.logprobs import TextOffsets, TokenLogprobs
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.sampling_params import MAX_BIASES, SamplingParams
 from llamabatch.request.structured_outputs import Structure
@@ -220,24 +220,23 @@ class Completion:
     ) -> Json:
         """The logprobs of the output, with echo those of the prompt before them but for its first token's."""
         if not self._args.echo:
-            return self._logprobs(ids, logprobs, len(self._args.prompt))
+            return self._logprobs(ids, logprobs, TextOffsets(len(self._args.prompt), "ignore"))
         skipped = self._prompt_ids[0] == self._pieces.bos
         of_prompt = (prompt_logprobs or (None,) * len(self._prompt_ids))[skipped:]
-        found = self._logprobs((*self._prompt_ids[skipped:], *ids), (*of_prompt, *logprobs), 0)
+        found = self._logprobs((*self._prompt_ids[skipped:], *ids), (*of_prompt, *logprobs), TextOffsets(0, "ignore"))
         if found["tokens"]:
             found["token_logprobs"][0] = found["top_logprobs"][0] = None
         return found
 
-    def _logprobs(self, ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs | None], offset: int) -> Json:
+    def _logprobs(self, ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs | None], places: TextOffsets) -> Json:
         tokens, offsets, chosen, likeliest = list[str](), list[int](), list[float | None](), list[Json | None]()
         for token_id, given in zip(ids, logprobs, strict=True):
-            text = self._pieces.text([token_id])
+            text, place = self._pieces.text([token_id]), places.add(self._pieces.token_bytes(token_id))
             if token_id != self._pieces.bos:
                 tokens.append(text)
-                offsets.append(offset)
+                offsets.append(place)
                 chosen.append(None if given is None else given[token_id].logprob)
                 likeliest.append(None if given is None else self._likeliest(token_id, text, given))
-            offset += len(text)
         return {"tokens": tokens, "text_offset": offsets, "token_logprobs": chosen, "top_logprobs": likeliest}
 
     def _likeliest(self, token_id: int, text: str, given: TokenLogprobs) -> Json:
@@ -248,15 +247,14 @@ class Completion:
     def chunks(self, pieces: Iterator[SequenceOutput]) -> Iterator[Json]:
         """The chunks of a stream, the last one with the finish_reason and no text."""
         text, reason = _Text(self._args, self._pieces), FinishReason.LENGTH.value
-        offset = len(self._args.prompt)
+        places = TextOffsets(len(self._args.prompt), "ignore")
         for token_id, logprobs, ended in self._tokens(pieces):
             if ended is not None:
                 reason = ended
                 break
             new = text.push(token_id)
             if logprobs is not None:
-                yield self._document(new, self._logprobs((token_id,), (logprobs,), offset), None)
-                offset += len(self._pieces.text([token_id]))
+                yield self._document(new, self._logprobs((token_id,), (logprobs,), places), None)
             elif new:
                 yield self._document(new, None, None)
         rest = text.flush()

@@ -134,7 +134,7 @@ class AnswerFormat:
 
     def _strict(self, tool_format: ToolFormat) -> Structure | None:
         """The form of free text with calls, if a function is strict: then it holds from the mark of a call on."""
-        if not self._options.strict_tools:
+        if not self._options.strict_tools and not self._options.allows_some:
             return None
         schemas, parallel = self._options.free_schemas, self._options.parallel_tool_calls
         made = lazy_grammar(tool_format, schemas, self._spell, parallel=parallel)

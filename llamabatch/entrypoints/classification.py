@@ -71,13 +71,28 @@ def relevance_index(model: Model) -> int:
     return index
 
 
-def pair_tokenizer(model: Model, query: str) -> Callable[[str], tuple[int, ...]]:
-    """A function from a document to the tokens of its pair with the query.
+def pair_tokenizer(model: Model, query: str, longest: int | None = None) -> Callable[[str], tuple[int, ...]]:
+    """A function from a document to the tokens of its pair with the query, of which a document that is too long for
+    `longest` of them loses its end.
 
     By the model's own "rerank" template where the GGUF has one; it is read with its special tokens, as a chat template
     is, and so are the two texts in it. Otherwise query and document stand between the marks of the vocabulary, and
     special tokens that they spell out are plain text.
     """
+    to_ids = _pair_tokenizer(model, query)
+    return to_ids if longest is None else lambda document: _cut_pair(model, to_ids, document, longest)
+
+
+def _cut_pair(model: Model, to_ids: Callable[[str], tuple[int, ...]], document: str, longest: int) -> tuple[int, ...]:
+    ids, kept = to_ids(document), _plain(model, document)
+    while len(ids) > longest and kept:
+        # a text that is cut may have other tokens at its end
+        kept = kept[: -(len(ids) - longest)] if len(ids) - longest < len(kept) else []
+        ids = to_ids(model.detokenize(kept))
+    return ids
+
+
+def _pair_tokenizer(model: Model, query: str) -> Callable[[str], tuple[int, ...]]:
     template = model.rerank_template
     if template is not None:
         parts = _PLACES.split(template)

@@ -188,9 +188,19 @@ class InputProcessor:
         )
 
     def documents(
-        self, query: str, documents: object, adapters: OneAdapters = None, errors: ErrorPolicy = "raise"
+        self,
+        query: str | Sequence[str],
+        documents: object,
+        adapters: OneAdapters = None,
+        errors: ErrorPolicy = "raise",
+        *,
+        longest: int | None = None,
     ) -> tuple[list[Any], Submission]:
         """The documents as a list, and the Submission of their pairs with a query.
+
+        Args:
+            query: of all documents, or one for each.
+            longest: tokens of a pair, of which a longer document loses its end; None: it is an error.
 
         Raises:
             ConfigError: the model has no classification head, or one with several outputs.
@@ -201,7 +211,13 @@ class InputProcessor:
         given = listed("documents", documents)
         if all_are(given, lambda item: not isinstance(item, str)):
             raise PromptError(f"documents holds {show(first_of(given))}; give texts")
-        to_ids = partial(_pair_ids, pair_tokenizer(self._model, query))
+        queries = [query] if isinstance(query, str) else query
+        tokenizers = (pair_tokenizer(self._model, each, longest) for each in queries)
+        each_document = itertools.repeat(next(tokenizers)) if isinstance(query, str) else tokenizers
+
+        def to_ids(document: object) -> _Ids:
+            return _pair_ids(next(each_document), document)
+
         return given, self._submission(
             given, None, adapters, to_ids, False, errors, name="documents", embed=True, classify=True
         )

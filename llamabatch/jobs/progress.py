@@ -16,7 +16,7 @@ from llamabatch.jobs.stats import Counts, Timeline
 from llamabatch.monitor.snapshot import Snapshot
 from llamabatch.utils.checks import counted
 from llamabatch.utils.format import duration, significant
-from llamabatch.utils.progress import HasBar
+from llamabatch.utils.progress import HasBar, on_terminal
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -162,13 +162,13 @@ class StderrProgress(HasBar):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next = clock() + _FIRST_LINE_S
-        if sys.stderr.isatty():
+        if on_terminal():
             self._next = clock()
             self._bar = _bar()
             self._task = self._bar.add_task("loading the model", total=None, details="")
 
     def say(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # the terminal may be gone, which is no reason to lose a night's work
+        with contextlib.suppress(OSError, ValueError):  # a terminal that is gone is no reason to lose a job
             if self._bar is None:
                 print(text, file=sys.stderr, flush=True)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +23,25 @@ class Logprob(NamedTuple):
     logprob: float
     rank: int
     decoded_token: str
+
+
+class TextOffsets:
+    """Places of tokens in their text, in characters. A token that goes on with a character stands where that begins.
+
+    Args:
+        at: the place of the first token.
+        errors: of bytes that are no UTF-8, as in bytes.decode.
+    """
+
+    def __init__(self, at: int = 0, errors: str = "replace") -> None:
+        self.at = at
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
+
+    def add(self, data: bytes) -> int:
+        """The place of the next token, which has these bytes."""
+        at = self.at
+        self.at += len(self._decoder.decode(data))
+        return at
 
 
 # The token itself first, then the likeliest, which may name it again, then those that were asked for by id.

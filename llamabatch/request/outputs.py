@@ -327,15 +327,21 @@ def _thought(reasoning: str | None) -> dict[str, str]:
     return {} if reasoning is None else {"reasoning_content": reasoning, "reasoning": reasoning}
 
 
+_BROKEN = "\N{REPLACEMENT CHARACTER}"  # in the name of a token that is no whole character
+
+
 def completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:
     if each.logprobs is None:
         return None
-    tokens, offsets, offset = [], [], 0
+    tokens, offsets, offset = list[str](), list[int](), 0
     chosen = [given[token_id] for token_id, given in zip(each.token_ids, each.logprobs, strict=True)]
     for token in chosen:
-        tokens.append(token.decoded_token)
+        name = token.decoded_token
+        if tokens and _BROKEN in tokens[-1] and _BROKEN not in name:  # behind a character of several tokens
+            offset = max(offset, each.text.find(name, offset))
+        tokens.append(name)
         offsets.append(offset)
-        offset += len(token.decoded_token)
+        offset += len(name.replace(_BROKEN, ""))
     return {
         "tokens": tokens,
         "token_logprobs": [token.logprob for token in chosen],
@@ -374,6 +380,6 @@ def chat_logprob(
 
 def _token(token_id: int, t: Logprob, piece: Callable[[int], bytes] | None) -> dict[str, Any]:
     data: bytes | None = t.decoded_token.encode()
-    if "\N{REPLACEMENT CHARACTER}" in t.decoded_token:
+    if _BROKEN in t.decoded_token:
         data = None if piece is None else piece(token_id)
     return {"token": t.decoded_token, "logprob": t.logprob, "bytes": None if data is None else list(data)}

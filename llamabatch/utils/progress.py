@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -20,19 +21,31 @@ ShowProgress = bool | Callable[[int, int], object] | None
 _UPDATE_S = 0.1  # between two pictures of a bar in a notebook, each of which is a message to the browser
 
 
+def on_terminal() -> bool:
+    """True if stderr is a terminal. Programs without a window have None there, and others put an object of their own,
+    or a file that they have closed, in its place."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError, OSError):
+        return False
+
+
 class HasBar:
-    """Base of progress displays: a context manager that shows its bar if it has one."""
+    """Base of progress displays: a context manager that shows its bar if it has one. A terminal that is gone takes the
+    bar with it, and nothing else."""
 
     _bar: Progress | None = None
 
     def __enter__(self) -> Self:
         if self._bar is not None:
-            self._bar.start()
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with contextlib.suppress(OSError, ValueError):
+                self._bar.stop()
 
 
 class ProgressBar(HasBar):
@@ -61,7 +74,7 @@ class ProgressBar(HasBar):
         if in_notebook():
             if progress or is_list:
                 self._notebook = _NotebookBar(total, done)
-        elif progress and sys.stderr.isatty():
+        elif progress and on_terminal():
             self._bar = _bar()
             self._task = self._bar.add_task("requests", total=total, completed=done, speed=0.0)
 
@@ -142,7 +155,7 @@ class DownloadBar(HasBar):
     """
 
     def __init__(self, name: str, start: int, total: int | None) -> None:
-        if not sys.stderr.isatty():
+        if not on_terminal():
             return
         from rich.console import Console
         from rich.markup import escape

@@ -57,8 +57,8 @@ DEFECTS = (
     Defect(
         what="with return_tokens_as_token_ids, text_offset counts the letters of token_id:17 and not those of the text",
         file="llamabatch/server/openai/completion_response.py",
-        old="self._offset += len(name)",
-        new="self._offset += len(names[-1])",
+        old="self._places.add(self._piece(token_id))",
+        new='self._places.add(b"token_id:%d" % token_id if self._as_ids else self._piece(token_id))',
         tests=("tests/unit/server/test_application.py", "tests/unit/server/test_large_answers.py"),
     ),
     Defect(

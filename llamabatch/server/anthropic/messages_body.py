@@ -15,7 +15,8 @@ from llamabatch.server.request.chat_body import (
     EFFORTS,
     ChatBody,
     effort_kwargs,
-    read_chat,
+    is_begun,
+    read_as_chat,
     template_kwargs,
     thinking_kwargs,
 )
@@ -23,7 +24,7 @@ from llamabatch.server.request.generation import GENERATION
 from llamabatch.utils.checks import boolean, choice, integer, show
 
 TIERS = {"auto": "auto", "standard_only": "default"}
-_MEDIA = ("image", "document")
+_KNOWN = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
 MIN_BUDGET = 1  # tokens of thinking; Anthropic's own least is 1,024
 
 _BLOCK: Json = {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}
@@ -118,8 +119,11 @@ def read_messages(body: Mapping[str, Any], rules: Rules = RULES, betas: Iterable
     if (tier := given.choice("service_tier", TIERS)) is not None:
         chat["service_tier"] = TIERS[tier]
     given.take("cache_control")
+    if is_begun(conversation):
+        chat["continue_final_message"] = True
     ignored = tuple(given.ignored)
-    read = read_chat({**given.rest(), **chat}, rules)
+    names = {"stop": "stop_sequences", "response_format": "output_config.format"}
+    read = read_as_chat({**given.rest(), **chat}, rules, names)
     return _with_ignored(read, ignored)
 
 
@@ -156,11 +160,11 @@ def _own_blocks(
     where: str, blocks: list[Mapping[str, Any]], given: Body, *, shown: bool
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The blocks with their places, without those of a service, which are ignored by name, and with texts in place of
-    documents and of media.
+    documents, results of a search, media and kinds that are not known.
 
     Args:
-        shown: the caller asks about these blocks, so that media are refused. False: they are those of a history, or
-            the result of a tool, which a program sends again with each message.
+        shown: the caller asks about these blocks, so that the last two are refused. False: they are those of a history,
+            or the result of a tool, which a program sends again with each message.
     """
     for number, block in enumerate(blocks):
         place, kind = f"{where}[{number}]", block["type"]
@@ -172,7 +176,11 @@ def _own_blocks(
             yield place, {**block, "content": parts}
         elif kind == "document" and (text := _text_of_document(place, block)) is not None:
             yield place, {"type": "text", "text": text}
-        elif kind in _MEDIA and not shown:
+        elif kind == "search_result":
+            yield place, {"type": "text", "text": _text_of_search(place, block)}
+        elif kind == "tool_reference":  # the tool itself stands among the tools
+            yield place, {"type": "text", "text": _string(f"{place}.tool_name", block.get("tool_name"))}
+        elif not shown and kind not in _KNOWN:
             yield place, {"type": "text", "text": optional.media_text(given, place, kind)}
         else:
             yield place, block
@@ -190,6 +198,12 @@ def _text_of_document(place: str, block: Mapping[str, Any]) -> str | None:
         text = _text(f"{place}.source.content", source.get("content"))
     head = [_string(f"{place}.{name}", block[name]) for name in ("title", "context") if block.get(name) is not None]
     return "\n".join((*head, text))
+
+
+def _text_of_search(place: str, block: Mapping[str, Any]) -> str:
+    """The title, source and text of a result of a search."""
+    head = [_string(f"{place}.{name}", block[name]) for name in ("title", "source") if block.get(name) is not None]
+    return "\n".join((*head, _text(f"{place}.content", block.get("content"))))
 
 
 def _of_user(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]:

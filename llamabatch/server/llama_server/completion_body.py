@@ -10,7 +10,7 @@ from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import PromptError, SamplingError
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.request.generation import GENERATION, Generation, generates_nothing, read_generation
+from llamabatch.server.request.generation import GENERATION, Generation, read_generation
 from llamabatch.server.request.infill import Gap, infill_ids
 from llamabatch.server.request.prompts import MIXED_SCHEMA, Mixed, mixed_ids, read_mixed
 from llamabatch.utils.checks import show
@@ -51,14 +51,12 @@ class LlamaCompletionBody(Generation):
     Attributes:
         prompts: one or several.
         is_list: the answer is a list, one a prompt and continuation.
-        no_output: nothing is generated (n_predict 0): what one step brings is left out of the answer.
         limit_ms: milliseconds from the first token on, after which the output ends once it has a line break; 0: none.
         fields: of the answer; (): all.
     """
 
     prompts: tuple[Mixed, ...] = ()
     is_list: bool = False
-    no_output: bool = False
     limit_ms: int = 0
     fields: tuple[str, ...] = ()
 
@@ -129,15 +127,14 @@ def read_infill(body: Mapping[str, Any], rules: Rules = RULES) -> InfillBody:
 
 def _own(body: Body, rules: Rules) -> dict[str, Any]:
     """The values that /completion and /infill share."""
-    no_output = generates_nothing(body)
     limit = body.integer("t_max_predict_ms", -1, 2**63 - 1) or 0
     fields = body.take("response_fields") or []
     if not isinstance(fields, list) or len(fields) > MAX_FIELDS or not all(isinstance(each, str) for each in fields):
         raise SamplingError(f"response_fields is {show(fields)}; give a list of at most {MAX_FIELDS} names")
     found = read_generation(body, rules, USUAL)
-    if no_output and found["params"].n_copies > 1:
+    if found["no_output"] and found["params"].n_copies > 1:
         raise SamplingError(f"n is {found['params'].n_copies} with n_predict 0, which generates nothing; leave n out")
-    return {**found, "no_output": no_output, "limit_ms": max(0, limit), "fields": tuple(fields)}
+    return {**found, "limit_ms": max(0, limit), "fields": tuple(fields)}
 
 
 def _extra(given: object) -> tuple[tuple[str, str], ...]:

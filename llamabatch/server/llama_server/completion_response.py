@@ -60,14 +60,13 @@ class Context:
         Args:
             cut: t_max_predict_ms ended it.
         """
-        body, is_empty = self.body, self.body.no_output
-        n_output = 0 if is_empty else len(each.token_ids)
+        body, n_output = self.body, len(each.token_ids)
         n_prompt = len(output.prompt_token_ids)
-        stop_type, word = _stop(each, is_empty or cut)
+        stop_type, word = _stop(each, cut)
         document: Json = {
             "index": index,
-            "content": "" if stream or is_empty else each.text,
-            "tokens": list(each.token_ids) if body.return_token_ids and not stream and not is_empty else [],
+            "content": "" if stream else each.text,
+            "tokens": list(each.token_ids) if body.return_token_ids and not stream else [],
             "id_slot": NO_SLOT,
             "stop": True,
             "model": self.name,
@@ -75,14 +74,14 @@ class Context:
             "tokens_evaluated": n_prompt,
             "generation_settings": self.settings(),
             "prompt": self.model.detokenize(list(output.prompt_token_ids), skip_special=False),
-            "has_new_line": not is_empty and "\n" in each.text,
+            "has_new_line": "\n" in each.text,
             "truncated": output.num_truncated > 0 or _is_out_of_context(each, body),
             "stop_type": stop_type,
             "stopping_word": word,
             "tokens_cached": n_prompt + max(0, n_output - 1),
             "timings": timings(output, n_output),
         }
-        if not stream and each.logprobs is not None and not is_empty:
+        if not stream and each.logprobs is not None:
             document["completion_probabilities"] = probabilities(
                 each.token_ids, each.logprobs, self.n_probs, self.model, post_sampling=body.params.post_sampling_probs
             )
@@ -319,7 +318,7 @@ class LlamaCompletionChunks:
     def _pieces(self, output: SequenceOutput, events: list[str]) -> None:
         """An event of the new tokens; with probabilities, one for each token, the text with the last of them."""
         index = output.prompt_index * self._n + output.index
-        tokens = () if self._body.no_output else output.token_ids
+        tokens = output.token_ids
         if not tokens:
             return
         logprobs = output.logprobs if self._context.n_probs else None

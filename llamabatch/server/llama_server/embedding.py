@@ -18,8 +18,8 @@ from llamabatch.llama.model import Model
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.server.llama_server.dialect import in_dialect
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.request.pooling import POOLING, PooledBody, pooled_outputs, read_pooled
-from llamabatch.server.request.prompts import Mixed, mixed_ids, read_mixed
+from llamabatch.server.request.pooling import POOLING, PooledBody, cut_prompts, pooled_outputs, read_pooled
+from llamabatch.server.request.prompts import Mixed, as_prompts, mixed_ids, read_mixed
 from llamabatch.server.request.reading import read_body, with_model
 from llamabatch.server.response.answer import large_response
 from llamabatch.server.serving.serving import serving_of
@@ -61,6 +61,8 @@ class LlamaEmbeddingBody(PooledBody):
         """One request for each text. Raises InputError."""
         ids: list[Any] = [each if isinstance(each, str) else mixed_ids(each, processor) for each in self.inputs]
         given = ids if len(ids) > 1 else ids[0]
+        if self.longest is not None:
+            given = cut_prompts(processor, as_prompts(processor, ids), self.longest, keeps_end=True)
         return processor.texts(given, self.adapter_scales(loaded), "raise")
 
 

@@ -27,7 +27,6 @@ class Writer:
         model: the name that the caller asked for.
         is_chat: the text stands in a message; else in "response".
         shows_thinking: the answer has the thinking, too.
-        no_output: the text is left out.
         logprobs: likeliest tokens beside each; None: no logprobs.
         piece: the bytes of a token by its id, for them.
         has_context: the end has the token ids of prompt and answer, for a request that goes on.
@@ -36,7 +35,6 @@ class Writer:
     model: str
     is_chat: bool
     shows_thinking: bool = True
-    no_output: bool = False
     logprobs: int | None = None
     piece: Callable[[int], bytes] | None = None
     has_context: bool = False
@@ -52,7 +50,6 @@ class Writer:
             name or serving.names[0],
             is_chat,
             getattr(body, "include_reasoning", True),
-            bool(getattr(body, "no_output", False)),
             body.params.logprobs,
             serving.model.piece,
             not is_chat and not isinstance(body, RawBody),
@@ -87,8 +84,7 @@ class Writer:
         times = output.timings
         first = times.total_s if times.ttft_s is None else times.ttft_s
         last = times.token_times_s[-1] if times.token_times_s else first
-        token_ids = () if self.no_output else whole.token_ids
-        is_long = self.no_output or whole.finish_reason is FinishReason.LENGTH
+        is_long = whole.finish_reason is FinishReason.LENGTH
         found = {
             "done": True,
             "done_reason": "length" if is_long else "stop",
@@ -96,10 +92,10 @@ class Writer:
             "load_duration": 0,
             "prompt_eval_count": len(output.prompt_token_ids),
             "prompt_eval_duration": nanoseconds(first - (times.queued_s or 0.0)),
-            "eval_count": len(token_ids),
+            "eval_count": len(whole.token_ids),
             "eval_duration": nanoseconds(last - first),
         }
-        return found | ({"context": [*output.prompt_token_ids, *token_ids]} if self.has_context else {})
+        return found | ({"context": [*output.prompt_token_ids, *whole.token_ids]} if self.has_context else {})
 
 
 def _call(call: ToolCall, place: int) -> Json:
@@ -111,8 +107,6 @@ def answer(writer: Writer, outputs: list[RequestOutput]) -> Json:
     [output] = outputs
     check_ends(output)
     end = writer.end_of(output)
-    if writer.no_output:
-        return writer.document() | end
     [whole] = output.outputs
     return writer.document(whole.text, whole.reasoning, whole.tool_calls, whole.logprobs) | end
 
@@ -131,8 +125,6 @@ class Lines:
             if output.finished is not None:
                 check_ends(output.finished)
                 self._finished = output.finished
-            if self._writer.no_output:
-                continue
             shown = output.text or (output.reasoning and self._writer.shows_thinking)
             if shown or (self._writer.logprobs is not None and output.logprobs):
                 lines.append(self._writer.document(output.text, output.reasoning, (), output.logprobs))
@@ -150,7 +142,7 @@ class Lines:
         assert finished is not None
         [whole] = finished.outputs
         lines = []
-        if whole.tool_calls and not writer.no_output:
+        if whole.tool_calls:
             lines.append(writer.document(calls=whole.tool_calls))
         yield _written([*lines, writer.document() | writer.end_of(finished)])
 

@@ -13,8 +13,8 @@ from llamabatch.errors import ConfigError, PromptError
 from llamabatch.request.sampling_params import ALIASES, MAX_TOKEN_ID, PARAMETERS
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.request.chat_body import USUAL, ChatBody, effort_kwargs, read_chat, thinking_kwargs
-from llamabatch.server.request.generation import GENERATION, Generation, generates_nothing, read_generation
+from llamabatch.server.request.chat_body import USUAL, ChatBody, effort_kwargs, is_begun, read_as_chat, thinking_kwargs
+from llamabatch.server.request.generation import GENERATION, Generation, read_generation
 from llamabatch.server.request.infill import Gap, infill_ids, missing_marks
 from llamabatch.server.request.prompts import as_prompts
 from llamabatch.utils.checks import choice, integer, show
@@ -84,11 +84,10 @@ class RawBody(Generation):
     """A text to be continued as it is.
 
     Attributes:
-        prompt: the text. no_output: nothing is generated (num_predict 0).
+        prompt: the text.
     """
 
     prompt: str = ""
-    no_output: bool = False
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
         given = as_prompts(processor, [self.prompt], longest=None if self.cuts else processor.n_ctx)
@@ -100,12 +99,11 @@ class GapBody(Generation):
     """A gap between two texts to be filled.
 
     Attributes:
-        gap: the texts. before: token ids in front of them. no_output: nothing is generated (num_predict 0).
+        gap: the texts. before: token ids in front of them.
     """
 
     gap: Gap = Gap()
     before: tuple[int, ...] = ()
-    no_output: bool = False
 
     @property
     def cuts(self) -> bool:
@@ -146,6 +144,8 @@ def read_ollama_chat(body: Mapping[str, Any], rules: Rules = RULES) -> Generatio
     if not messages:
         return _empty(given)
     chat: Json = {"messages": list(_messages(messages))}
+    if is_begun(chat["messages"]):
+        chat["continue_final_message"] = True
     if (tools := given.take("tools")) is not None:
         chat["tools"] = tools or None
     return _chat(given, chat, rules)
@@ -173,10 +173,9 @@ def read_generate(body: Mapping[str, Any], rules: Rules = RULES) -> Generation |
             given.ignore(name, value, "the prompt has no template that reads it")
     fields = _fields(given)
     inner = Body(fields, GENERATION, rules)
-    no_output = generates_nothing(inner)
     ignored = tuple(given.ignored)
     found = read_generation(inner, rules, USUAL)
-    found |= {"ignored": (*ignored, *found["ignored"]), "ping_s": 0.0, "no_output": no_output}
+    found |= {"ignored": (*ignored, *found["ignored"]), "ping_s": 0.0}
     return RawBody(prompt=prompt, **found) if raw else GapBody(gap=Gap(prompt, suffix), before=context, **found)
 
 
@@ -206,7 +205,8 @@ def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
     if "logprobs" in fields:  # a chat has two fields for what others have one
         chat |= {"logprobs": True, "top_logprobs": fields.pop("logprobs")}
     ignored = tuple(given.ignored)
-    read = read_chat({**fields, **chat}, rules)
+    names = {own: f"options.{name}" for name, own in _NAMES.items()} | {"stop": "options.stop"}
+    read = read_as_chat({**fields, **chat}, rules, names)
     return replace(read, ignored=(*ignored, *read.ignored), ping_s=0.0)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
-from llamabatch.engine.validation import longest_text
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission, vectors
 from llamabatch.errors import ConfigError, PromptError
@@ -105,7 +104,7 @@ async def embed(request: HttpRequest) -> Any:
     body, cut = await read_body(request, serving, read_embed)
     name = body.model or serving.names[0]
     if cut:
-        body = replace(body, longest=longest_text(serving.plan.config))
+        body = replace(body, longest=-1)
     body = with_model(replace(body, model=served_name(name, serving)), serving)
     outputs = await pooled_outputs(serving, body) if body.inputs else []
     took = nanoseconds(time.perf_counter() - began)
@@ -127,7 +126,7 @@ async def embeddings(request: HttpRequest) -> Any:
     """The vector of one text, as the model gives it."""
     serving = serving_of(request)
     body = await read_body(request, serving, read_embeddings)
-    body = replace(body, longest=longest_text(serving.plan.config))
+    body = replace(body, longest=-1)
     if body.model is not None:
         body = replace(body, model=served_name(body.model, serving))
     body = with_model(body, serving)

@@ -23,8 +23,9 @@ from llamabatch.server.openai.completion_body import CompletionBody, read_comple
 from llamabatch.server.openai.completion_response import completion_response
 from llamabatch.server.openai.embeddings import EmbeddingBody, embedding_response, read_embedding
 from llamabatch.server.request.chat_body import ChatBody, read_chat
+from llamabatch.server.request.generation import Generation
 from llamabatch.server.request.reading import adapter_ids, rules_of, with_model
-from llamabatch.server.response.generation import reasoning_tokens
+from llamabatch.server.response.generation import reasoning_tokens, without_output
 from llamabatch.server.response.json_text import dump
 from llamabatch.server.serving.serving import Serving
 
@@ -91,6 +92,8 @@ def _own(error: Exception) -> PromptError:
 
 
 def _answer(body: _Body, output: RequestOutput, serving: Serving) -> Mapping[str, Any]:
+    if isinstance(body, Generation) and body.no_output:
+        output = without_output(output)
     if isinstance(body, ChatBody):
         n_reasoning = reasoning_tokens([output], serving.model)
         return chat_response(Head.of(serving, "chatcmpl", body), [output], body, n_reasoning)
@@ -100,4 +103,4 @@ def _answer(body: _Body, output: RequestOutput, serving: Serving) -> Mapping[str
     if body.echo:
         given = body.prompts[0]
         texts.append(given if isinstance(given, str) else serving.model.detokenize(list(given)))
-    return completion_response(Head.of(serving, "cmpl", body), [output], body, texts)
+    return completion_response(Head.of(serving, "cmpl", body), [output], body, serving.model.piece, texts)

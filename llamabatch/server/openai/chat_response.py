@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from llamabatch.request.logprobs import TokenLogprobs
@@ -40,8 +39,6 @@ def chat_response(head: Head, outputs: list[RequestOutput], body: ChatBody, n_re
     """
     [output] = outputs
     check_ends(output)
-    if body.no_output:
-        outputs = [output] = [_without_output(output)]
     choices = [_choice(head, each, body) for each in output.outputs]
     usage = usage_of(outputs)
     usage.reasoning_tokens = n_reasoning
@@ -75,21 +72,6 @@ def _choice(head: Head, each: CompletionOutput, body: ChatBody) -> dict[str, Any
         "stop_reason": each.stop_reason,
     }
     return choice | {"token_ids": list(each.token_ids)} if body.return_token_ids else choice
-
-
-def _without_output(output: RequestOutput) -> RequestOutput:
-    """A whole output of nothing; its prompt was computed all the same."""
-    nothing: dict[str, Any] = {"text": "", "token_ids": (), "reasoning": None, "tool_calls": (), "logprobs": None}
-    if output.error is None:
-        nothing |= {"finish_reason": FinishReason.LENGTH, "stop_reason": None}
-    return replace(output, outputs=tuple(replace(each, **nothing) for each in output.outputs))
-
-
-def _without_text(piece: SequenceOutput) -> SequenceOutput:
-    nothing: dict[str, Any] = {"text": "", "token_ids": (), "reasoning": "", "tool_calls": (), "logprobs": None}
-    finished = None if piece.finished is None else _without_output(piece.finished)
-    ended = None if piece.ended is None else FinishReason.LENGTH
-    return replace(piece, finished=finished, ended=ended, called_tools=False, **nothing)
 
 
 def _old_form(reason: str | None) -> str | None:
@@ -130,8 +112,6 @@ class ChatChunks:
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
         """The events of outputs. Raises ApiError for a request that was ended by an error."""
-        if self._body.no_output:
-            outputs = [_without_text(each) for each in outputs]
         events: list[str] = []
         for output in outputs:
             if output.index not in self._begun:

@@ -10,7 +10,7 @@ from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import SamplingError
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Rules, reads
-from llamabatch.server.request.generation import GENERATION, Generation, generates_nothing, read_generation
+from llamabatch.server.request.generation import GENERATION, Generation, read_generation
 from llamabatch.server.request.prompts import PROMPT_SCHEMA, Prompt, as_prompts, read_prompts
 
 # Values of SamplingParams where neither a body nor the server has one: those of OpenAI's documentation.
@@ -40,14 +40,12 @@ class CompletionBody(Generation):
     Attributes:
         prompts: texts and token ids, one or several.
         echo: the answer begins with the prompt; its logprobs are asked for where those of the output are.
-        no_output: nothing is generated (max_tokens 0): what one step brings is left out of the answer.
         prompt_logprobs: the caller asks for vLLM's prompt_logprobs in each choice.
         add_special: a text gets the special tokens of its vocabulary, as BOS.
     """
 
     prompts: tuple[Prompt, ...] = ()
     echo: bool = False
-    no_output: bool = False
     prompt_logprobs: bool = False
     add_special: bool = True
 
@@ -72,13 +70,12 @@ def read_completion(body: Mapping[str, Any], rules: Rules = RULES) -> Completion
     given = Body(body, COMPLETION, rules)
     prompts = read_prompts("prompt", given.needed("prompt", "a text, token ids, or a list of them"))
     echo, add_special = given.boolean("echo"), given.boolean("add_special_tokens", True)
-    no_output = generates_nothing(given)
     generation = read_generation(given, rules, USUAL)
     params = generation["params"]
     wanted = params.prompt_logprobs is not None
-    if no_output and params.n_copies > 1:
+    if generation["no_output"] and params.n_copies > 1:
         raise SamplingError(f"n is {params.n_copies} with max_tokens 0, which generates nothing; leave n out")
     if echo and params.logprobs is not None and not wanted:
         generation["params"] = replace(params, prompt_logprobs=params.logprobs)
-    own: dict[str, Any] = {"echo": echo, "no_output": no_output, "prompt_logprobs": wanted, "add_special": add_special}
+    own: dict[str, Any] = {"echo": echo, "prompt_logprobs": wanted, "add_special": add_special}
     return CompletionBody(prompts=prompts, **own, **generation)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from llamabatch.request.logprobs import TokenLogprobs
-from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
+from llamabatch.request.logprobs import TextOffsets, TokenLogprobs
+from llamabatch.request.outputs import CompletionOutput, RequestOutput, SequenceOutput
 from llamabatch.server.http.errors import ApiError, check_ends
 from llamabatch.server.openai.chunks import (
     Head,
@@ -24,9 +24,13 @@ from llamabatch.server.response.json_text import LIGHT, Rows, dump, quoted, weig
 
 _KIND = "text_completion"
 
+_CONTINUES = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+
+Piece = Callable[[int], bytes]  # the bytes of a token by its id
+
 
 def completion_response(
-    head: Head, outputs: list[RequestOutput], body: CompletionBody, texts: Sequence[str] = ()
+    head: Head, outputs: list[RequestOutput], body: CompletionBody, piece: Piece, texts: Sequence[str] = ()
 ) -> dict[str, Any]:
     """A "text_completion" document: choice prompt * n + i is continuation i of that prompt.
 
@@ -40,37 +44,35 @@ def completion_response(
     for place, output in enumerate(outputs):
         check_ends(output)
         text = texts[place] if body.echo else ""
-        choices += [_choice(output, each, place * body.params.n + each.index, body, text) for each in output.outputs]
-    usage = usage_of(outputs)
-    if body.no_output:
-        usage.completion_tokens = 0
-    return head.document(_KIND, choices) | {"usage": usage.to_openai()} | llama_server_extras(outputs, body)
+        first = place * body.params.n
+        choices += [_choice(output, each, first + each.index, body, piece, text) for each in output.outputs]
+    usage = usage_of(outputs).to_openai()
+    return head.document(_KIND, choices) | {"usage": usage} | llama_server_extras(outputs, body)
 
 
 def _choice(
-    output: RequestOutput, each: CompletionOutput, index: int, body: CompletionBody, text: str
+    output: RequestOutput, each: CompletionOutput, index: int, body: CompletionBody, piece: Piece, text: str
 ) -> dict[str, Any]:
     top = body.params.logprobs
-    ids = () if body.no_output else each.token_ids
     logprobs = None
     if top is not None:
-        record = LogprobsRecord(body.tokens_as_ids)
+        record = LogprobsRecord(piece, body.tokens_as_ids)
         of_prompt = (output.prompt_token_ids, output.prompt_logprobs or ()) if body.echo else ((), ())
         logprobs = record.add(*of_prompt, top, text)
-        if each.logprobs is not None and not body.no_output:
-            more = record.add(ids, each.logprobs, top)
+        if each.logprobs is not None:
+            more = record.add(each.token_ids, each.logprobs, top)
             logprobs = {name: logprobs[name] + more[name] for name in more}
     choice: dict[str, Any] = {
         "index": index,
-        "text": text + ("" if body.no_output else each.text),
+        "text": text + each.text,
         "logprobs": logprobs,
-        "finish_reason": FinishReason.LENGTH.value if body.no_output else each.finish_reason.value,
-        "stop_reason": None if body.no_output else each.stop_reason,
+        "finish_reason": each.finish_reason.value,
+        "stop_reason": each.stop_reason,
     }
     if body.prompt_logprobs:
         choice["prompt_logprobs"] = prompt_logprobs_of(output)
     if body.return_token_ids:
-        choice |= {"token_ids": list(ids), "prompt_token_ids": list(output.prompt_token_ids)}
+        choice |= {"token_ids": list(each.token_ids), "prompt_token_ids": list(output.prompt_token_ids)}
     return choice
 
 
@@ -81,9 +83,10 @@ class LogprobsRecord:
         as_ids: tokens are named as token_id:17.
     """
 
-    def __init__(self, as_ids: bool = False) -> None:
+    def __init__(self, piece: Piece, as_ids: bool = False) -> None:
+        self._piece = piece
         self._as_ids = as_ids
-        self._offset = 0
+        self._places = TextOffsets()
 
     def add(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], top: int, text: str = ""
@@ -95,16 +98,22 @@ class LogprobsRecord:
             text: of a prompt, which tells the text of its first token, before which nothing stands.
         """
         offsets, names, chosen = list[int](), list[str](), list[float | None]()
-        known = sum(len(given[i].decoded_token) for i, given in zip(token_ids, logprobs, strict=False) if given)
         for token_id, given in zip(token_ids, logprobs, strict=False):
-            name = text[: max(0, len(text) - known)] if given is None else given[token_id].decoded_token
-            offsets.append(self._offset)
+            offsets.append(self._places.add(self._piece(token_id)))
+            name = self._first(text, token_ids) if given is None else given[token_id].decoded_token
             names.append(self._named(token_id, name))
             chosen.append(None if given is None else given[token_id].logprob)
-            self._offset += len(name)
         places = [(logprobs, place) for place in range(len(names))]
         likeliest = Rows(places, self._likeliest) if top else [None] * len(names)
         return {"text_offset": offsets, "token_logprobs": chosen, "tokens": names, "top_logprobs": likeliest}
+
+    def _first(self, text: str, token_ids: Sequence[int]) -> str:
+        """The text of a prompt's first token, less than its bytes where a vocabulary puts a space before every text."""
+        rest = b"".join(map(self._piece, token_ids[1:]))
+        behind = rest.lstrip(_CONTINUES)  # of the character that the first token begins
+        found = text[: max(0, len(text) - len(behind.decode(errors="replace")))]
+        self._places.at = len(found) - (len(behind) < len(rest))
+        return found
 
     def _likeliest(self, at: tuple[Sequence[TokenLogprobs | None], int]) -> dict[str, float] | None:
         """With the chosen one, though it may not be among the likeliest, as OpenAI's API has it."""
@@ -129,14 +138,17 @@ class CompletionChunks:
         texts: of the prompts, for echo.
     """
 
-    def __init__(self, head: Head, body: CompletionBody, n_prompt: int, texts: Sequence[str] = ()) -> None:
+    def __init__(
+        self, head: Head, body: CompletionBody, piece: Piece, n_prompt: int, texts: Sequence[str] = ()
+    ) -> None:
+        self._token_bytes = piece
         self._head = head.chunk(_KIND)
         self._body = body
         self._n = body.params.n
         self._texts = texts
         self._top = body.params.logprobs
         self._token_ids = body.return_token_ids
-        self._is_rich = body.continuous_usage or self._token_ids or self._top is not None or body.no_output
+        self._is_rich = body.continuous_usage or self._token_ids or self._top is not None
         # logprobs of a prompt are known when its request ends, and they stand before all others
         self._held: dict[int, list[SequenceOutput]] | None = {} if body.echo and self._top is not None else None
         self._usage = Usage(n_prompt)  # of what has come
@@ -208,10 +220,7 @@ class CompletionChunks:
     def _piece(self, index: int, output: SequenceOutput, events: list[str]) -> None:
         """A piece with all that was asked for; empty ones are left out."""
         self._usage.completion_tokens += len(output.token_ids)
-        body, reason = self._body, output.finish_reason
-        text, token_ids, logprobs = output.text, output.token_ids, output.logprobs
-        if body.no_output:
-            text, token_ids, logprobs, reason = "", (), None, None if reason is None else FinishReason.LENGTH
+        reason, text, token_ids, logprobs = output.finish_reason, output.text, output.token_ids, output.logprobs
         if not text and reason is None and not logprobs and not (self._token_ids and token_ids):
             return
         part = None
@@ -228,4 +237,4 @@ class CompletionChunks:
         events.append(f"{self._head}{dump(choice)}]{self._usage_part()}}}\n\n")
 
     def _record(self, index: int) -> LogprobsRecord:
-        return self._records.setdefault(index, LogprobsRecord(self._body.tokens_as_ids))
+        return self._records.setdefault(index, LogprobsRecord(self._token_bytes, self._body.tokens_as_ids))

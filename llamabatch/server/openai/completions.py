@@ -34,8 +34,8 @@ async def completions(request: HttpRequest) -> Any:
     return await respond(
         serving,
         body,
-        whole=lambda outputs, _: completion_response(head, outputs, body, texts),
-        chunks=lambda call, _: CompletionChunks(head, body, sum(call.prompt_lengths), texts),
+        whole=lambda outputs, _: completion_response(head, outputs, body, serving.model.piece, texts),
+        chunks=lambda call, _: CompletionChunks(head, body, serving.model.piece, sum(call.prompt_lengths), texts),
         prepare=prepare,
     )
 

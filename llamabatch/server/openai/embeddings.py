@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
-from llamabatch.engine.validation import longest_text
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission, vectors
 from llamabatch.errors import ConfigError, InputError, PromptError
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.request.pooling import POOLING, PooledBody, cut_ids, pooled_outputs, pooled_usage, read_pooled
+from llamabatch.server.request.pooling import (
+    POOLING,
+    PooledBody,
+    cut_prompts,
+    pooled_outputs,
+    pooled_usage,
+    read_pooled,
+)
 from llamabatch.server.request.prompts import MIXED_SCHEMA, Mixed, Prompt, as_prompts, mixed_ids, read_mixed
 from llamabatch.server.request.reading import read_body, with_model
 from llamabatch.server.response.answer import large_response
@@ -33,10 +39,6 @@ EMBEDDING: Fields = {
     "dimensions": Field({"type": ["integer", "null"], "minimum": 1}, "the vector is cut to so many elements"),
     "embd_normalize": Field({"enum": [2, -1, None]}, "2: vectors have the length 1; -1: as the model gives them"),
     "normalize": Field({"type": ["boolean", "null"]}, "vectors have the length 1; true unless given"),
-    "truncate_prompt_tokens": Field(
-        {"type": ["integer", "null"], "minimum": -1},
-        "keep so many last tokens of a text; -1: what fits",
-    ),
     "input_type": Field({}, "", (), "put the instruction of the model before the text"),
 }
 
@@ -50,14 +52,12 @@ class EmbeddingBody(PooledBody):
         base64: vectors as base64 of float32, little end first; else as lists.
         dimensions: elements of a vector; None: all.
         normalize: vectors have the length 1.
-        longest: last tokens of a text that are kept; -1: as many as the model takes; None: a longer text is an error.
     """
 
     inputs: tuple[Mixed, ...] = ()
     base64: bool = False
     dimensions: int | None = None
     normalize: bool = True
-    longest: int | None = None
 
     @property
     def n_texts(self) -> int:
@@ -74,12 +74,7 @@ class EmbeddingBody(PooledBody):
         ]
         if () in texts:
             raise PromptError(f"input[{texts.index(())}] is empty; this model needs at least one character")
-        given = as_prompts(processor, texts)
-        if self.longest is not None:
-            given = [
-                {**each, "prompt_token_ids": cut_ids(processor, each["prompt_token_ids"], self.longest, keeps_end=True)}
-                for each in (given if isinstance(given, list) else [given])
-            ]
+        given = cut_prompts(processor, as_prompts(processor, texts), self.longest, keeps_end=True)
         return processor.texts(given, self.adapter_scales(loaded), "raise", dimensions=self.dimensions)
 
 
@@ -96,16 +91,8 @@ def read_embedding(body: Mapping[str, Any], rules: Rules = RULES) -> EmbeddingBo
         base64=given.choice("encoding_format", _FORMATS) == "base64",
         dimensions=given.integer("dimensions", 1, 2**24),
         normalize=given.boolean("normalize", norm != -1),
-        longest=_longest(given),
         **read_pooled(given, rules),
     )
-
-
-def _longest(given: Body) -> int | None:
-    longest = given.integer("truncate_prompt_tokens", -1, 2**31 - 1)
-    if longest == 0:
-        raise InputError("truncate_prompt_tokens is 0; give 1 or more, or -1")
-    return longest
 
 
 def embedding_response(body: EmbeddingBody, outputs: Sequence[RequestOutput], model: str) -> Json:
@@ -129,9 +116,6 @@ async def embeddings(request: HttpRequest) -> Any:
     """A vector for each text."""
     serving = serving_of(request)
     body = with_model(await read_body(request, serving, read_embedding), serving)
-    if body.longest is not None:
-        most = longest_text(serving.plan.config)
-        body = replace(body, longest=most if body.longest == -1 else min(body.longest, most))
     outputs = await pooled_outputs(serving, body)
     model = body.model or serving.names[0]
     return await large_response(serving, embedding_response, body, outputs, model, ignored=body.ignored)

@@ -89,6 +89,8 @@ async def retrieve_model(request: HttpRequest) -> Any:
     serving = serving_of(request)
     serving.check_ready()
     name = request.path_params["name"]
+    if not name:
+        return await list_models(request)
     listed = (await serving.on_thread(models_response, serving))["data"]
     found = {each["id"]: each for each in listed} | {alias: listed[0] | {"id": alias} for alias in serving.names[1:]}
     if name not in found:

@@ -13,7 +13,7 @@ from llamabatch.server.batches.records import metadata_of
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request import optional
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, check_repeated, reads
-from llamabatch.server.request.chat_body import EFFORTS, ChatBody, effort_kwargs, read_chat, template_kwargs
+from llamabatch.server.request.chat_body import EFFORTS, ChatBody, effort_kwargs, read_as_chat, template_kwargs
 from llamabatch.server.request.generation import GENERATION
 from llamabatch.utils.checks import choice, show
 
@@ -172,7 +172,8 @@ def read_responses(body: Mapping[str, Any], rules: Rules = RULES) -> ResponsesBo
     for name in ("store", "stream_options"):
         given.take(name)
     ignored = tuple(given.ignored)
-    read = read_chat({**given.rest(), **chat}, rules)
+    names = {"messages": "input", "response_format": "text.format"}
+    read = read_as_chat({**given.rest(), **chat}, rules, names)
     if ignored:
         read = replace(read, ignored=(*ignored, *read.ignored))
     return ResponsesBody(read, _repeated(body, read), wants_logprobs, namespaced, frozenset(custom))
@@ -271,6 +272,14 @@ def _add(place: str, item: object, messages: list[Json], given: Body, *, shown: 
             messages.append({"role": "assistant", "content": None, "reasoning_content": thoughts})
     elif isinstance(kind, str) and kind in optional.RESPONSES_ITEMS:
         given.ignore_kind(place, kind, "only a service writes such items", "unsupported_item")
+    elif kind == "item_reference":
+        raise ApiError(
+            400,
+            f"{place} is of type 'item_reference', and {_STATELESS}; programs send them with \"store\": false (AI SDK: "
+            "providerOptions: {openai: {store: false}})",
+            code="unsupported_item",
+            param="input",
+        )
     else:
         raise ApiError(
             400,
@@ -371,17 +380,28 @@ def _tools(given: Body, namespaced: dict[str, tuple[str, str]], custom: set[str]
                 found["tools"] += _of_namespace(place, tool, given, namespaced, custom)
             else:
                 found["tools"].append(_tool(place, tool, None, custom))
-    if isinstance(chosen, Mapping):
-        if chosen.get("type") not in _OWN_TOOLS:
-            raise PromptError(f'tool_choice is {show(chosen)}; give {{"type": "function", "name": …}}')
-        name = _string("tool_choice.name", chosen.get("name"))
-        name = _offered("tool_choice", chosen.get("namespace"), name)
-        chosen = {"type": "function", "function": {"name": name}}
+    if isinstance(chosen, Mapping) and chosen.get("type") == "allowed_tools":
+        allowed = chosen.get("tools")
+        if not isinstance(allowed, list):
+            raise PromptError(f"tool_choice.tools is {show(allowed)}; give a list of functions")
+        places = ((f"tool_choice.tools[{number}]", each) for number, each in enumerate(allowed))
+        inner = {"mode": chosen.get("mode"), "tools": [_choice(place, each) for place, each in places]}
+        chosen = {"type": "allowed_tools", "allowed_tools": inner}
+    elif isinstance(chosen, Mapping):
+        chosen = _choice("tool_choice", chosen)
     if chosen is not None:
         found["tool_choice"] = chosen
     if (parallel := given.take("parallel_tool_calls")) is not None:
         found["parallel_tool_calls"] = parallel
     return found
+
+
+def _choice(place: str, chosen: object) -> Json:
+    """A choice of a function as a chat has it."""
+    if not isinstance(chosen, Mapping) or chosen.get("type") not in _OWN_TOOLS:
+        raise PromptError(f'{place} is {show(chosen)}; give {{"type": "function", "name": …}}')
+    name = _offered(place, chosen.get("namespace"), _string(f"{place}.name", chosen.get("name")))
+    return {"type": "function", "function": {"name": name}}
 
 
 def _of_namespace(

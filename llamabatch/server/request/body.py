@@ -132,7 +132,7 @@ def read_json(data: bytes | bytearray, headers: Mapping[str, str] | None = None)
     if headers is not None:
         _check_type(headers)
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")  # some programs put a byte order mark before it
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is no UTF-8: {error.reason} at byte {error.start}") from None
     _check_size(data)

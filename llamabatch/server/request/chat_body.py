@@ -15,7 +15,7 @@ from llamabatch.llama.model import Model
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request import optional
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.request.generation import GENERATION, Generation, generates_nothing, read_generation
+from llamabatch.server.request.generation import GENERATION, Generation, read_generation
 from llamabatch.server.serving.bounded_model import for_tokens
 from llamabatch.utils.checks import show
 
@@ -112,7 +112,6 @@ class ChatBody(Generation):
 
     Attributes:
         conversation, options: what becomes the prompt.
-        no_output: nothing is generated (n_predict 0): what one step brings is left out of the answer.
         include_reasoning: the answer holds the thinking.
         functions: the caller has the old form of tools, and the answer has function_call.
         before: token ids of what was said before the conversation.
@@ -120,7 +119,6 @@ class ChatBody(Generation):
 
     conversation: Conversation = ()
     options: ChatOptions = ChatOptions()
-    no_output: bool = False
     include_reasoning: bool = True
     functions: bool = False
     before: tuple[int, ...] = ()
@@ -149,15 +147,30 @@ def read_chat(body: Mapping[str, Any], rules: Rules = RULES) -> ChatBody:
     given = Body(body, CHAT, rules)
     messages = given.needed("messages", 'a list, as [{"role": "user", "content": "Hello"}]')
     options, functions = _options(given, rules)
-    no_output = generates_nothing(given)
     found: dict[str, Any] = {
         "conversation": _conversation(messages, given),
         "options": options,
         "functions": functions,
-        "no_output": no_output,
         "include_reasoning": given.boolean("include_reasoning", True),
     }
     return ChatBody(**found, **read_generation(given, rules, USUAL, chat=True))
+
+
+def read_as_chat(body: Mapping[str, Any], rules: Rules, names: Mapping[str, str]) -> ChatBody:
+    """The ChatBody of a body of another dialect, which was made of it. Raises ApiError.
+
+    Args:
+        names: those that the dialect has for fields of a chat, for messages.
+    """
+    try:
+        return read_chat(body, rules)
+    except ApiError as error:
+        own = names.get(error.param or "")
+        if own is None or error.param is None:
+            raise
+        message = error.message.replace(error.param, own, 1)
+        param = own.partition(".")[0]
+        raise ApiError(error.status, message, error.type, error.code, param, error.headers, error.facts) from error
 
 
 def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
@@ -198,6 +211,13 @@ def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
         reasoning_format="none" if reasoning == "none" else None,
     )
     return options, functions is not None
+
+
+def is_begun(messages: list[Json]) -> bool:
+    """True if a conversation ends with the beginning of its answer, with which Anthropic's API and ollama's go on."""
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    return last.get("role") == "assistant" and isinstance(content, str) and content != "" and not last.get("tool_calls")
 
 
 def template_kwargs(body: Body, rules: Rules) -> Json:

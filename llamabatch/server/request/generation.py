@@ -207,6 +207,7 @@ class Generation(ABC):
         request_id: id of the answer; None: one is made.
         return_token_ids: the answer holds token ids. tokens_as_ids: logprobs name tokens as token_id:17.
         timings_per_token, return_progress, verbose: as in llama-server.
+        no_output: nothing is generated (max_tokens 0): what one step brings is left out of the answer.
         ping_s: seconds of silence before a comment in a stream, 0: none; None: as the server has it.
         ignored: names of unknown fields, and of known things without effect here.
     """
@@ -226,6 +227,7 @@ class Generation(ABC):
     timings_per_token: bool = False
     return_progress: bool = False
     verbose: bool = False
+    no_output: bool = False
     ping_s: float | None = None
     ignored: tuple[str, ...] = ()
 
@@ -318,6 +320,7 @@ def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat:
     text_biases = _take_text_biases(body)
     _take_stops(body)
     _take_limits(body)
+    no_output = _generates_nothing(body)
     _take_breakers(body)
     _take_samplers(body)
     found: dict[str, Any] = {
@@ -331,6 +334,7 @@ def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat:
         "timings_per_token": body.boolean("timings_per_token"),
         "return_progress": body.boolean("return_progress"),
         "verbose": body.boolean("verbose", rules.verbose),
+        "no_output": no_output,
     }
     found["adapters"], found["lora"] = read_adapters(body)
     ping = body.integer("sse_ping_interval", -1, 2**31 - 1)
@@ -556,9 +560,8 @@ def _request_id(given: object) -> str | None:
     return given
 
 
-def generates_nothing(body: Body) -> bool:
+def _generates_nothing(body: Body) -> bool:
     """True for a limit of 0 tokens, which becomes 1: a request that scores its prompt takes one step."""
-    _take_limits(body)
     for name in ("max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens"):
         if name in body and (value := body.take(name)) is not None:
             limit = integer(SamplingError, name, value, -1, 2**31 - 1)

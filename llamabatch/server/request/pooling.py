@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from llamabatch.engine.validation import longest_text
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
+from llamabatch.errors import InputError
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.server.http.errors import ApiError, check_ends
 from llamabatch.server.request.body import TIMEOUT_HEADER, Body, Field, Fields, Json, Rules
@@ -24,7 +26,10 @@ POOLING: Fields = {
     "lora": Field({"type": ["array", "null"], "items": {"type": "object"}}, "ids of /lora-adapters and their scales"),
     "adapters": Field({}, "names of adapters and their scales"),
     "user": Field({}, "kept by other services; without effect here"),
-    "truncate_prompt_tokens": Field({}, "", (), "give shorter texts"),
+    "truncate_prompt_tokens": Field(
+        {"type": ["integer", "null"], "minimum": -1},
+        "keep so many tokens of a text, of an embedding its last ones; -1: what fits",
+    ),
     "priority": Field({}, "", (0,), "texts go through the model as they come"),
     "add_special_tokens": Field({}, "", (True,), "give token ids for texts without special tokens"),
 }
@@ -37,6 +42,7 @@ class PooledBody(ABC):
     Attributes:
         model, adapters, lora: as in Generation.
         timeout_s: seconds until it ends as an error.
+        longest: tokens of a text that are kept; -1: as many as the model takes; None: a longer text is an error.
         ignored: names of unknown fields.
     """
 
@@ -44,6 +50,7 @@ class PooledBody(ABC):
     adapters: Mapping[str, float] | None = None
     lora: tuple[tuple[int, float], ...] | None = None
     timeout_s: float | None = None
+    longest: int | None = None
     ignored: tuple[str, ...] = ()
 
     def adapter_scales(self, loaded: Sequence[str]) -> Mapping[str, float] | None:
@@ -68,6 +75,9 @@ def read_pooled(body: Body, rules: Rules) -> dict[str, Any]:
     """The values of a PooledBody by name. Raises InputError."""
     found: dict[str, Any] = {"model": body.label("model"), "timeout_s": rules.timeout_s}
     found["adapters"], found["lora"] = read_adapters(body)
+    found["longest"] = body.integer("truncate_prompt_tokens", -1, 2**31 - 1)
+    if found["longest"] == 0:
+        raise InputError("truncate_prompt_tokens is 0; give 1 or more, or -1")
     found["ignored"] = tuple(body.ignored)
     return found
 
@@ -89,6 +99,15 @@ def cut_ids(processor: InputProcessor, ids: Sequence[int], longest: int, *, keep
     return [*ids[:n_first], *kept, *ids[len(ids) - n_last :]][:longest]
 
 
+def cut_prompts(processor: InputProcessor, prompts: Any, longest: int | None, *, keeps_end: bool = False) -> Any:
+    """Prompts of as_prompts, each with so many tokens at most; None: as they are."""
+    if longest is None:
+        return prompts
+    given = prompts if isinstance(prompts, list) else [prompts]
+    ids = (cut_ids(processor, each["prompt_token_ids"], longest, keeps_end=keeps_end) for each in given)
+    return [{**each, "prompt_token_ids": kept} for each, kept in zip(given, ids, strict=True)]
+
+
 def pooled_usage(outputs: Sequence[RequestOutput]) -> Json:
     """Counts of tokens of texts that nothing is generated for."""
     n_tokens = sum(len(output.prompt_token_ids) for output in outputs)
@@ -102,6 +121,10 @@ async def pooled_outputs(serving: Serving, body: PooledBody) -> list[RequestOutp
         ApiError: one of them failed; 504 where they took longer than the header X-Request-Timeout allows. What
             Serving.submit raises.
     """
+
+    if body.longest is not None:
+        most = longest_text(serving.plan.config)
+        body = replace(body, longest=most if body.longest == -1 else min(body.longest, most))
 
     async def found() -> list[RequestOutput]:
         call = await serving.submit(partial(body.submission, loaded=adapter_ids(serving)), body.n_texts)

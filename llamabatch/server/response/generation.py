@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from llamabatch.llama.model import Model
-from llamabatch.request.outputs import RequestOutput
+from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
+from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request.generation import Generation
 from llamabatch.server.request.reading import adapter_ids
 from llamabatch.server.response.answer import ignored_of, json_response, large_response
@@ -56,13 +58,52 @@ async def respond(
     if body.stream:
         ping_s = serving.options.sse_ping_s if body.ping_s is None else body.ping_s
         made = chunks(call, partial(reasoning_tokens, model=serving.model))
+        made = _WithoutOutput(made) if body.no_output else made
         return stream(serving, call, made, ping_s, ignored_of(body.ignored))
     found = await (call.outputs() if outputs is None else outputs(call))
+    found = [*map(without_output, found)] if body.no_output else found
     thinks = any(each.reasoning for output in found for each in output.outputs)
     n_reasoning = await serving.on_thread(reasoning_tokens, found, serving.model) if thinks else 0
     if is_large or weight(found) > LIGHT:
         return await large_response(serving, whole, found, n_reasoning, ignored=body.ignored)
     return json_response(whole(found, n_reasoning), body.ignored)
+
+
+def without_output(output: RequestOutput) -> RequestOutput:
+    """A whole output of nothing; its prompt was computed all the same."""
+    nothing: dict[str, Any] = {"text": "", "token_ids": (), "reasoning": None, "tool_calls": (), "logprobs": None}
+    if output.error is None:
+        nothing |= {"finish_reason": FinishReason.LENGTH, "stop_reason": None}
+    return replace(output, outputs=tuple(replace(each, **nothing) for each in output.outputs))
+
+
+class _WithoutOutput:
+    """Writes the events of outputs of nothing."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+
+    def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
+        return self._chunks.takes_long(outputs)
+
+    def end_takes_long(self) -> bool:
+        return self._chunks.end_takes_long()
+
+    def feed(self, outputs: list[SequenceOutput]) -> bytes:
+        return self._chunks.feed([*map(_without_text, outputs)])
+
+    def end(self) -> Iterable[bytes]:
+        return self._chunks.end()
+
+    def error(self, error: ApiError) -> bytes:
+        return self._chunks.error(error)
+
+
+def _without_text(piece: SequenceOutput) -> SequenceOutput:
+    nothing: dict[str, Any] = {"text": "", "token_ids": (), "reasoning": "", "tool_calls": (), "logprobs": None}
+    finished = None if piece.finished is None else without_output(piece.finished)
+    ended = None if piece.ended is None else FinishReason.LENGTH
+    return replace(piece, finished=finished, ended=ended, called_tools=False, **nothing)
 
 
 def reasoning_tokens(outputs: Outputs, model: Model) -> int:

@@ -20,10 +20,9 @@ from llamabatch.server.serving.admission import Admission
 from llamabatch.utils.checks import counted
 from llamabatch.utils.format import file_size
 
-# Prompts and continuations that may wait, unless max_queue says otherwise: 16 turns of 32 slots. What waits behind so
-# many has mostly lost its client, as OpenAI's give up after ten minutes; lists of prompts, of which evaluation programs
-# send some hundred at once, have room.
-MAX_QUEUE = 512
+# Prompts and continuations that may wait, unless max_queue says otherwise: as many texts as OpenAI's endpoint of
+# embeddings takes in one request; LangChain sends 1,000.
+MAX_QUEUE = 2048
 
 LOGPROB_BYTES = 300  # that a logprob takes as a Python object
 

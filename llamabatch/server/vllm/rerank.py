@@ -18,7 +18,14 @@ from llamabatch.errors import PromptError
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.server.http.ids import random_hex
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.request.pooling import POOLING, PooledBody, pooled_outputs, pooled_usage, read_pooled
+from llamabatch.server.request.pooling import (
+    POOLING,
+    PooledBody,
+    cut_prompts,
+    pooled_outputs,
+    pooled_usage,
+    read_pooled,
+)
 from llamabatch.server.request.prompts import MAX_PROMPTS, PROMPT_SCHEMA, Prompt, as_prompts, read_prompts
 from llamabatch.server.request.reading import read_body, with_model
 from llamabatch.server.response.answer import large_response
@@ -46,13 +53,14 @@ RERANK: Fields = {
     "top_n": Field({"type": ["integer", "null"], "minimum": 1}, "number of results"),
     "return_documents": Field(_BOOLEAN, "results hold their document; true unless given"),
     "return_text": Field(_BOOLEAN, "the same for texts; false unless given"),
+    "truncate": Field(_BOOLEAN, "true: of a document that is too long the beginning counts"),
     "raw_scores": Field(_BOOLEAN, "the opposite of use_activation, for texts"),
     "use_activation": _ACTIVATION,
     "activation": Field(_BOOLEAN, "the same as use_activation"),
 }
 SCORE: Fields = {
     **POOLING,
-    "text_1": Field({"type": "string", "minLength": 1}, "the query"),
+    "text_1": Field({"anyOf": [{"type": "string", "minLength": 1}, _DOCUMENTS]}, "the query, or one for each document"),
     "text_2": Field({"anyOf": [{"type": "string"}, _DOCUMENTS]}, "a document, or several"),
     "queries": Field({}, "the same as text_1"),
     "documents": Field({}, "the same as text_2"),
@@ -72,7 +80,7 @@ class RerankBody(PooledBody):
     """A ranking as asked for.
 
     Attributes:
-        query, documents: texts.
+        query, documents: texts; with several queries each has its document.
         given: the documents as in the body, for the answer.
         top_n: number of results; None: all.
         return_documents: results hold their document.
@@ -80,7 +88,7 @@ class RerankBody(PooledBody):
         tei: the answer has the shape of text-embeddings-inference: a list.
     """
 
-    query: str = ""
+    query: str | tuple[str, ...] = ""
     documents: tuple[str, ...] = ()
     given: tuple[Any, ...] = ()
     top_n: int | None = None
@@ -94,7 +102,8 @@ class RerankBody(PooledBody):
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
         """One request for each pair. Raises InputError."""
-        return processor.documents(self.query, list(self.documents), self.adapter_scales(loaded), "raise")[1]
+        adapters = self.adapter_scales(loaded)
+        return processor.documents(self.query, list(self.documents), adapters, "raise", longest=self.longest)[1]
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,7 @@ class ClassifyBody(PooledBody):
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
         """One request for each text. Raises InputError."""
-        given = as_prompts(processor, self.inputs)
+        given = cut_prompts(processor, as_prompts(processor, self.inputs), self.longest)
         return processor.texts_to_classify(given, self.adapter_scales(loaded), "raise")
 
 
@@ -126,30 +135,37 @@ def read_rerank(body: Mapping[str, Any], rules: Rules = RULES) -> RerankBody:
     found = given.needed(name, "a list of texts")
     documents = _documents(name, found)
     with_document, with_text = given.boolean("return_documents", True), given.boolean("return_text")
-    raw = given.boolean("raw_scores")
+    raw, cuts = given.boolean("raw_scores"), given.boolean("truncate")
+    activation, pooled = _activation(given), read_pooled(given, rules)
+    if cuts and pooled["longest"] is None:
+        pooled["longest"] = -1
     return RerankBody(
         query=query,
         documents=documents,
         given=tuple(found),
         top_n=given.integer("top_n", 1, 2**31 - 1),
         return_documents=with_text if tei else with_document,
-        use_activation=_activation(given) and not raw,
+        use_activation=activation and not raw,
         tei=tei,
-        **read_pooled(given, rules),
+        **pooled,
     )
 
 
 @reads
 def read_score(body: Mapping[str, Any], rules: Rules = RULES) -> RerankBody:
-    """The RerankBody of a body of /v1/score: a query and one document, or several."""
+    """The RerankBody of a body of /v1/score: a query and its documents, or as many queries as documents."""
     given = Body(body, SCORE, rules)
     queries = given.take("text_1") or given.take("queries") or given.needed("text_1", "a text")
-    if isinstance(queries, list) and len(queries) != 1:
-        raise PromptError(f"text_1 is a list of {len(queries)}; give one text, and a list of them as text_2")
-    query = _query("text_1", queries[0] if isinstance(queries, list) else queries)
     found = given.take("text_2") or given.take("documents") or given.needed("text_2", "a text, or a list of them")
     found = found if isinstance(found, list) else [found]
     documents = _documents("text_2", found)
+    texts = queries if isinstance(queries, list) else [queries]
+    if len(texts) not in (1, len(documents)):
+        raise PromptError(
+            f"text_1 is a list of {len(texts)}, and text_2 of {len(documents)}; give one text, or as many of both"
+        )
+    asked = tuple(_query("text_1", each) for each in texts)
+    query = asked[0] if len(asked) == 1 else asked
     use_activation = _activation(given)
     pooled = read_pooled(given, rules)
     return RerankBody(query=query, documents=documents, given=tuple(found), use_activation=use_activation, **pooled)

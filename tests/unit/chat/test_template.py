@@ -145,7 +145,7 @@ def test_content_in_parts_and_calls_of_tools():
     ("message", "says"),
     [
         ({"role": "user", "content": 5}, "content is 5"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "type 'image_url'; only text"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "type 'image_url'; only parts of text"),
         ({"role": "user", "content": ["a"]}, "type 'str'"),
         ({"role": "assistant", "tool_calls": [{"name": "x"}]}, "a tool call is"),
     ],
@@ -153,6 +153,23 @@ def test_content_in_parts_and_calls_of_tools():
 def test_bad_messages_say_what_is_wrong(message, says):
     with pytest.raises(PromptError, match=says):
         text([message])
+
+
+def test_a_refusal_is_text():
+    said = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}, {"type": "text", "text": "Sorry."}]}
+    assert text([*HI, said, *HI]) == "user: hi\nassistant: No.\nSorry.\nuser: hi\nassistant:"
+
+
+def test_no_system_message_is_lost_where_a_template_writes_the_last_one_alone():
+    template = (
+        "{% set ns = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}{% set ns.s = m.content %}"
+        "{% endif %}{% endfor %}{{ ns.s }}|{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}"
+        "{% endfor %}"
+    )
+    system = [{"role": "system", "content": content} for content in ("Be short.", "Be kind. ")]
+    assert text([*system, *HI], template) == "Be short.\n\nBe kind. |hi"
+    assert text([system[0], *HI], template) == "Be short.|hi"
+    assert text([*system, *HI], "{{ messages[0].content[:2] }}") == "Be"  # that shows none in any form
 
 
 # --- bounds ---------------------------------------------------------------------------------------------------------

@@ -215,7 +215,11 @@ def test_a_lazy_grammar_holds_calls_and_leaves_text_free(tool_format, special):
 
 
 FORMS = {
-    "json": ('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}', '{"n": 7}', '{"n": ""}'),
+    "json": (
+        '{"properties": {"n": {"type": "integer"}}, "required": ["n"], "type": "object"}',
+        '{"n": 7}',
+        '{"n": .5}',
+    ),
     "regex": (r"[ab]/\d+\.?", "a/12", "c/12"),
     "choice": ('["yes", "\\"no\\""]', '"no"', "no"),
 }

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from llamabatch import SamplingParams
+from llamabatch.chat.conversation import ChatOptions
 from llamabatch.errors import PromptError, PromptWarning, SamplingError
 from llamabatch.testing import FakeAsyncLLM, FakeLLM
 
@@ -218,6 +219,18 @@ def test_tools_work_for_asyncio():
 def test_what_makes_no_sense_is_refused_by_name(options, words):
     with FakeLLM(answers=CALL) as llm, pytest.raises(PromptError, match=words):
         llm.chat(ASKED, GREEDY, **{"tools": TOOLS, **options})
+
+
+def test_of_some_allowed_tools_no_other_is_called():
+    one = {"mode": "required", "tools": [{"type": "function", "function": {"name": "clock"}}]}
+    with FakeLLM(answers='{"name": "clock", "arguments": {}}') as llm:
+        [out] = llm.chat(ASKED, GREEDY, tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": one})
+    assert [call.name for call in out.tool_calls] == ["clock"]
+    for mode, forced in (("required", {"clock": {}}), ("auto", None)):
+        options = ChatOptions(TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": one | {"mode": mode}})
+        assert options.forced_tools == forced
+        assert options.free_schemas == {"clock": {"type": "object"}}
+        assert options.allows_some
 
 
 def test_a_form_beside_tools_is_of_answers_that_do_not_call():

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from llamabatch.request.logprobs import FlatLogprobs, Logprob, count
+from llamabatch.request.logprobs import FlatLogprobs, Logprob, TextOffsets, count
 from llamabatch.request.outputs import CompletionOutput, FinishReason
 
 
@@ -78,3 +78,9 @@ def test_a_logprob_takes_few_bytes():
     finally:
         tracemalloc.stop()
     assert taken < 40 * flat.n_logprobs
+
+
+def test_a_token_within_a_character_stands_where_that_begins():
+    places = TextOffsets()
+    assert [places.add(each) for each in (b"a", b"\xe6", b"\x97", b"\xa5", b" the", b"!")] == [0, 1, 1, 1, 2, 6]
+    assert TextOffsets(7).add(b"x") == 7

@@ -92,3 +92,11 @@ def test_bytes_of_a_part_of_a_character_are_not_those_of_its_replacement():
     assert [bytes(each["bytes"]) for each in known["content"]] == list(pieces.values())
     assert [each["bytes"] for each in unknown["content"]] == [None, None, None, [97]]
     assert known["content"][0]["top_logprobs"][0]["bytes"] == [0xE6, 0x97]
+
+
+def test_offsets_behind_a_character_of_several_tokens():
+    names = ["a", *["\ufffd"] * 3, " b", "c"]
+    logprobs = tuple({i: Logprob(-0.1, 1, name)} for i, name in enumerate(names))
+    completion = CompletionOutput(0, "a日 bc", tuple(range(6)), FinishReason.STOP, None, logprobs)
+    [choice] = RequestOutput("r", None, (1,), (completion,)).to_openai()["choices"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 1, 1, 2, 4]

@@ -10,7 +10,9 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from llamabatch.errors import MemoryPlanError
+from llamabatch.request.logprobs import Logprob
 from llamabatch.server.http.middleware import EndsWithItsClient
+from llamabatch.server.openai.completion_response import LogprobsRecord
 from tests.unit.server.serving_clients import fake_app, ready_client
 from tests.unit.server.serving_clients import ready as ready  # other folders take it from here
 from tests.waiting import PATIENCE_S, until
@@ -205,6 +207,17 @@ def test_echo_brings_the_prompt_with_its_logprobs(client, prompt):
     assert as_ids["logprobs"]["text_offset"] == logprobs["text_offset"]
     text, streamed = joined(events(client.post("/v1/completions", json=body | {"stream": True})))
     assert (text, streamed) == (choice["text"], logprobs)
+
+
+def test_offsets_of_a_prompt_are_places_in_its_text():
+    pieces = {1: b" D", 2: b"\xc3", 3: b"\xbc", 4: b" the"}  # the vocabulary puts a space before every text
+    logprobs = [None, *({token_id: Logprob(-1.0, 1, "?")} for token_id in (2, 3, 4))]
+    record = LogprobsRecord(pieces.__getitem__)
+    assert record.add([1, 2, 3, 4], logprobs, 0, "Dü the")["text_offset"] == [0, 1, 1, 2]
+    assert record.add([4], [{4: Logprob(-1.0, 1, " the")}], 0)["text_offset"] == [6]
+    record = LogprobsRecord(pieces.__getitem__)
+    found = record.add([2, 3, 4], [None, *logprobs[2:]], 0, "ü the")
+    assert (found["text_offset"], found["tokens"][0]) == ([0, 0, 1], "ü")
 
 
 def test_echo_with_no_tokens_is_the_prompt_alone(client):

@@ -62,7 +62,6 @@ def test_a_body_is_an_object():
         (nested(100_000), "deep"),
         (b'{"a": ' * 50_000, "deep"),
         (b'{"a": 1} {"a": 2}', "no JSON"),
-        (b'\xef\xbb\xbf{"a": 1}', "no JSON"),
     ],
 )
 def test_what_is_no_such_object_is_refused(data, part):
@@ -194,3 +193,7 @@ def test_what_stands_in_a_text_is_no_value():
     assert read_json(json.dumps({"a": [text, text]}).encode()) == {"a": [text, text]}
     assert refused(b'{"a":"' + b"," * 2 * MAX_SIZE).status == 400  # a text without an end
     assert read_json(b'{"a":["' + b"\\\\" * MAX_SIZE + b'", ",,"]}') == {"a": ["\\" * MAX_SIZE, ",,"]}
+
+
+def test_a_byte_order_mark_before_a_body_is_passed_over():
+    assert read_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}

@@ -325,3 +325,50 @@ def test_errors_have_anthropics_shape(client):
         assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
         body = {"messages": HELLO, "max_tokens": 4}
         assert guarded.post("/v1/messages", json=body, headers={"x-api-key": "secret"}).status_code == 200
+
+
+def test_blocks_of_searches_and_unknown_ones_do_not_lock_a_history():
+    found = {"type": "search_result", "title": "T", "source": "http://x", "content": [{"type": "text", "text": "body"}]}
+    result = [{"type": "tool_reference", "tool_name": "WebFetch"}, found, {"type": "hologram"}]
+    use = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
+    history = [
+        *HELLO,
+        {"role": "assistant", "content": [use]},
+        user({"type": "tool_result", "tool_use_id": "t1", "content": result}),
+    ]
+    body = read(messages=history)
+    texts = ["WebFetch", "T", "http://x", "body", "[hologram: not shown, as this model reads text alone]"]
+    assert body.conversation[-1] == {"role": "tool", "tool_call_id": "t1", "content": "\n".join(texts)}
+    assert body.ignored == ("messages[2].content[0].content[2]:hologram",)
+    with pytest.raises(ApiError, match="hologram"):
+        read(messages=[*HELLO, user({"type": "hologram"})])  # the caller asks about it
+
+
+def test_an_answer_goes_on_with_its_beginning():
+    assert read(messages=[*HELLO, {"role": "assistant", "content": "The answer"}]).options.continue_final_message
+    use = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
+    for last in ({"role": "assistant", "content": [use]}, *HELLO):
+        assert not read(messages=[*HELLO, last]).options.continue_final_message
+
+
+def test_no_tokens_are_an_empty_message():
+    with ready_client("one two three") as client:
+        body = {"messages": HELLO, "max_tokens": 0}
+        made = client.post("/v1/messages", json=body).json()
+        assert (made["content"][0]["text"], made["usage"]["output_tokens"]) == ("", 0)
+        assert made["stop_reason"] == "max_tokens"
+        events = client.post("/v1/messages", json=body | {"stream": True}).text
+        assert "text_delta" not in events
+        assert '"output_tokens":0' in events
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"stop_sequences": [3]}, r"^stop_sequences is \[3\]"),
+        ({"messages": []}, "^messages is an empty list"),
+    ],
+)
+def test_errors_have_the_names_of_this_dialect(fields, says):
+    with pytest.raises(ApiError, match=says):
+        read(**fields)

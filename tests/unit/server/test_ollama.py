@@ -247,3 +247,14 @@ def test_a_sampled_token_behind_the_likeliest_is_no_top_logprob():
 def test_another_name_of_several_answers_is_ignored_as_n_is():
     body = read_generate({"prompt": "x", "raw": True, "options": {"num_return_sequences": 2, "n": 2}})
     assert (body.params.n, body.ignored) == (1, ("options.num_return_sequences", "options.n"))
+
+
+def test_an_answer_goes_on_with_its_beginning():
+    begun = [*HELLO, {"role": "assistant", "content": "The answer"}]
+    assert chat(messages=begun).options.continue_final_message
+    assert not chat().options.continue_final_message
+
+
+def test_errors_have_ollamas_names():
+    with pytest.raises(ApiError, match=r"^options\.num_predict is 'x'"):
+        chat(options={"num_predict": "x"})

@@ -125,7 +125,22 @@ def test_scores_come_in_the_order_of_the_documents(client):
     assert [each["score"] for each in scored] == [
         each["relevance_score"] for each in sorted(ranked, key=lambda each: each["index"])
     ]
-    assert refused(client, "/v1/score", text_1=["a", "b"], text_2=["c", "d"])["param"] == "text_1"
+    one, other = client.post("/v1/score", json={"text_1": ["fox", "a"], "text_2": ["a", "b"]}).json()["data"]
+    assert one["score"] == scored[0]["score"]
+    [alone] = client.post("/v1/score", json={"text_1": "a", "text_2": "b"}).json()["data"]
+    assert other["score"] == alone["score"]
+    assert refused(client, "/v1/score", text_1=["a", "b"], text_2=["c", "d", "e"])["param"] == "text_1"
+
+
+def test_a_document_that_is_too_long_can_be_cut(client):
+    long = "one two three four " * 1500
+    body = {"query": "fox", "texts": [long, "a"]}
+    assert "tokens" in refused(client, "/v1/rerank", **body)["message"]
+    ranked = client.post("/v1/rerank", json=body | {"truncate": True}).json()
+    assert sorted(each["index"] for each in ranked) == [0, 1]
+    short = client.post("/v1/score", json={"text_1": "fox", "text_2": [long, "a"], "truncate_prompt_tokens": 6}).json()
+    least = client.post("/v1/score", json={"text_1": "fox", "text_2": ["", "a"]}).json()
+    assert least["usage"]["prompt_tokens"] < short["usage"]["prompt_tokens"] <= 12
 
 
 def test_a_class_for_each_text(client):

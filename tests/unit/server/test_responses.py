@@ -180,3 +180,26 @@ def test_the_endpoint(client):
     count = client.post("/v1/responses/input_tokens", json=body).json()
     assert count == {"object": "response.input_tokens", "input_tokens": document["usage"]["input_tokens"]}
     assert client.post("/v1/responses", json={"input": 5}).json()["error"]["param"] == "input"
+
+
+def test_some_of_the_tools_may_be_allowed():
+    tools = [TOOL, TOOL | {"name": "g"}]
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}
+    options = read(tools=tools, tool_choice=allowed).chat.options
+    assert options.forced_tools == {"g": {"type": "object"}}
+    assert read(tools=tools, tool_choice=allowed | {"mode": "auto"}).chat.options.forced_tools is None
+    with pytest.raises(ApiError, match=r"tool_choice.tools\[0\] is 'g'"):
+        read(tools=tools, tool_choice=allowed | {"tools": ["g"]})
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"input": []}, "^input is an empty list"),
+        ({"text": {"format": {"type": "foo"}}}, r"^the type of text\.format is 'foo'"),
+        ({"input": [{"type": "item_reference", "id": "fc_1"}]}, "store: false"),
+    ],
+)
+def test_errors_have_the_names_of_this_dialect(fields, says):
+    with pytest.raises(ApiError, match=says):
+        read(**fields)

@@ -163,3 +163,17 @@ def test_a_download_has_a_bar_on_a_terminal_of_80_columns_and_none_elsewhere(mon
         assert "-Q4_K_M.gguf" in last
         assert "1.5" in last
         assert len(last.rstrip()) <= 80
+
+
+class Gone(Terminal):
+    """A terminal that has gone away."""
+
+    def write(self, text):
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("stderr", [None, object(), Gone()])
+def test_no_answer_is_lost_with_a_terminal_that_is_not_there(llm, monkeypatch, stderr):
+    monkeypatch.setattr(sys, "stderr", stderr)
+    assert len(llm.generate(["a", "b"], progress=True)) == 2
+    DownloadBar("a", 0, 10).advance(10)
