@@ -33,6 +33,7 @@ from jinja2.utils import Namespace
 from markupsafe import EscapeFormatter, Markup
 
 from llamabatch.errors import ConfigError
+from llamabatch.utils.checks import show
 
 MAX_SOURCE = 256 * 2**10  # characters; compiling takes seconds for more, and the longest known template has 40 KB
 # One unit is the time of writing a byte: some nanoseconds.
@@ -84,13 +85,16 @@ class Meter:
         self.next_look = max(0, self.left - _LOOK_EVERY)
 
 
+Written = Callable[[Any], "str | None"]
+
+
 class BoundedTemplate:
     """A compiled template: of conversations, or of the rows of a table.
 
     Args:
         source: jinja2, as Hugging Face's transformers read it.
-        strict: a missing variable, and null as a value that is written, are errors; a chat template writes "" and
-            "None" for them.
+        written: of the rows of a table: the text of a value that is written; None: it has none, which is an error, as
+            it is to write a missing variable. A chat template writes "" for that, and anything as Python has it.
 
     Attributes:
         variables: names that the template reads.
@@ -99,16 +103,16 @@ class BoundedTemplate:
         ConfigError: it cannot be compiled.
     """
 
-    def __init__(self, source: str, *, strict: bool = False) -> None:
-        name = "the template" if strict else "the chat template"
+    def __init__(self, source: str, *, written: Written | None = None) -> None:
+        name = "the chat template" if written is None else "the template"
         if len(source) > MAX_SOURCE:
             raise ConfigError(f"{name} has {len(source):,} characters; allowed are up to {MAX_SOURCE:,}")
-        self._environment = _Environment(strict=strict)
+        self._environment = _Environment(written)
         self._changes_lists = any(name in source for name in _CHANGES)
         try:
             with self._environment.metered(Meter(BUDGET)):
                 free = jinja2.meta.find_undeclared_variables(self._environment.parse(source))
-                self.variables = frozenset(free - self._environment.globals.keys() if strict else free)
+                self.variables = frozenset(free if written is None else free - self._environment.globals.keys())
                 self._template = self._environment.from_string(source)
         except Exception as error:  # jinja2 and Python's compiler: RecursionError, MemoryError, ValueError and more
             raise ConfigError(f"{name} cannot be compiled: {describe(error)}") from error
@@ -216,19 +220,29 @@ class _Generation(Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
+class _Missing(jinja2.Undefined):
+    """A variable that a row does not have: a template may ask for it, and not write it."""
+
+    def __str__(self) -> str:
+        raise jinja2.UndefinedError(f"{show(self._undefined_name)} has no value")
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """The settings that Hugging Face's templates are written for (transformers, chat_template_utils.py), tojson
     included; and the prices."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
-    def __init__(self, *, strict: bool = False) -> None:
+    def __init__(self, written: Written | None = None) -> None:
         self._of_thread = threading.local()
 
         @pass_context  # keeps jinja2 from working out constants while it compiles
         def finalize(context: Context, value: Any) -> Any:
-            if strict and value is None:
-                raise jinja2.TemplateError("a value that it writes is null")
+            if written is not None and not isinstance(value, jinja2.Undefined):
+                text = written(value)
+                if text is None:
+                    raise jinja2.TemplateError(f"a value that it writes is {show(value)}, which is no text")
+                value = text
             return self.light(value)
 
         super().__init__(
@@ -237,7 +251,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             extensions=[loopcontrols, _Generation],
             optimized=False,
             finalize=finalize,
-            undefined=jinja2.StrictUndefined if strict else jinja2.Undefined,
+            undefined=jinja2.Undefined if written is None else _Missing,
         )
         self.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
         self.filters = {

@@ -116,6 +116,7 @@ def cli() -> None:
 
 def main() -> None:
     """Runs the command line; a signal ends it with its exit code and a closed stdout with 141, without a traceback."""
+    _open_streams()
     interrupts.guard()
     if _COMPLETING in os.environ:
         importlib.import_module("llamabatch.cli.completion")  # it brings our way of reading bash's line
@@ -144,6 +145,18 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _open_streams() -> None:
+    """Puts nowhere in the place of standard streams that are closed, as behind `2>&-`: else the next file that is
+    opened would be in that place, and get what llama.cpp writes there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # in the lowest place that is free, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))  # noqa: SIM115  # for good
+
+
 def _interrupted() -> int:
     if interrupts.acknowledge():
         click.echo(interrupts.LINE, err=True)
@@ -160,7 +173,8 @@ def echo_wrapped(text: str, *, err: bool = True) -> None:
     """Prints sentences to stderr or stdout, wrapped between words if that is a terminal, and visible."""
     from llamabatch.utils.console import for_terminal  # with rich; most commands print no sentence
 
-    click.echo(for_terminal(visible(text), sys.stderr if err else sys.stdout), err=err)
+    with contextlib.suppress(OSError) if err else contextlib.nullcontext():  # a full disk has no room for messages
+        click.echo(for_terminal(visible(text), sys.stderr if err else sys.stdout), err=err)
 
 
 def _leave_stdout() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from llamabatch.utils.checks import nearest, reason, show
-from llamabatch.utils.paths import absolute
+from llamabatch.utils.paths import absolute, of_user
 
 VARIABLE = "LLAMABATCH_CONFIG"
 _SECTION = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
@@ -54,7 +54,7 @@ def config_path() -> Path:
         return Path(absolute(override))
     import platformdirs
 
-    return Path(platformdirs.user_config_dir("llamabatch", appauthor=False)) / "config.toml"
+    return of_user(platformdirs.user_config_dir) / "config.toml"
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -73,6 +73,10 @@ def read_settings(path: Path, commands: Iterable[str]) -> list[Setting]:
         found = parse_toml(text)
     except FileNotFoundError:
         return []
+    except PermissionError as error:
+        if not os.path.lexists(path):  # the folder may not be looked into: whatever is there is not for this user
+            return []
+        raise click.UsageError(f"{path} cannot be read: {reason(error)}") from error
     except (OSError, ValueError) as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise click.UsageError(f"{path} cannot be read: {reason(error)}") from error
     lines, settings = _lines(text), []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -29,15 +30,44 @@ from llamabatch.gguf.resolve import local, resolve
 from llamabatch.planning.memory import mib
 from llamabatch.request.samplers import KNOWN, known_samplers
 from llamabatch.server.options import LOG_LEVELS, ServerOptions
-from llamabatch.utils.checks import show
+from llamabatch.utils.checks import nearest, show
 from llamabatch.utils.paths import TINY
 
 Command = Callable[..., Any]
 
+_PREFIX = variable_of("")
+_ELSEWHERE_VARIABLES = frozenset(
+    _PREFIX + name
+    for name in (
+        "BREAKS",
+        "CACHE",
+        "CONFIG",
+        "CPU_VARIANT",
+        "LINE",
+        "LLAMA",
+        "NATIVE",
+        "RPC",
+        "SOURCE",
+        "SOURCE_SHA256",
+    )
+)
+_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_[0-9]+_|$)")
 _KEY_VARIABLES = (variable_of("api_key"), "LLAMA_API_KEY", "VLLM_API_KEY")
 _FLAGS = {"api_keys": "--api-key", "allowed_hosts": "--allowed-host", "served_model_names": "--served-model-name"}
 _FLAGS["threads"] = "--threads-http"  # --threads is llama-server's, for the engine
 _ELSEWHERE = ("sampling", "chat_template", "chat_template_kwargs", "default_adapters")  # options of their own
+
+
+def unknown_variables(environ: Mapping[str, str], known: Collection[str]) -> list[str]:
+    """A message for each variable LLAMABATCH_… that no option of `serve` has; it may be a slip that leaves a server
+    without its key. Kubernetes makes variables of the names of services, which are left alone."""
+    messages = []
+    for name in sorted(environ):
+        if name.startswith(_PREFIX) and name not in known and not _OF_KUBERNETES.search(name):
+            other = name.replace(f"{_PREFIX}NO_", _PREFIX, 1)
+            advice = f"; {other}=0 turns it off" if other in known and other != name else nearest(name, sorted(known))
+            messages.append(f"the variable {name} has no effect{advice}")
+    return messages
 
 
 class ServeCommand(GroupedCommand):
@@ -57,6 +87,10 @@ class ServeCommand(GroupedCommand):
         }
         takes = {flag: 0 if each.is_flag else each.nargs for flag, each in options.items()}
         given = translate(args, takes | dict.fromkeys(negatives, 0))
+        named = (each.envvar for each in self.params if each.envvar)
+        known = {name for one in named for name in ([one] if isinstance(one, str) else one)}
+        for message in unknown_variables(os.environ, known | _ELSEWHERE_VARIABLES):
+            echo_wrapped(message)
         theirs = from_environment(os.environ)
         known = {
             arg.partition("=")[0] for arg, before in zip(given.args[1:], given.args, strict=False) if before == "-P"

@@ -108,6 +108,17 @@ class TensorInfo:
         return math.prod(self.dims)
 
 
+def _content(start: bytes) -> str:
+    """What stands in a file that is no GGUF file, by its first bytes."""
+    if not start:
+        return "it is empty"
+    if start.startswith(b"version https"):
+        return "it is a pointer of Git LFS; git lfs pull brings the model"
+    if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "it is a page of a web site; the address of the download may want a login"
+    return f"it starts with {start[:4]!r}, not {MAGIC!r}"
+
+
 class HeaderReader:
     """Reads a header from front to back, no further than needed.
 
@@ -131,10 +142,12 @@ class HeaderReader:
         """Reads the fixed head: version, number of tensors, number of values. Raises ModelFileError."""
         self._read(min(self.size, START.size))
         if self._data[:4] != MAGIC:
-            raise ModelFileError(f"{self.path} is not a GGUF file: it starts with {self._data[:4]!r}, not {MAGIC!r}")
+            raise ModelFileError(f"{self.path} is not a GGUF file: {_content(self._data)}")
         if self.size < START.size:
             raise ModelFileError(f"{self.path} is truncated: it has {self.size} bytes, less than a GGUF header")
         _, version, n_tensors, n_values = START.unpack_from(self._data)
+        if version not in VERSIONS and int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
+            raise ModelFileError(f"{self.path} has its bytes in big-endian order; give a file in little-endian order")
         if version not in VERSIONS:
             raise ModelFileError(f"{self.path} is GGUF version {version}; allowed are 2 and 3")
         if n_values > _MAX_VALUES or n_tensors > _MAX_TENSORS:

@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import os
 import tempfile
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def folder() -> Path:
 
 def find(model: Path, config: EngineConfig) -> Profile | None:
     """The profile of a model file on this machine with these options; None: none can be read."""
-    if not folder().is_dir():
+    if not os.path.isdir(folder()):
         return None  # nothing was tuned here: the header need not be read
     try:
         key = key_of(model, config)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
 import ssl
+import stat
 import sys
 import threading
 import time
@@ -37,6 +39,7 @@ from llamabatch.server.application import make_app
 from llamabatch.server.http.file_watch import watch
 from llamabatch.server.http.protocol import allow_open_files, bounded
 from llamabatch.utils import interrupts, system
+from llamabatch.utils.checks import show
 
 _FLUSH_S = 5  # for the last bytes of responses to go out, once their requests have ended
 _BACKLOG = 2048
@@ -56,10 +59,11 @@ def serve(
         ready: called once requests are taken, with the seconds since the call of this function.
 
     Raises:
-        ConfigError: an address cannot be listened on. What loading raises.
+        ConfigError: an address cannot be listened on, or a file of TLS cannot be used. What loading raises.
     """
     began = time.perf_counter()
     allow_open_files(options.max_connections)
+    check_tls(options)
     sockets = listen(options)
     try:
         application = make_app(config, options)
@@ -83,6 +87,37 @@ def serve(
     if serving.is_loading:  # a thread in the middle of a native load cannot be ended in good order
         sys.stderr.flush()
         os._exit(0)
+
+
+def check_tls(options: ServerOptions) -> None:
+    """Raises ConfigError for files of TLS that cannot be read, are no such files, or do not fit together."""
+    names = [name for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs") if getattr(options, name) is not None]
+    for name in names:
+        path = getattr(options, name)
+        try:
+            with open(path, "rb") as file:
+                file.read(1)
+        except OSError as error:
+            raise ConfigError(f"{name} {show(path)} cannot be read: {error.strerror}") from error
+    if not names:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    pair = f"ssl_certfile {show(options.ssl_certfile)} and ssl_keyfile {show(options.ssl_keyfile)}"
+    try:
+        context.load_cert_chain(str(options.ssl_certfile), options.ssl_keyfile, _refuse_passphrase)
+        if options.ssl_ca_certs is not None:
+            pair = f"ssl_ca_certs {show(options.ssl_ca_certs)}"
+            context.load_verify_locations(options.ssl_ca_certs)
+    except OSError as error:  # ssl.SSLError is one
+        reason = getattr(error, "reason", None) or error.strerror or "it is no file of PEM"
+        raise ConfigError(f"{pair} cannot be used: {str(reason).replace('_', ' ').lower()}") from error
+
+
+def _refuse_passphrase() -> str:
+    raise ConfigError(
+        "the key in ssl_keyfile is encrypted, and a server cannot ask for its passphrase; give one without, as "
+        "openssl pkey -in KEY -out PLAIN writes it"
+    )
 
 
 def uvicorn_config(application: Any, options: ServerOptions) -> uvicorn.Config:
@@ -265,9 +300,11 @@ def _unix_socket(path: str) -> socket.socket:
 
 
 def _is_stale(path: str) -> bool:
-    """True for a socket that no process listens on any more."""
+    """True for a socket that no process listens on any more. Raises FileExistsError for any other file."""
     if not os.path.exists(path):
         return False
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise FileExistsError(errno.EEXIST, "there is a file of this name, which is no socket")
     probe = system.unix_socket()
     if probe is None:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -41,7 +42,9 @@ class Stdout(Console):
 
 
 def console() -> Console:
-    """A console on stdout, as wide as its terminal."""
+    """A console on stdout, as wide as its terminal. What its encoding cannot write becomes a question mark."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     terminal = Stdout()
     return terminal if terminal.is_terminal else Stdout(width=_PLAIN_WIDTH)
 
@@ -199,12 +202,13 @@ def write_report(
     document: Callable[[T], dict[str, Any]],
     plot: str,
 ) -> None:
-    """Writes the tables to stdout, unless JSON goes there; JSON and picture to their files.
+    """Writes JSON and picture to their files, and then the tables to stdout, unless JSON goes there: what took minutes
+    to measure is not lost where nobody reads the tables to their end.
 
     Args:
         plot: the module of the picture, as of write_plot.
     """
-    if str(json_file) != "-":
-        show(report, console())
     write_json(document(report), json_file)
     write_plot(plot, report, plot_file)
+    if str(json_file) != "-":
+        show(report, console())

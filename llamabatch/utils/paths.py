@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
@@ -87,7 +88,16 @@ def cache_dir() -> Path:
     override = os.environ.get("LLAMABATCH_CACHE")
     if override:
         return _at_first(override)
-    return Path(platformdirs.user_cache_dir("llamabatch", appauthor=False))
+    return of_user(platformdirs.user_cache_dir)
+
+
+def of_user(find: Callable[..., str]) -> Path:
+    """A folder of llamabatch's by platformdirs. Where nobody has a home, as a number without a name in a container, it
+    is one that cannot be made, so that nothing is kept."""
+    try:
+        return Path(find("llamabatch", appauthor=False))
+    except RuntimeError:
+        return Path(os.sep, "nonexistent", "llamabatch")
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -54,6 +55,15 @@ def open_columns(source: Source) -> Iterator[ColumnFile]:
             yield _sheets[source]
 
 
+def check_names(source: str, names: Sequence[str]) -> None:
+    """Raises InputError: two columns have one name."""
+    counts = Counter(names)
+    for name in names:
+        if counts[name] > 1:
+            what = f"two columns {show(name)}" if name else "two columns without a name"
+            raise InputError(f"{source} has {what}; give each a name of its own")
+
+
 class _Parquet(ColumnFile):
     """A Parquet file, of which a few hundred rows are read at a time, and the wanted columns alone."""
 
@@ -67,6 +77,7 @@ class _Parquet(ColumnFile):
         except DAMAGE as error:
             raise InputError(f"{source.name} cannot be read as a Parquet file: {error}") from error
         self.names = self._file.schema_arrow.names
+        check_names(source.name, self.names)
         self.n_rows = self._file.metadata.num_rows
 
     def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -103,10 +114,7 @@ class _Sheet(ColumnFile):
             raise InputError(f"{source.name} has no columns; their names stand in the first row of its first sheet")
         used = [column for column in columns if column.null_count < n_sheet]
         self.names = [column[header].as_py() or "" for column in used]
-        for name in self.names:
-            if self.names.count(name) > 1:
-                what = f"two columns {show(name)}" if name else "two columns without a name"
-                raise InputError(f"{source.name} has {what}")
+        check_names(source.name, self.names)
         n_rows = n_sheet
         while not any(column[n_rows - 1].is_valid for column in used):
             n_rows -= 1

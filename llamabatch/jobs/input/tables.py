@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from llamabatch.errors import ConfigError, InputError, PromptError
-from llamabatch.jobs.input.column_files import DAMAGE, open_columns
+from llamabatch.jobs.input.column_files import DAMAGE, check_names, open_columns
 from llamabatch.jobs.input.jsonl import Filled, Problem, Record, lines, too_long, without_mark
 from llamabatch.jobs.input.sources import DAMAGED, Source
 from llamabatch.jobs.input.templates import JinjaTemplate, Template, as_json, as_text, is_jinja, template_of
@@ -52,9 +52,8 @@ class _Csv:
         self.header = header or []
         if not self.header:
             raise InputError(f"{source.name} has no columns; their names stand in its first row")
-        for name in self.header:
-            if self.header.count(name) > 1:
-                raise InputError(f"{source.name} has two columns {show(name)}")
+        # a spreadsheet writes empty columns behind those that have a name: nothing can ask for them
+        check_names(source.name, [name for name in self.header if name])
 
     def records(self) -> Iterator[list[str] | Problem]:
         """The values of each row, one for each column."""
@@ -171,10 +170,15 @@ def own_id_column(source: Source, options: ReadOptions) -> str | None:
 _USUAL = ("text", "question", "content", "input", "instruction", "message", "body", "document", "sentence", "title")
 
 
-def _other_separator(columns: Sequence[str]) -> str | None:
-    """The separator, other than a comma, that the only column of a table has in its name."""
+def _check_separator(name: str, columns: Sequence[str]) -> None:
+    """Raises ConfigError where the only column of a table has a separator, other than a comma, in its name."""
     names = columns[0] if len(columns) == 1 else ""
-    return next((each for each in ";\t|" if each in names), None)
+    separator = next((each for each in ";\t|" if each in names), None)
+    if separator is not None:
+        raise ConfigError(
+            f"{name} has one column, {show(names)}: its fields seem to be separated by {separator!r}, and llamabatch "
+            "reads commas; write the file anew with these"
+        )
 
 
 def _example(columns: Sequence[str]) -> str:
@@ -293,11 +297,7 @@ class RowLines:
             return
         assert self._template is not None
         if not options.has_template and "prompt" not in columns:
-            if (separator := _other_separator(columns)) is not None:
-                raise ConfigError(
-                    f"{name} has one column, {show(columns[0])}: its fields seem to be separated by {separator!r}, and "
-                    "llamabatch reads commas; write the file anew with these"
-                )
+            _check_separator(name, columns)
             raise ConfigError(
                 f"{name} has no column 'prompt'; give a template, as --prompt {_example(columns)}; its columns are "
                 f"{', '.join(columns)}"
@@ -305,6 +305,8 @@ class RowLines:
         wanted: list[str] = []
         for template in (self._template, self._system):
             if template is not None:
+                if not template.reads_all and not set(template.columns) <= set(columns):
+                    _check_separator(name, columns)
                 template.check(name, columns)
                 wanted += columns if template.reads_all else template.columns
         self.id_column = id_column_of(name, options, columns)

@@ -83,7 +83,8 @@ class JinjaTemplate:
                 raise ConfigError(f"{source} has no column {show(name)} for the template{nearest(name, columns)}")
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        variables = {name: values[name] for name in self.columns if name in values}
+        # null is as a missing field is, so that default("") holds for both
+        variables = {name: values[name] for name in self.columns if values.get(name) is not None}
         if self.reads_all:
             variables[ROW] = values.get(ROW, values)
         try:
@@ -94,7 +95,7 @@ class JinjaTemplate:
 
 @functools.lru_cache(maxsize=8)
 def _compiled(text: str) -> BoundedTemplate:
-    return BoundedTemplate(text, strict=True)
+    return BoundedTemplate(text, written=as_text)
 
 
 class BracesTemplate:

@@ -233,12 +233,10 @@ def on_loopback(scope: Scope) -> bool:
 def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     found = []
     for name, value in headers:
-        if name == b"authorization":
+        if name in (b"authorization", b"x-api-key"):
             scheme, _, rest = value.strip().partition(b" ")
-            # a key alone is llama-server's way, too
+            # with and without the word in both, as llama-server takes them
             found.append(rest.strip() if scheme.lower() == b"bearer" and rest else value.strip())
-        elif name == b"x-api-key":
-            found.append(value.strip())
     return found
 
 

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from llamabatch.cli import cli
+from llamabatch.cli.serve import unknown_variables
 from llamabatch.errors import MemoryPlanError
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.request.samplers import CHAIN
@@ -233,3 +234,14 @@ def test_the_page_of_flags_is_current():
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
     assert maker.page() == (docs / "serve_flags.md").read_text(encoding="utf-8"), "run: python docs/make_serve_flags.py"
+
+
+def test_variables_that_nothing_reads_are_named():
+    known = {"LLAMABATCH_API_KEY", "LLAMABATCH_PAGE", "LLAMABATCH_MODEL"}
+    slips = ("LLAMABATCH_API_KEYS", "LLAMABATCH_NO_PAGE", "LLAMABATCH_MODEL", "LLAMABATCH_MODLE")
+    of_services = ("LLAMABATCH_SERVICE_HOST", "LLAMABATCH_SERVICE_PORT_HTTP", "LLAMABATCH_PORT_80_TCP_ADDR")
+    environ = dict.fromkeys((*slips, *of_services, "LLAMABATCH_PORT", "PATH"), "1")
+    keys, model, page = unknown_variables(environ, known)
+    assert "LLAMABATCH_API_KEYS has no effect; did you mean 'LLAMABATCH_API_KEY'" in keys
+    assert "did you mean 'LLAMABATCH_MODEL'" in model
+    assert page == "the variable LLAMABATCH_NO_PAGE has no effect; LLAMABATCH_PAGE=0 turns it off"

@@ -4,6 +4,7 @@ import pytest
 
 from llamabatch.errors import ConfigError, SamplingError, UnknownOptionError
 from llamabatch.server.options import ServerOptions, read_keys, split
+from llamabatch.server.run import check_tls, listen
 
 
 def test_defaults_are_those_of_this_machine_alone():
@@ -123,3 +124,27 @@ def test_options_of_server_and_engine_are_told_apart():
     assert (server.port, engine) == (1, {"n_ctx": 64})
     with pytest.raises(UnknownOptionError, match="did you mean 'port'"):
         split({"prot": 1}, engine=("n_ctx",))
+
+
+def test_a_file_in_the_place_of_a_socket_stays(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    (tmp_path / "link.sock").symlink_to(path)
+    for name in ("model.gguf", "link.sock"):
+        with pytest.raises(ConfigError, match="which is no socket"):
+            listen(ServerOptions(uds=tmp_path / name))
+    assert path.read_bytes() == b"GGUF"
+
+
+def test_files_of_tls_that_cannot_be_used_are_named(tmp_path):
+    junk, missing = tmp_path / "junk.pem", tmp_path / "missing.pem"
+    junk.write_text("junk")
+    check_tls(ServerOptions())
+    for key, certificate, says in (
+        (missing, junk, r"ssl_keyfile '.*missing.pem' cannot be read: No such file"),
+        (junk, missing, r"ssl_certfile '.*missing.pem' cannot be read"),
+        (junk, tmp_path, "ssl_certfile .* cannot be read"),
+        (junk, junk, r"ssl_certfile '.*junk.pem' and ssl_keyfile '.*junk.pem' cannot be used"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            check_tls(ServerOptions(ssl_keyfile=str(key), ssl_certfile=str(certificate)))

@@ -203,3 +203,10 @@ def test_a_program_finds_the_package_although_it_was_imported_from_another_folde
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(rest), "PYTHONNOUSERSITE": "1"}
     done = subprocess.run([sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_user_without_a_home_keeps_nothing():
+    def find(name, appauthor):
+        raise RuntimeError("Could not determine home directory.")
+
+    assert paths.of_user(find) == Path(os.sep, "nonexistent", "llamabatch")

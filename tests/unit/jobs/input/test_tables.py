@@ -185,6 +185,33 @@ def test_parquet_values_of_any_kind(tmp_path):
     assert [type(row) for row in rows_of(path, template="{bytes}.")] == [Row, BadRow, Row, Row]
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="two columns 'text'"):
+        rows_of(tmp_path / "a.parquet", prompt="{{ text }}")
+
+
+def test_a_template_writes_values_of_any_kind_as_text(tmp_path):
+    columns = {"raw": [b"a b", b"\xff"], "part": [{"x": "ä", "y": None}] * 2, "n": [1.5, 2.0]}
+    path = parquet(tmp_path / "a.parquet", columns)
+    first, second = rows_of(path, prompt="{{ raw }} {{ part }} {{ n }}")
+    assert first.prompt == 'a b {"x": "ä", "y": null} 1.5'
+    assert r"a value that it writes is b'\xff', which is no text" in second.error
+
+
+def test_columns_without_a_name_are_passed_over(tmp_path):
+    [row] = rows_of(write(tmp_path / "a.csv", "id,text,,\n1,a,,\n"), prompt="{{ text }}")
+    assert (row.id, row.prompt) == ("1", "a")
+
+
+def test_another_separator_is_named_with_a_template_too(tmp_path):
+    with pytest.raises(ConfigError, match="seem to be separated by ';'"):
+        rows_of(write(tmp_path / "a.csv", "id;text\n1;a\n"), prompt="{{ text }}")
+
+
 def test_parquet_is_read_in_pieces(tmp_path):
     path = parquet(tmp_path / "a.parquet", {"prompt": [f"row {i}" for i in range(5000)]}, row_group_size=700)
     reader = read(find([path]))
@@ -256,7 +283,7 @@ def test_rows_of_excel_are_texts_and_empty_cells_have_no_value(tmp_path):
     assert [row.id for row in found] == ["7", "8", "9"]
     assert [row.prompt for row in found[:2]] == ["ä & b: 1.5", "c: -"]
     assert found[0].kept == {"text": "ä & b", "n": "1.5"}
-    assert "a value that it writes is null" in found[2].error
+    assert "'text' has no value" in found[2].error
     assert found[2].place == f"{path}, row 3"
     assert Total(find([path]), ReadOptions()).rows(Seen()) == (3, False)
 
@@ -519,8 +546,11 @@ def test_null_is_a_missing_field(tmp_path):
 def test_a_line_without_a_field_of_the_template_is_one_error_row(tmp_path):
     rows = lines_of(tmp_path, {"text": "a"}, {"txt": "a"}, {"text": None}, {"text": "b"}, prompt="Say {{ text }}")
     assert [row.prompt for row in rows if isinstance(row, Row)] == ["Say a", "Say b"]
-    assert "'text' is undefined" in rows[1].error
-    assert "is null" in rows[2].error
+    assert "'text' has no value" in rows[1].error
+    assert "'text' has no value" in rows[2].error
+    for prompt in ("{% if text %}x{% endif %}{{ b }}", "{{ text | default('') }}{{ b }}"):
+        filled = lines_of(tmp_path, {"b": 1}, {"text": None, "b": 2}, prompt=prompt)
+        assert [row.prompt for row in filled] == ["1", "2"]
     filled = lines_of(
         tmp_path, {"b": 1}, {"text": None, "b": 2}, prompt="{% if text is defined and text %}x{% endif %}{{ b }}"
     )
