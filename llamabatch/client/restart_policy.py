@@ -54,6 +54,10 @@ class Restarts:
         """A request has ended well."""
         self.in_a_row = 0
 
+    def refused(self) -> None:
+        """Counts a child that was not started at all, as one too many."""
+        self.in_a_row = max(self.in_a_row, self._policy.most) + 1
+
     def given_up(self, now: float) -> None:
         """Sets the time of the next try: requests have ended, and calls raise until then."""
         wait_s = self._policy.retry_s * 2.0 ** min(self.in_a_row - self._policy.most - 1, 32)

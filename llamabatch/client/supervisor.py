@@ -27,7 +27,8 @@ from llamabatch.config import EngineConfig
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Failover, Sink
 from llamabatch.engine.stats import EngineStats
-from llamabatch.errors import EngineClosedError, EngineError, describe
+from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError, describe
+from llamabatch.gguf.resolve import model_identity, resolve
 from llamabatch.request.request import Request
 from llamabatch.utils.lifetime import ForkGuard
 
@@ -74,6 +75,7 @@ class Supervisor:
         self._start_child = start_child
         self._clock = clock
         self._restarts = Restarts(policy)
+        self._identity: dict[str, Any] | None = None  # of the model's file
         self._loaded = LoadedResources(config.adapters)
         self._past_stats = EngineStats()  # of children that have ended
         self._child_stats = EngineStats()  # the last that the present one has sent
@@ -282,6 +284,13 @@ class Supervisor:
         reason = _CLOSED
         try:
             while not self._closing:
+                if self._has_other_model():
+                    self._restarts.refused()
+                    reason = "the file of the model is another one than at the start: load the model anew"
+                    if not self._pause(reason):
+                        break
+                    reason = _CLOSED
+                    continue
                 exit_reason, never_ready = self._run_child()
                 if self._closing:
                     break
@@ -307,6 +316,17 @@ class Supervisor:
             self._stop(reason)
             if self.at_end is not None:
                 self.at_end()
+
+    def _has_other_model(self) -> bool:
+        """True if another file has taken the place of the model's. The clients have the vocabulary and the template of
+        the first one, with which the weights of another would write nonsense."""
+        try:
+            found = model_identity(resolve(self._config.model))
+        except (OSError, LlamaBatchError):  # the child says what is wrong
+            return False
+        if self._identity is None:
+            self._identity = found
+        return found != self._identity
 
     def _run_child(self) -> tuple[str, BaseException | None]:
         """Starts one child and watches it to its end. Returns its exit reason, and the error if it was never ready."""

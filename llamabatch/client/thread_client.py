@@ -78,6 +78,7 @@ class ThreadClient(LocalClient):
             del started  # as in _Loop.serve
         self.plan = engine.plan
         self.model = engine.model
+        self._thread_id = thread.ident
         self._engine = engine  # for its stats alone: all else is for its thread
         self._lifetime = Lifetime(self, _EngineThread(self._commands, thread))
 
@@ -114,6 +115,11 @@ class ThreadClient(LocalClient):
         return [replace(state, n_waiting=state.n_waiting + arriving)]
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
+        if threading.get_ident() == self._thread_id:
+            raise EngineError(
+                f"{method} was called on the engine's own thread, as from a logits processor, where it would wait for "
+                "itself; call it from another one"
+            )
         return self.ask(lambda engine: getattr(engine, method)(*arguments)).result()
 
     def ask(self, function: Callable[[Engine], Any]) -> Future[Any]:

@@ -18,10 +18,10 @@ from llamabatch.columns.results import Result
 from llamabatch.entrypoints.input_processor import OneAdapters, OneParams
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import ConfigError, OutputError
+from llamabatch.gguf.resolve import model_identity
 from llamabatch.jobs import formats
 from llamabatch.jobs.input.sources import STDIN
 from llamabatch.jobs.output.files import Files
-from llamabatch.jobs.output.manifest import model_identity
 from llamabatch.jobs.output.output import Output, OutputOptions
 from llamabatch.jobs.output.records import lines_of
 from llamabatch.jobs.rows import ReadOptions

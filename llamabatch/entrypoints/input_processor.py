@@ -293,8 +293,6 @@ class InputProcessor:
             options: of the conversations among them.
         """
         check_kind(self._model, embed=embed, classify=classify)
-        if not items:
-            raise PromptError(f"there is no {name.removesuffix('s') if classify else 'prompt'}; give at least one")
         each = zip(items, _params_for(items, params), self._adapters_for(len(items), adapters), strict=True)
         group, arrival, loaded = new_group(), time.perf_counter(), self._client.adapters
         requests: list[Request | Refused] = []
@@ -321,7 +319,7 @@ class InputProcessor:
     def _adapters_for(self, n: int, adapters: Adapters) -> list[AdapterSet]:
         """One set for each prompt. Raises AdapterError for a set that is given for all of them."""
         sets = adapter_sets(adapters, n)
-        if not isinstance(adapters, list) and sets[0]:
+        if not isinstance(adapters, list) and sets and sets[0]:
             check_known(sets[0], self._client.adapters)
         return sets
 

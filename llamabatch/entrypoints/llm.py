@@ -156,7 +156,7 @@ class LLM:
             One RequestOutput a prompt, in the order of the prompts.
 
         Raises:
-            PromptError: there is no prompt, `prompts` holds something else (conversations, say), or a prompt cannot be
+            PromptError: `prompts` holds something else (conversations, say), or a prompt cannot be
                 run. SamplingError, AdapterError: its parameters or adapters. EngineError: it failed while it ran.
             EngineClosedError: after close().
         """

@@ -5,6 +5,7 @@ Hugging Face's hub, through huggingface_hub with its cache, its tokens and its o
 from __future__ import annotations
 
 import difflib
+import hashlib
 import itertools
 import os
 import re
@@ -25,6 +26,8 @@ _MOST_SHOWN = 20
 _MOST_NAMED = 5  # models of a folder that a message names
 _MOST_ENTRIES = 10_000  # of a folder, in which a name like a missing one is looked for
 _LONGEST = 200  # characters of it that are compared
+_SAMPLES = 64  # of a file, of so many bytes each
+_SAMPLE_BYTES = 65536
 
 
 def resolve(model: str) -> Path:
@@ -257,3 +260,18 @@ def _listed(names: list[str]) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def model_identity(model: Path) -> dict[str, Any]:
+    """The identity of a model's file in any folder: "name" without folders, "size" in bytes of all its parts, and
+    "sha256" of 64 samples of each part, 64 KiB each at even distances, the first and the last bytes among them.
+
+    Two models of one shape share their size, not their weights. Raises OSError."""
+    digest = hashlib.sha256()
+    for part in (model.with_name(name) for name in part_names(model.name)):
+        with part.open("rb") as file:
+            last = max(0, part.stat().st_size - _SAMPLE_BYTES)
+            for offset in sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
+                file.seek(offset)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return {"name": model.name, "size": file_bytes(model), "sha256": digest.hexdigest()}

@@ -22,13 +22,14 @@ from llamabatch.utils.checks import nearest, show
 with needs("langchain_core", "langchain"):
     from langchain_core.caches import BaseCache
     from langchain_core.embeddings import Embeddings
+    from langchain_core.exceptions import OutputParserException
     from langchain_core.globals import get_llm_cache
     from langchain_core.language_models import BaseChatModel, LanguageModelInput
     from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_openai_messages
     from langchain_core.messages.ai import UsageMetadata
     from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
     from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
-    from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+    from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, Generation
     from langchain_core.runnables import Runnable, RunnableConfig, RunnableMap, RunnablePassthrough
     from langchain_core.runnables.config import get_config_list
     from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
@@ -40,6 +41,34 @@ _CHAT = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", 
 
 # A model, and the output of the conversation that it is asked for next, which a batch has computed already.
 _computed: ContextVar[tuple[object, RequestOutput] | None] = ContextVar("llamabatch_langchain_computed", default=None)
+
+
+class _WholeJson(JsonOutputParser):
+    """LangChain's parser, which would complete the JSON of an answer that max_tokens has cut."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        if not partial:
+            _check_whole(result)
+        return super().parse_result(result, partial=partial)
+
+
+class _WholePydantic(PydanticOutputParser[Any]):
+    """The same for a class of pydantic."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        if not partial:
+            _check_whole(result)
+        return super().parse_result(result, partial=partial)
+
+
+def _check_whole(result: list[Generation]) -> None:
+    """Raises OutputParserException for an answer that was cut."""
+    metadata = getattr(getattr(result[0], "message", None), "response_metadata", {})
+    if metadata.get("finish_reason") == "length":
+        raise OutputParserException(
+            "the answer was cut at max_tokens or at the end of the context, so that it is no whole object; raise them",
+            llm_output=result[0].text,
+        )
 
 
 class ChatLlamaBatch(BaseChatModel):
@@ -210,7 +239,7 @@ class ChatLlamaBatch(BaseChatModel):
             response_format=form, ls_structured_output_format={"kwargs": {"method": method}, "schema": schema}
         )
         is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
-        parser: Any = PydanticOutputParser(pydantic_object=schema) if is_class else JsonOutputParser()
+        parser: Any = _WholePydantic(pydantic_object=schema) if is_class else _WholeJson()
         if not include_raw:
             return bound | parser
         parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)

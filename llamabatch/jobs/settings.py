@@ -10,11 +10,10 @@ from typing import Any
 
 from llamabatch.config import CONTENT_OPTIONS, EngineConfig, with_paths
 from llamabatch.errors import ConfigError
-from llamabatch.gguf.resolve import resolve
+from llamabatch.gguf.resolve import model_identity, resolve
 from llamabatch.jobs.input import sources
 from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.input.tables import own_id_column
-from llamabatch.jobs.output.manifest import model_identity
 from llamabatch.jobs.output.output import OutputOptions
 from llamabatch.jobs.output.records import fields_of
 from llamabatch.jobs.output.stream import STDOUT

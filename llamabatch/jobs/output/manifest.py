@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -15,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from llamabatch.errors import ConfigError, InputError
-from llamabatch.gguf.header import part_names
-from llamabatch.gguf.resolve import file_bytes
 from llamabatch.jobs.output.files import NO_FOLLOW
 from llamabatch.jobs.output.own_files import OwnFiles, manifest_of, without_suffix
 from llamabatch.utils.checks import integer, show
@@ -26,8 +23,6 @@ _MOST_BYTES = 2**28
 _MOST_DEPTH = 64
 _MOST_NAME = 200  # characters in a message
 _SHOWN = 5  # differences in a message
-_SAMPLES = 64
-_SAMPLE_BYTES = 65536
 _BEGINS = re.compile(rb'\s*\{\s*"format"\s*:')
 _SUMS = re.compile(r"([0-9a-f]{8})*")
 
@@ -293,21 +288,6 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as JSON gives them back. Raises TypeError for values without a form in JSON."""
     found: dict[str, Any] = json.loads(json.dumps(settings))
     return found
-
-
-def model_identity(model: Path) -> dict[str, Any]:
-    """The identity of a model's file in any folder: "name" without folders, "size" in bytes of all its parts, and
-    "sha256" of 64 samples of each part, 64 KiB each at even distances, the first and the last bytes among them.
-
-    Two models of one shape share their size, not their weights. Raises OSError."""
-    digest = hashlib.sha256()
-    for part in (model.with_name(name) for name in part_names(model.name)):
-        with part.open("rb") as file:
-            last = max(0, part.stat().st_size - _SAMPLE_BYTES)
-            for offset in sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
-                file.seek(offset)
-                digest.update(file.read(_SAMPLE_BYTES))
-    return {"name": model.name, "size": file_bytes(model), "sha256": digest.hexdigest()}
 
 
 def _fields(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,7 @@ import platformdirs
 from llamabatch.client.base import EngineClient
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, LlamaBatchError
-from llamabatch.jobs.output.manifest import model_identity
+from llamabatch.gguf.resolve import model_identity
 from llamabatch.jobs.output.output import OutputOptions
 from llamabatch.jobs.output.records import RecordOptions
 from llamabatch.jobs.rows import ReadOptions

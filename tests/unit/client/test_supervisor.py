@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from llamabatch.client import supervisor
 from llamabatch.client.base import Heartbeat, Outage
 from llamabatch.client.codec import pack, unpack
 from llamabatch.client.restart_policy import RestartPolicy
@@ -203,6 +204,21 @@ def test_the_limit_of_restarts_ends_everything():
         with pytest.raises(EngineClosedError, match="4 times in a row"):
             call()
     assert world.supervisor.stats().restarts == 3  # monitors go on: it is not closed
+    world.supervisor.end()
+
+
+def test_no_engine_is_started_on_another_file_of_the_same_name(monkeypatch):
+    found = ["the first"]
+    monkeypatch.setattr(supervisor, "model_identity", lambda path: {"sha256": found[-1]})
+    world = World(AGAIN)
+    child = world.child()
+    world.submit("a")
+    found.append("another")
+    child.die()
+    assert "another one than at the start" in world.end_of("a").error
+    with pytest.raises(EngineClosedError, match="another one than at the start"):
+        world.submit("b")
+    assert world.children.empty()
     world.supervisor.end()
 
 

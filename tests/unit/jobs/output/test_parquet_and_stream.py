@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 
 from llamabatch.errors import ConfigError, OutputError, SetupError
+from llamabatch.gguf.resolve import model_identity
 from llamabatch.jobs import formats
 from llamabatch.jobs.output import conversion, parquet
 from llamabatch.jobs.output.files import Files
-from llamabatch.jobs.output.manifest import model_identity
 from llamabatch.jobs.output.output import Output, OutputOptions
 from llamabatch.jobs.output.own_files import OwnFiles
 from llamabatch.jobs.output.records import RecordOptions, record
