@@ -39,7 +39,7 @@ def _table(rows: Iterable[Row], has_variables: bool) -> list[str]:
     lines = []
     for (told, env), several in merged.items():
         names = ", ".join(_names(row) for row in several)
-        cells = [names, f"`{env}`" if env else "", told] if has_variables else [names, told]
+        cells = [names, ", ".join(f"`{name}`" for name in env.split()), told] if has_variables else [names, told]
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return [*head, *lines]
 

@@ -30,7 +30,7 @@ class Row:
     Attributes:
         program: LLAMA or VLLM.
         names: its names. negatives: names that turn it off.
-        env: environment variable of llama-server; "": none.
+        env: environment variable of llama-server, behind older names of it; "": none.
         takes: number of values; MANY: one or more.
         args: arguments of ours for a value; None: no arguments.
         on, off: those of a flag without a value.

@@ -63,8 +63,9 @@ SERVER_GROUPS: dict[str, tuple[str, ...]] = {
         *("cors_methods", "cors_headers", "cors_credentials"),
     ),
     "Bounds": (
-        *("max_body_bytes", "max_bodies_bytes", "max_logprobs", "max_header_bytes", "max_headers", "max_connections"),
-        *("header_timeout_s", "body_timeout_s", "keep_alive_s", "write_timeout_s", "drain_s", "sse_ping_s", "threads"),
+        *("max_body_bytes", "max_bodies_bytes", "max_responses_bytes", "max_logprobs", "max_header_bytes"),
+        *("max_headers", "max_connections", "header_timeout_s", "body_timeout_s", "keep_alive_s", "write_timeout_s"),
+        *("drain_s", "sse_ping_s", "threads"),
     ),
     "Batches": ("batches", "data_dir", "max_disk_bytes", "max_file_bytes"),
     "Log": ("log_level", "log_file", "access_log"),

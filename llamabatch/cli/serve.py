@@ -272,7 +272,9 @@ def _context(total: int, engine: Mapping[str, Any], model: str) -> dict[str, Any
     changed = EngineConfig(model, kv_overrides=engine.get("kv_overrides", ()))
     trained = read_facts(changed, resolve(model)).n_ctx_train
     slots, kv = engine.get("n_slots"), engine.get("kv", "auto")
-    if total <= 0:
+    if total < 0:
+        raise click.UsageError(f"--ctx-size is {total}; give 0, as many as the model was trained for, or more")
+    if total == 0:
         return {"n_ctx": trained}
     each = total // slots if isinstance(slots, int) and kv != "unified" else total
     if each < MIN_CTX:

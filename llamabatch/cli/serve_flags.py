@@ -127,12 +127,9 @@ def apply(row: Row, name: str, values: Sequence[str], is_off: bool, found: Trans
 def from_environment(environ: Mapping[str, str]) -> Translated:
     """The options that llama-server's variables ask for. Raises UsageError with the name of the variable."""
     found = Translated()
-    for row in ROWS:
-        if not row.env:
-            continue
-        value = environ.get(row.env)
-        name = row.env
-        if row.negatives and (no := row.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")) in environ:
+    for row, name in ((row, name) for row in ROWS for name in row.env.split()):
+        value = environ.get(name)
+        if row.negatives and (no := name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")) in environ:
             name, value = no, "0"  # any value of it means off, as there
         if value is None or (not value and row.takes):
             continue

@@ -53,6 +53,7 @@ from llamabatch.server.openai import (
     responses,
 )
 from llamabatch.server.openai.batch_lines import reader_of
+from llamabatch.server.openai.kept_responses import KeptResponses
 from llamabatch.server.page import files as page
 from llamabatch.server.serving.checks import MAX_QUEUE
 from llamabatch.server.serving.serving import Connect, Serving
@@ -156,6 +157,7 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
     )
     made.state.serving = serving
     made.state.batches = batch_service
+    made.state.kept_responses = KeptResponses(options.max_responses_bytes)
     made.state.http_counts = counts
     made.state.keys = keys
     return made

@@ -296,12 +296,13 @@ _ERROR: Json = {
 }
 
 
-def document(routes: Sequence[BaseRoute], has_key: bool = False) -> Json:
+def document(routes: Sequence[BaseRoute], has_key: bool = False, root_path: str = "") -> Json:
     """The document of an application.
 
     Args:
         routes: of the application; those of HTTP are in it, with the first line of their handlers' docstrings.
         has_key: requests need a key.
+        root_path: the path of a proxy, below which the others are.
     """
     paths: dict[str, Json] = {}
     known = {
@@ -325,6 +326,8 @@ def document(routes: Sequence[BaseRoute], has_key: bool = False) -> Json:
         "paths": paths,
         "components": {"schemas": {"Error": _ERROR}},
     }
+    if root_path:
+        made["servers"] = [{"url": root_path}]
     if has_key:
         made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         made["security"] = [{"key": []}]
@@ -383,7 +386,8 @@ def _body(known: Operation) -> Json:
 
 async def openapi(request: HttpRequest) -> Any:
     """This document."""
-    return json_response(document(request.app.routes, has_key=bool(serving_of(request).options.api_keys)))
+    options = serving_of(request).options
+    return json_response(document(request.app.routes, bool(options.api_keys), options.root_path))
 
 
 routes = [Route("/openapi.json", openapi, methods=["GET"])]

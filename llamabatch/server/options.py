@@ -46,6 +46,7 @@ _INTEGERS = (
     ("port", 0, 65535),
     ("max_body_bytes", 1024, 2**40),
     ("max_bodies_bytes", 1024, 2**45),
+    ("max_responses_bytes", 0, 2**45),
     ("max_header_bytes", 1024, 2**24),
     ("max_headers", 8, 10_000),
     ("max_connections", 1, 2**20),
@@ -128,6 +129,9 @@ class ServerOptions:
     ssl_ca_certs: str | None = _option(None, "authorities of clients' certificates, a PEM file; clients must have one")
     max_body_bytes: int = _option(32 * 2**20, "bytes in the body of a request at most")
     max_bodies_bytes: int = _option(64 * 2**20, "bytes in all bodies that are being received, at most")
+    max_responses_bytes: int = _option(
+        32 * 2**20, "bytes of memory for the last responses of /v1/responses, from which a next one goes on; 0: none"
+    )
     max_logprobs: int = _option(20, "logprobs at each place that a request may ask for; -1: all that the engine gives")
     max_header_bytes: int = _option(64 * 2**10, "bytes in the line and headers of a request at most")
     max_headers: int = _option(128, "headers of a request at most")

@@ -43,6 +43,7 @@ from llamabatch.utils.checks import show
 
 _FLUSH_S = 5  # for the last bytes of responses to go out, once their requests have ended
 _BACKLOG = 2048
+_TURN_S = 0.001
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
 
 
@@ -73,7 +74,7 @@ def serve(
             server.on_started = lambda: started(urls(sockets, options))
         if ready is not None:
             server.on_ready = lambda: ready(time.perf_counter() - began)
-        with server.handling_signals():
+        with server.handling_signals(), _short_turns():
             server.run(sockets=sockets)
             serving.close()  # where the lifespan did not come to it
     finally:
@@ -87,6 +88,18 @@ def serve(
     if serving.is_loading:  # a thread in the middle of a native load cannot be ended in good order
         sys.stderr.flush()
         os._exit(0)
+
+
+@contextlib.contextmanager
+def _short_turns() -> Iterator[None]:
+    """A thread that computes in Python gives the interpreter to the event loop after a millisecond instead of five: the
+    loop lets go of it in each system call, of which one answer needs several."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_TURN_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def check_tls(options: ServerOptions) -> None:

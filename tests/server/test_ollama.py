@@ -131,7 +131,7 @@ def test_refusals_are_the_errors_of_the_client(client):
     with pytest.raises(ollama.ResponseError, match="images") as caught:
         client.chat("tiny", [{"role": "user", "content": "x", "images": [b"aGk="]}])
     assert caught.value.status_code == 400
-    with pytest.raises(ollama.ResponseError, match="max_tokens"):
+    with pytest.raises(ollama.ResponseError, match="num_predict"):
         list(client.chat("tiny", user(HELLO), options={"num_predict": -7}, stream=True))
 
 

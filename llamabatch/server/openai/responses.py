@@ -1,26 +1,32 @@
-"""/v1/responses, which keeps nothing: each body has all items before; and /v1/responses/input_tokens."""
+"""/v1/responses, a response that is kept, and /v1/responses/input_tokens."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.http.keys import key_use
+from llamabatch.server.openai.kept_responses import KeptResponses
 from llamabatch.server.openai.responses_body import ResponsesBody, read_responses
 from llamabatch.server.openai.responses_response import ResponseEvents, ResponseHead, response_document
 from llamabatch.server.request.reading import read_body, with_model
 from llamabatch.server.response.answer import json_response
 from llamabatch.server.response.generation import respond
 from llamabatch.server.serving.serving import Serving, serving_of
+from llamabatch.utils.checks import show
 
 
 async def responses(request: HttpRequest) -> Any:
     """Answers a text, or the items of a conversation."""
     serving = serving_of(request)
     body = await _read(request, serving)
-    head = ResponseHead.of(serving, body)
+    keep = None if body.items is None else partial(_kept(request).keep, _owner(), body.items)
+    head = ResponseHead.of(serving, body, keep)
     return await respond(
         serving,
         body.chat,
@@ -37,12 +43,49 @@ async def input_tokens(request: HttpRequest) -> Any:
     return json_response({"object": "response.input_tokens", "input_tokens": len(token_ids)}, body.chat.ignored)
 
 
+async def retrieve(request: HttpRequest) -> Any:
+    """Gives a response that is kept, without logprobs."""
+    found = _kept(request).find(_owner(), request.path_params["response_id"])
+    if found is None:
+        raise _not_found(request)
+    return json_response(found.document)
+
+
+async def delete(request: HttpRequest) -> Any:
+    """Drops a response that is kept."""
+    response_id = request.path_params["response_id"]
+    if not _kept(request).forget(_owner(), response_id):
+        raise _not_found(request)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+def _not_found(request: HttpRequest) -> ApiError:
+    response_id = request.path_params["response_id"]
+    return ApiError(404, f"there is no response {show(response_id)}", param="response_id")
+
+
+def _kept(request: HttpRequest) -> KeptResponses:
+    """Those of the application that a request came to."""
+    kept: KeptResponses = request.app.state.kept_responses
+    return kept
+
+
+def _owner() -> str | None:
+    """The name of the key of the request at hand."""
+    use = key_use.get()
+    return None if use is None else use.key.name
+
+
 async def _read(request: HttpRequest, serving: Serving) -> ResponsesBody:
-    body = await read_body(request, serving, read_responses)
+    kept = _kept(request)
+    find = partial(kept.find, _owner())
+    body = await read_body(request, serving, partial(read_responses, find=find, can_keep=kept.can_keep))
     return replace(body, chat=with_model(body.chat, serving))
 
 
 routes = [
     Route("/v1/responses", responses, methods=["POST"]),
     Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
+    Route("/v1/responses/{response_id}", retrieve, methods=["GET"]),
+    Route("/v1/responses/{response_id}", delete, methods=["DELETE"]),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from llamabatch.chat.tagged_values import LARK
 from llamabatch.errors import PromptError
 from llamabatch.server.batches.records import metadata_of
 from llamabatch.server.http.errors import ApiError
+from llamabatch.server.openai.kept_responses import Kept, response_of
 from llamabatch.server.request import optional
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, check_repeated, reads
 from llamabatch.server.request.chat_body import EFFORTS, ChatBody, effort_kwargs, read_as_chat, template_kwargs
@@ -66,7 +67,11 @@ _NAMESPACE: Json = {
         "tools": {"type": "array", "items": {"anyOf": [_TOOL, _CUSTOM]}},
     },
 }
-_STATELESS = "this server keeps no responses; send the items before as input"
+_NOT_KEPT = (
+    'which is not kept here: with "store": false none is, with a restart all go, and the oldest make room for others '
+    "(--max-responses-bytes); send the items themselves (AI SDK: providerOptions: {openai: {store: false}})"
+)
+Find = Callable[[str], Kept | None]  # a response by its id
 _OWN: Fields = {
     "input": Field(
         {"anyOf": [{"type": "string"}, {"type": "array", "items": _ITEM, "minItems": 1}]}, "a text, or the items so far"
@@ -85,10 +90,10 @@ _OWN: Fields = {
     "include": Field({"type": ["array", "null"], "items": {"enum": [*_INCLUDED]}}, "logprobs of the text"),
     "top_logprobs": Field({"type": ["integer", "null"], "minimum": 0, "maximum": 1024}, "so many at each place"),
     "truncation": Field({"enum": ["auto", "disabled", None]}, "auto: an input that is too long loses its beginning"),
-    "store": Field(_BOOLEAN, "without effect: nothing is kept"),
+    "store": Field(_BOOLEAN, "false: the response is not kept for a next one"),
     "stream_options": Field({"type": ["object", "null"]}, "without effect"),
-    "previous_response_id": Field({}, "", (), _STATELESS),
-    "conversation": Field({}, "", (), _STATELESS),
+    "previous_response_id": Field(_TEXT, "the response that this one goes on from, with all items before it"),
+    "conversation": Field({}, "", (), "there are no stored conversations; give previous_response_id, or all items"),
     "background": Field({}, "", (False,), "give service_tier flex, or use /v1/batches"),
     "prompt": Field({}, "", (), "there are no stored prompts; give instructions and input"),
     "chat_template_kwargs": Field({"type": ["object", "null"]}, "variables of the chat template"),
@@ -108,6 +113,7 @@ _REPEATED: Json = {
     "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
+    "previous_response_id": None,
     "prompt_cache_key": None,
     "safety_identifier": None,
     "tool_choice": "auto",
@@ -128,6 +134,7 @@ class ResponsesBody:
         logprobs: the text has them.
         namespaced: namespace and name of functions by the names that the model knows them by.
         custom: such names of custom tools, which the model knows as functions of one text.
+        items: of the input, those before it included, to be kept with the response; None: nothing is to be kept.
     """
 
     chat: ChatBody
@@ -135,6 +142,7 @@ class ResponsesBody:
     logprobs: bool = False
     namespaced: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     custom: frozenset[str] = frozenset()
+    items: tuple[Any, ...] | None = None
 
     def called(self, name: str) -> Json:
         """The fields of an item that say which function the model has called."""
@@ -145,13 +153,28 @@ class ResponsesBody:
 
 
 @reads
-def read_responses(body: Mapping[str, Any], rules: Rules = RULES) -> ResponsesBody:
-    """The ResponsesBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+def read_responses(
+    body: Mapping[str, Any],
+    rules: Rules = RULES,
+    find: Find = lambda response_id: None,
+    can_keep: Callable[[Iterable[Any]], bool] = lambda items: False,
+) -> ResponsesBody:
+    """The ResponsesBody of a body.
+
+    Args:
+        find: finds a response that was kept.
+        can_keep: false: the items of the input are too large to be kept.
+
+    Raises:
+        ApiError: its message names the field, its value and the allowed ones.
+    """
     given = Body(body, RESPONSES, rules)
-    items = given.needed("input", "a text, or a list of items")
+    sent = given.needed("input", "a text, or a list of items")
     instructions = given.text("instructions")
     messages: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
-    messages += _conversation(items, given)
+    items = [*_before(given.text("previous_response_id"), find), *_items(sent, find)]
+    messages += _conversation(items, given, n_before=len(items) - (len(sent) if isinstance(sent, list) else 1))
+    keeps = given.boolean("store", True) and can_keep(items)
     included = _included(given)
     top = given.integer("top_logprobs", 0, 1024)
     namespaced: dict[str, tuple[str, str]] = {}
@@ -169,14 +192,15 @@ def read_responses(body: Mapping[str, Any], rules: Rules = RULES) -> ResponsesBo
         given.label(name)
     metadata_of(given.take("metadata"))
     given.integer("max_tool_calls", 0, 2**31 - 1)
-    for name in ("store", "stream_options"):
-        given.take(name)
+    given.take("stream_options")
     ignored = tuple(given.ignored)
     names = {"messages": "input", "response_format": "text.format"}
     read = read_as_chat({**given.rest(), **chat}, rules, names)
     if ignored:
         read = replace(read, ignored=(*ignored, *read.ignored))
-    return ResponsesBody(read, _repeated(body, read), wants_logprobs, namespaced, frozenset(custom))
+    repeated = _repeated(body, read) | {"store": keeps}
+    kept = tuple(items) if keeps else None
+    return ResponsesBody(read, repeated, wants_logprobs, namespaced, frozenset(custom), kept)
 
 
 def _repeated(body: Mapping[str, Any], chat: ChatBody) -> Json:
@@ -218,12 +242,42 @@ def _included(given: Body) -> list[str]:
     return names
 
 
-def _conversation(items: object, given: Body) -> list[Json]:
-    """The messages of a chat: of an answer all items together are one message there."""
-    if isinstance(items, str):
-        return [{"role": "user", "content": items}]
-    if not isinstance(items, list):
-        raise PromptError(f"input is {show(items)}; give a text, or a list of items")
+def _before(previous: str | None, find: Find) -> Iterable[Any]:
+    """The items that a response goes on from."""
+    if previous is None:
+        return ()
+    if (kept := find(previous)) is None:
+        message = f"previous_response_id is {show(previous)}, {_NOT_KEPT}"
+        raise ApiError(400, message, code="previous_response_not_found", param="previous_response_id")
+    return kept.conversation
+
+
+def _items(sent: object, find: Find) -> Iterator[Any]:
+    """The items of an input, with those that it refers to in the places of references."""
+    if isinstance(sent, str):
+        yield {"role": "user", "content": sent}
+        return
+    if not isinstance(sent, list):
+        raise PromptError(f"input is {show(sent)}; give a text, or a list of items")
+    for index, item in enumerate(sent):
+        if not isinstance(item, Mapping) or item.get("type") != "item_reference":
+            yield item
+            continue
+        item_id = _string(f"input[{index}].id", item.get("id"))
+        kept = find(response_of(item_id))
+        found = None if kept is None else kept.item(item_id)
+        if found is None:
+            message = f"input[{index}] refers to item {show(item_id)}, {_NOT_KEPT}"
+            raise ApiError(404, message, code="item_not_found", param="input")
+        yield found
+
+
+def _conversation(items: list[Any], given: Body, n_before: int) -> list[Json]:
+    """The messages of a chat: of an answer all items together are one message there.
+
+    Args:
+        n_before: items that the body does not have itself.
+    """
     messages: list[Json] = []
     asked = optional.behind(
         index
@@ -232,7 +286,7 @@ def _conversation(items: object, given: Body) -> list[Json]:
         and (item.get("role") == "assistant" or item.get("type") in (*_CALLS, *_CALL_OUTPUTS))
     )
     for index, item in enumerate(items):
-        _add(f"input[{index}]", item, messages, given, shown=index >= asked)
+        _add(f"input[{index - n_before}]", item, messages, given, shown=index >= asked)
     return messages
 
 
@@ -272,14 +326,6 @@ def _add(place: str, item: object, messages: list[Json], given: Body, *, shown: 
             messages.append({"role": "assistant", "content": None, "reasoning_content": thoughts})
     elif isinstance(kind, str) and kind in optional.RESPONSES_ITEMS:
         given.ignore_kind(place, kind, "only a service writes such items", "unsupported_item")
-    elif kind == "item_reference":
-        raise ApiError(
-            400,
-            f"{place} is of type 'item_reference', and {_STATELESS}; programs send them with \"store\": false (AI SDK: "
-            "providerOptions: {openai: {store: false}})",
-            code="unsupported_item",
-            param="input",
-        )
     else:
         raise ApiError(
             400,

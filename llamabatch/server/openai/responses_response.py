@@ -14,6 +14,7 @@ from llamabatch.request.tool_calls import ToolCallDelta, in_order
 from llamabatch.server.http.errors import ApiError, check_ends
 from llamabatch.server.http.ids import random_hex
 from llamabatch.server.openai.custom_tools import CustomInput, input_of
+from llamabatch.server.openai.kept_responses import item_id, response_id
 from llamabatch.server.openai.responses_body import ResponsesBody
 from llamabatch.server.request.generation import filled
 from llamabatch.server.response.answer import in_parts
@@ -33,6 +34,7 @@ class ResponseHead:
         created: time.time() of the request, whole seconds.
         sampling: temperature and top_p in effect, which a body may leave to the model.
         piece: the bytes of a token by its id, for logprobs; None: they are not known.
+        keep: takes the response object at its end; None: it is not to be kept.
     """
 
     number: str
@@ -41,25 +43,26 @@ class ResponseHead:
     body: ResponsesBody
     sampling: Json = field(default_factory=dict)
     piece: Callable[[int], bytes] | None = None
+    keep: Callable[[Json], None] | None = None
 
     @classmethod
-    def of(cls, serving: Serving, body: ResponsesBody) -> ResponseHead:
+    def of(cls, serving: Serving, body: ResponsesBody, keep: Callable[[Json], None] | None = None) -> ResponseHead:
         """The head of the response to a body."""
         chat = body.chat
         number = random_hex() if chat.request_id is None else chat.request_id
         full = filled(chat.params, serving.model)
         sampling = {"temperature": full.temperature, "top_p": full.top_p}
         name = serving.names[0] if chat.model is None else chat.model
-        return cls(number, name, int(time.time()), body, sampling, serving.model.piece)
+        return cls(number, name, int(time.time()), body, sampling, serving.model.piece, keep)
 
     def item_id(self, kind: str, index: int) -> str:
-        """The id of an output item: a prefix of its kind, and its place."""
-        return f"{kind}_{self.number}_{index}"
+        """The id of an output item."""
+        return item_id(kind, self.number, index)
 
     def document(self, status: str, output: list[Json], usage: Json | None = None, **more: Any) -> Json:
         """A response object."""
         document: Json = {
-            "id": f"resp_{self.number}",
+            "id": response_id(self.number),
             "object": "response",
             "created_at": self.created,
             "completed_at": int(time.time()) if status == "completed" else None,
@@ -69,9 +72,7 @@ class ResponseHead:
             "incomplete_details": None,
             "model": self.model,
             "output": output,
-            "previous_response_id": None,
             "service_tier": self.body.chat.answered_tier or "default",
-            "store": False,
             "usage": usage,
         }
         return document | self.body.repeated | self.sampling | more
@@ -154,8 +155,12 @@ def ended(head: ResponseHead, output: RequestOutput, items: list[Json], n_reason
     if output.outputs[0].finish_reason is FinishReason.LENGTH:
         if items:
             items[-1] = items[-1] | {"status": "incomplete"}
-        return head.document("incomplete", items, usage, incomplete_details={"reason": "max_output_tokens"})
-    return head.document("completed", items, usage)
+        document = head.document("incomplete", items, usage, incomplete_details={"reason": "max_output_tokens"})
+    else:
+        document = head.document("completed", items, usage)
+    if head.keep is not None:
+        head.keep(document)
+    return document
 
 
 def usage_of(output: RequestOutput, n_reasoning: int) -> Json:

@@ -11,7 +11,7 @@ from llamabatch.chat.conversation import template_variables
 from llamabatch.chat.formats import reasoning_of
 from llamabatch.errors import ConfigError
 from llamabatch.server.http.errors import model_not_found
-from llamabatch.server.request.body import Json, Rules, read_json, timeout_of
+from llamabatch.server.request.body import Json, Pause, Rules, read_json, timeout_of
 from llamabatch.server.serving.serving import Serving
 
 if TYPE_CHECKING:
@@ -44,9 +44,15 @@ async def read_body(request: HttpRequest, serving: Serving, read: Callable[[Json
     def parse() -> B:
         return read(read_json(data, headers), rules)
 
+    def parse_in_steps() -> B:
+        pause = Pause()
+        value = read_json(data, headers, pause)
+        pause()
+        return read(value, rules)
+
     if len(data) <= _ON_LOOP:
         return parse()
-    return await (serving.on_thread(parse) if len(data) <= _LARGE else serving.in_turn(parse))
+    return await (serving.on_thread(parse) if len(data) <= _LARGE else serving.in_turn(parse_in_steps))
 
 
 def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:

@@ -50,7 +50,7 @@ def test_the_table_has_no_misspelt_key_and_no_unused_text():
 
 
 def test_every_variable_of_llama_server_has_a_row():
-    known = {row.env for row in ROWS}
+    known = {"", *(name for row in ROWS for name in row.env.split())}
     assert {option["env"] for option in THEIRS} - known == {"HF_TOKEN"}  # which is that of the hub itself
 
 
@@ -175,6 +175,8 @@ def test_variables_of_llama_server():
         }
     )  # fmt: skip
     assert found.args == ["--ctx-size", "8192", "--flash-attn", "on", "--no-use-mmap", "--props", "--no-slots"]
+    for off in ({"LLAMA_ARG_NO_WEBUI": "1"}, {"LLAMA_ARG_WEBUI": "0"}, {"LLAMA_ARG_UI": "false"}):
+        assert from_environment(off).args == ["--no-page"]
     with pytest.raises(click.UsageError, match="LLAMA_ARG_MMPROJ x: models take text alone"):
         from_environment({"LLAMA_ARG_MMPROJ": "x"})
 

@@ -47,3 +47,10 @@ def test_every_field_of_a_body_is_in_the_document(client):
 def test_a_key_is_named_where_one_is_needed():
     assert "security" not in document([])
     assert document([], has_key=True)["security"] == [{"key": []}]
+
+
+def test_behind_a_proxy_the_document_has_its_path():
+    with ready_client(server={"root_path": "/llm"}) as client:
+        made = client.get("/llm/openapi.json").json()
+    assert made["servers"] == [{"url": "/llm"}]
+    assert "/v1/models" in made["paths"]

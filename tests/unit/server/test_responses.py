@@ -7,8 +7,15 @@ import pytest
 
 from llamabatch.request.outputs import FinishReason
 from llamabatch.server.http.errors import ApiError
+from llamabatch.server.openai.kept_responses import KeptResponses
 from llamabatch.server.openai.responses_body import read_responses
-from llamabatch.server.openai.responses_response import ResponseEvents, ResponseHead, response_document
+from llamabatch.server.openai.responses_response import (
+    ResponseEvents,
+    ResponseHead,
+    message_item,
+    response_document,
+    text_part,
+)
 from llamabatch.server.request.body import Rules
 from tests.unit.server.test_messages import CALLS, pieces, whole
 
@@ -83,7 +90,7 @@ def test_parameters():
         ({"input": None}, "the body has no input"),
         ({"input": 3}, "input is 3; give a text, or a list"),
         ({"input": [{"role": "robot", "content": ""}]}, r"input\[0\]\.role is 'robot'"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, r"input\[0\] is of type 'item_reference'"),
+        ({"input": [{"type": "item_reference", "id": 5}]}, r"input\[0\]\.id is 5; give a text"),
         ({"input": [{"role": "user", "content": [{"type": "image"}]}]}, r"input\[0\]\.content\[0\] is 'image'"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}, {"role": "user", "content": "What?"}]},
@@ -91,7 +98,8 @@ def test_parameters():
         ),
         ({"input": [{"type": "function_call", "name": "f"}]}, r"input\[0\]\.call_id is None"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice is"),
-        ({"previous_response_id": "resp_1"}, "this server keeps no responses"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id is 'resp_1', which is not kept"),
+        ({"conversation": "conv_1"}, "there are no stored conversations"),
         ({"background": True}, "background is True"),
         ({"include": "all"}, "include is 'all'"),
         ({"max_output_tokens": 0}, "max_output_tokens is 0"),
@@ -174,7 +182,6 @@ def test_the_endpoint(client):
     body = {"input": "one two three"}
     document = client.post("/v1/responses", json=body).json()
     assert document["output"][0]["content"][0]["text"] == "one two three"
-    assert document["store"] is False
     streamed = rebuilt(client.post("/v1/responses", json=body | {"stream": True}).text)
     assert streamed["output"][0]["content"] == document["output"][0]["content"]
     count = client.post("/v1/responses/input_tokens", json=body).json()
@@ -203,3 +210,78 @@ def test_some_of_the_tools_may_be_allowed():
 def test_errors_have_the_names_of_this_dialect(fields, says):
     with pytest.raises(ApiError, match=says):
         read(**fields)
+
+
+def test_a_response_goes_on_from_one_that_is_kept(client):
+    first = client.post("/v1/responses", json={"input": "one two", "instructions": "Be short."}).json()
+    assert first["store"] is True
+    assert client.get(f"/v1/responses/{first['id']}").json() == first
+    second = {"input": "three", "previous_response_id": first["id"]}
+    whole_input = [{"role": "user", "content": "one two"}, *first["output"], {"role": "user", "content": "three"}]
+    count = "/v1/responses/input_tokens"
+    assert client.post(count, json=second).json() == client.post(count, json={"input": whole_input}).json()
+    streamed = rebuilt(client.post("/v1/responses", json=second | {"stream": True}).text)
+    assert streamed["previous_response_id"] == first["id"]
+    third = {"input": [{"role": "user", "content": "four"}], "previous_response_id": streamed["id"]}
+    whole_input += [*streamed["output"], *third["input"]]
+    assert client.post(count, json=third).json() == client.post(count, json={"input": whole_input}).json()
+    gone = client.delete(f"/v1/responses/{first['id']}")
+    assert gone.json() == {"id": first["id"], "object": "response", "deleted": True}
+    assert client.get(f"/v1/responses/{first['id']}").status_code == 404
+    assert client.delete(f"/v1/responses/{first['id']}").status_code == 404
+    assert client.post(count, json=third).status_code == 200  # has all items itself
+    error = client.post("/v1/responses", json=second)
+    assert (error.status_code, error.json()["error"]["code"]) == (400, "previous_response_not_found")
+
+
+def test_items_may_be_named_by_their_ids(client):
+    first = client.post("/v1/responses", json={"input": "one two", "request_id": "a_b.c_1"}).json()
+    asked = [{"role": "user", "content": "one two"}]
+    names = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    more = [{"role": "user", "content": "three"}]
+    count = "/v1/responses/input_tokens"
+    [named, given] = (
+        client.post(count, json={"input": [*asked, *each, *more]}).json() for each in (names, first["output"])
+    )
+    assert named == given
+    assert named["input_tokens"] > client.post(count, json={"input": [*asked, *more]}).json()["input_tokens"]
+    for wrong in ("msg_5_0", "msg_a_b.c_1_7", "x", ""):
+        answer = client.post("/v1/responses", json={"input": [{"type": "item_reference", "id": wrong}]})
+        assert answer.status_code == 404
+        assert f"input[0] refers to item '{wrong}', which is not kept" in answer.json()["error"]["message"]
+    not_kept = client.post("/v1/responses", json={"input": "one two", "store": False}).json()
+    assert not_kept["store"] is False
+    assert client.get(f"/v1/responses/{not_kept['id']}").status_code == 404
+
+
+def response(number, text):
+    item = message_item(f"msg_{number}_0", [text_part(text, [{"token": text}])])
+    return {"id": f"resp_{number}", "output": [item]}
+
+
+def test_the_oldest_responses_make_room():
+    kept = KeptResponses(100_000)
+    assert not kept.can_keep(["a" * 20_000])
+    assert not KeptResponses(0).can_keep([])
+    for number in range(100):
+        kept.keep(None, ({"role": "user", "content": "a" * 5_000},), response(number, "b" * 1000))
+        assert kept.find(None, "resp_0") is not None  # used last
+        assert kept.n_bytes <= 100_000
+    assert kept.find(None, "resp_99").document["output"][0]["content"][0]["logprobs"] == []
+    assert kept.find(None, "resp_50") is None
+    for _ in range(100):  # the same one again and again
+        kept.keep(None, (), response(5, "c"))
+    assert kept.find(None, "resp_0") is not None
+    while any(kept.forget(None, f"resp_{number}") for number in range(100)):
+        pass
+    assert kept.n_bytes == 0
+
+
+def test_a_key_finds_its_own_responses_alone():
+    kept = KeptResponses(100_000)
+    kept.keep("ann", (), response(1, "of ann"))
+    kept.keep("bob", (), response(1, "of bob"))
+    assert kept.find("ann", "resp_1").item("msg_1_0")["content"][0]["text"] == "of ann"
+    assert kept.find("bob", "resp_1").item("msg_1_0")["content"][0]["text"] == "of bob"
+    assert kept.find(None, "resp_1") is None
+    assert not kept.forget("carl", "resp_1")
