@@ -127,9 +127,10 @@ def apply(row: Row, name: str, values: Sequence[str], is_off: bool, found: Trans
 def from_environment(environ: Mapping[str, str]) -> Translated:
     """The options that llama-server's variables ask for. Raises UsageError with the name of the variable."""
     found = Translated()
-    for row, name in ((row, name) for row in ROWS for name in row.env.split()):
-        value = environ.get(name)
-        if row.negatives and (no := name.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")) in environ:
+    variables = [(row, name) for row in ROWS for name in row.env.split()]
+    for row, variable in variables:
+        name, value = variable, environ.get(variable)
+        if row.negatives and (no := variable.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")) in environ:
             name, value = no, "0"  # any value of it means off, as there
         if value is None or (not value and row.takes):
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -41,7 +41,7 @@ from llamabatch.monitor.energy import EnergyMeter
 from llamabatch.monitor.monitor import Monitor
 from llamabatch.monitor.prometheus import MetricsFile
 from llamabatch.planning.capacity import Plan
-from llamabatch.utils.checks import counted, integer
+from llamabatch.utils.checks import counted, integer, show
 from llamabatch.utils.format import duration
 from llamabatch.utils.paths import shown
 
@@ -160,7 +160,7 @@ class _Job:
             if self._shared is None:
                 _check_template(settings, inputs, reader)
             stack.enter_context(contextlib.closing(reader))
-            output = stack.enter_context(contextlib.closing(self._open_output(inputs)))
+            output = stack.enter_context(contextlib.closing(self._open_output(inputs, reader)))
             self._counts.done_before, self._counts.failed_before = output.n_before, output.n_errors_before
             if output.finished:
                 self._progress.say(f"{shown(settings.output)} is complete: {counted(output.n_before, 'row')}")
@@ -192,10 +192,11 @@ class _Job:
         self._progress.say(f"{READY} after {duration(self._load_s)}: {_describe(client.plan)}")
         return client
 
-    def _open_output(self, inputs: list[Source]) -> Output | StreamOutput:
+    def _open_output(self, inputs: list[Source], reader: Reader) -> Output | StreamOutput:
         settings = self._settings
         files = Files(self._progress.say, stopped=lambda: self._stop)
-        return open_output(settings.output, partial(identity, settings, inputs), settings.writing, files)
+        check_ids = partial(_check_ids, shown(settings.output), inputs, reader)
+        return open_output(settings.output, partial(identity, settings, inputs), settings.writing, files, check_ids)
 
     def _first_good_row(self, rows: Iterator[Row | BadRow], sink: StartErrors) -> Row | None:
         """The first row that an engine can run, with all bad rows before it written; None: there is none."""
@@ -317,6 +318,26 @@ class _Job:
 def _find_inputs(settings: Settings) -> list[Source]:
     own = set() if settings.output == STDOUT else all_names(Path(settings.output))
     return sources.find(settings.inputs, sources.own_stdin(settings.inputs), without=own)
+
+
+def _check_ids(output: str, inputs: list[Source], reader: Reader, ids: Mapping[int, str]) -> None:
+    """Raises ConfigError where a row has another id than the finished one of its number: some would come twice, and
+    others never. A stream cannot be read twice.
+    """
+    if not ids or any(source.is_stream for source in inputs):
+        return
+    last = max(ids)
+    with contextlib.closing(reader.again()) as rows:
+        for row in rows:
+            done = ids.get(row.number)
+            if done is not None and row.id is not None and str(row.id) != done:
+                raise ConfigError(
+                    f"row {row.number} of the inputs has the id {show(str(row.id))}, and in {output} it is that of "
+                    f"{show(done)}: rows have other places than before, where some would come twice and others never. "
+                    "Put them as they were, or give another name"
+                )
+            if row.number >= last:
+                break
 
 
 def _check_template(settings: Settings, inputs: list[Source], reader: Reader) -> None:

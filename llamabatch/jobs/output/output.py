@@ -103,6 +103,7 @@ class Output:
             are added here.
         options: how results are written.
         files: the operating system; its `emit` gets messages about waiting for a full disk.
+        check_ids: as of JobFiles.open.
 
     Attributes:
         finished: all rows were there when it was opened; there is nothing to do.
@@ -122,6 +123,7 @@ class Output:
         settings: Mapping[str, Any] | Identity,
         options: OutputOptions | None = None,
         files: Files | None = None,
+        check_ids: Callable[[Mapping[int, str]], None] = lambda ids: None,
     ) -> None:
         self.path = path = _resolved(path)
         self.options = options or OutputOptions()
@@ -149,7 +151,7 @@ class Output:
             records=self.records,
         )
         try:
-            self._open(settings, InOrder if in_order else AsFinished)
+            self._open(settings, InOrder if in_order else AsFinished, check_ids)
         except OSError as error:  # of reading: one of the job's files, or an input
             self._failed = error
             self.close()
@@ -160,9 +162,14 @@ class Output:
             raise
         self._synced_at = time.monotonic()
 
-    def _open(self, settings: Mapping[str, Any] | Identity, journal: type[InOrder | AsFinished]) -> None:
+    def _open(
+        self,
+        settings: Mapping[str, Any] | Identity,
+        journal: type[InOrder | AsFinished],
+        check_ids: Callable[[Mapping[int, str]], None],
+    ) -> None:
         job = self._job
-        job.open(lambda known: self._all_settings(settings(known) if callable(settings) else settings))
+        job.open(lambda known: self._all_settings(settings(known) if callable(settings) else settings), check_ids)
         self.resumed = job.resumed
         if job.ending is not None:
             self.finished, self.n_before, self.n_errors_before = True, job.ending.rows, job.ending.errors

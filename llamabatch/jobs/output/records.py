@@ -270,6 +270,16 @@ def number_of(line: bytes) -> int | None:
     return int(match[1]) if match and line.endswith(b"}\n") and b"\0" not in line else None
 
 
+def id_in(line: bytes) -> str | None:
+    """The id of the row in a line of a job; None: it has none, or the line was edited and is no JSON."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    own = record.get("custom_id", record.get("id"))
+    return None if own is None else str(own)
+
+
 def has_error(line: bytes) -> bool:
     """True where a line with a number is that of a failed row."""
     return not line.endswith(_NO_ERROR)

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from llamabatch.errors import ConfigError, OutputError
 from llamabatch.jobs.output import manifest as manifests
 from llamabatch.jobs.output.conversion import is_made_at_end, restore, sums_of_ranges
 from llamabatch.jobs.output.files import AppendFile, Files
-from llamabatch.jobs.output.journal import Checksums
+from llamabatch.jobs.output.journal import Checksums, waiting_lines
 from llamabatch.jobs.output.lock import Lock, lock_file
 from llamabatch.jobs.output.manifest import Ending, Manifest
 from llamabatch.jobs.output.own_files import (
@@ -28,7 +29,7 @@ from llamabatch.jobs.output.own_files import (
     part_of,
     sums_of,
 )
-from llamabatch.jobs.output.records import RecordOptions, checksum, lines_of
+from llamabatch.jobs.output.records import RecordOptions, checksum, id_in, lines_of
 from llamabatch.jobs.output.rewrite import has_errors, rewrite
 from llamabatch.jobs.output.survey import EndedLines, Proof, RecordedLines, Survey, sums_of_lines, survey
 from llamabatch.jobs.rows import ShardIndex
@@ -88,15 +89,21 @@ class JobFiles:
         self.table: tuple[int, int] | None = None
         self._lock = Lock(files, lock_of(out), out)
 
-    def open(self, make_settings: Callable[[object], Mapping[str, Any]]) -> None:
+    def open(
+        self,
+        make_settings: Callable[[object], Mapping[str, Any]],
+        check_ids: Callable[[Mapping[int, str]], None] = lambda ids: None,
+    ) -> None:
         """Finds the job of the output, and repairs its lines; or begins a new job.
 
         Args:
             make_settings: makes all that decides the content of the rows and of the output, as plain JSON, of the
                 inputs that the manifest names; None: there is no manifest.
+            check_ids: gets the ids of finished rows, by their numbers, where --force goes on with other inputs. Raises
+                ConfigError where the inputs have another id in the place of one.
 
         Raises:
-            ConfigError: the output is of another job, or of none.
+            ConfigError: the output is of another job, or of none. What `check_ids` raises.
             OutputError, OSError: writing, reading fails.
         """
         known, has_manifest = self._known_manifest()
@@ -128,6 +135,8 @@ class JobFiles:
             return
         self.table = identity(self.out)
         self.found = self._repair(own, known)
+        if self.resumed and (known is None or known.settings.get("inputs") != settings.get("inputs")):
+            check_ids(self._ids())
         self.manifest = replace(self.manifest, ending=None)
         if self.manifest != known:
             self.manifest.write(own, manifest_of(self.out), over=has_manifest)
@@ -282,6 +291,16 @@ class JobFiles:
                 self._files.emit(f"{lines}: {n} without a checksum, as after a crash of the system, {again}")
         if found.n_rows and (not is_recorded or damage is not None):
             Checksums.write(own, sums_of(lines), (line.content for line in lines_of(lines, self.start)))
+        return found
+
+    def _ids(self) -> dict[int, str]:
+        """The ids of finished rows by their numbers."""
+        ahead = ahead_of(self.lines_path)
+        waiting = waiting_lines(ahead) if ahead.exists() else ()
+        found: dict[int, str] = {}
+        for line in chain(lines_of(self.lines_path, self.start), waiting):
+            if line.number is not None and (own := id_in(line.content)) is not None:
+                found[line.number] = own
         return found
 
     def _restore_lines(self, own: OwnFiles) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +107,15 @@ class StreamOutput:
 
 
 def open_output(
-    name: str, settings: Mapping[str, Any] | Identity, options: OutputOptions | None = None, files: Files | None = None
+    name: str,
+    settings: Mapping[str, Any] | Identity,
+    options: OutputOptions | None = None,
+    files: Files | None = None,
+    check_ids: Callable[[Mapping[int, str]], None] = lambda ids: None,
 ) -> Output | StreamOutput:
     """The output of a name: "-" is stdout, all others are files. Raises as Output, and what `settings` raises."""
     if name != STDOUT:
-        return Output(Path(name), settings, options, files)
+        return Output(Path(name), settings, options, files, check_ids)
     if callable(settings):
         settings(None)  # refuses what an output that is a file would refuse
     return StreamOutput(1, options, files)

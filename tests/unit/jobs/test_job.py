@@ -753,3 +753,26 @@ def test_before_the_first_row_each_file_is_read_and_made_once(tmp_path, engines,
     assert not [event for event, _ in new + resumed if event == "os.rename"]
     assert [name for event, name in new if event == "open" and name.endswith(".ahead")] == ["out.jsonl.ahead"]
     assert numbers(out) == list(range(300))
+
+
+@pytest.mark.parametrize("order", ["input", "finished"])
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_rows_in_other_places_are_refused_by_force_too(order, name, tmp_path, engines):
+    given, out = tmp_path / "given.jsonl", tmp_path / name
+    rows = [{"id": f"r{i}", "prompt": "a"} for i in range(8)]
+
+    def go_on(rows, **options):
+        given.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return run(Settings(str(given), str(out), writing=OutputOptions(order=order, **options))).counts
+
+    go_on(rows[:5])
+    for other in ([*rows[1:3], rows[0], *rows[3:]], rows[1:], [rows[0], {"id": "new", "prompt": "b"}, *rows[1:]]):
+        before = out.read_bytes()
+        for _ in range(2):  # and the next time
+            with pytest.raises(
+                ConfigError, match=r"row [01] of the inputs has the id '\w+', and in .* that of 'r[01]'"
+            ):
+                go_on(other, force=True)
+        assert out.read_bytes() == before
+    counts = go_on([rows[0] | {"prompt": "other"}, *rows[1:]], force=True)
+    assert (counts.done_before, counts.ok) == (5, 3)
