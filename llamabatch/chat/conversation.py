@@ -274,7 +274,9 @@ def chat_options(
 
 
 def check_template(source: str) -> None:
-    """Raises ConfigError for a template that cannot be compiled."""
+    """Raises ConfigError for a template that cannot be compiled, and for one that says nothing."""
+    if not source.strip():
+        raise ConfigError("the chat template is empty; give one in jinja2")
     _compile(source)
 
 
@@ -335,7 +337,11 @@ def render(
     forms = _forms_of(source, most_calls > 1) if most_calls else histories.FORMS[:1]
     shown = histories.shown(messages, source, compiled, options.tools, forms)
     # some templates take the length of the list of tools where there are none
-    lists: list[Any] = [options.tools] if options.tools else [None, []] if "tools" in compiled.variables else [None]
+    lists: list[Any] = [None, []] if "tools" in compiled.variables else [None]
+    if options.tools:  # and some take each field of a function for given
+        given = [*map(_without_nulls, options.tools)]
+        filled = [*map(_filled, given)]
+        lists = [given] if given == filled else [given, filled]
     for form, tools in ((form, tools) for form in shown for tools in lists):
         try:
             text = compiled.render({**variables, "tools": tools, "messages": form}, cancelled)
@@ -356,6 +362,23 @@ def render(
         return incomplete
     assert refusal is not None
     raise PromptError(f"the chat template refuses this conversation: {describe(refusal)}") from refusal
+
+
+def _without_nulls(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool without fields that are null, of which templates would write "None"."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return tool
+    return {**tool, "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _filled(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool with a description, and with the properties of its parameters, as llama-server gives them."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return tool
+    parameters = {"type": "object", "properties": {}, **function.get("parameters", {})}
+    return {**tool, "function": {"description": "", **function, "parameters": parameters}}
 
 
 def _check_known(template: BoundedTemplate, options: ChatOptions) -> None:

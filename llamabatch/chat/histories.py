@@ -59,14 +59,18 @@ class Form(NamedTuple):
             return {**message, "role": "user", "content": f"The function returned: {content or ''}"}
         if self.short_ids and message.get("tool_call_id") is not None:
             message = {**message, "tool_call_id": _short(message["tool_call_id"])}
-        if not calls:
-            return message if content is not None else {**message, "content": ""}
+        if not calls:  # some templates take an empty list for a call
+            return {**_without_calls(message), "content": "" if content is None else content}
         if self.calls == "content":
-            named = [(str(call["function"].get("name")), _values(call["function"])) for call in calls]
-            kept = {key: value for key, value in message.items() if key != "tool_calls"}
-            return {**kept, "content": "\n".join(filter(None, (content, written(tool_format, named))))}
+            named = [(_name(call["function"]), _values(call["function"])) for call in calls]
+            text = "\n".join(filter(None, (content, written(tool_format, named))))
+            return {**_without_calls(message), "content": text}
         arguments = _values if self.calls == "values" else _text
-        made = [{**call, "function": {**call["function"], "arguments": arguments(call["function"])}} for call in calls]
+        made = []
+        for call in calls:
+            function = call["function"]
+            function = {**function, "name": _name(function), "arguments": arguments(function)}
+            made.append({**call, "function": function})
         if self.short_ids:
             made = [{**call, "id": _short(call.get("id"))} for call in made]
         return {**message, "content": self.bare if content is None else content, "tool_calls": made}
@@ -112,6 +116,15 @@ def _short(call_id: object) -> str:
     """An id of nine letters and digits, the same for the same id."""
     text = str(call_id)
     return text if _NINE.fullmatch(text) else hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
+
+
+def _without_calls(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key != "tool_calls"}
+
+
+def _name(function: Mapping[str, Any]) -> str:
+    given = function.get("name")
+    return "" if given is None else str(given)
 
 
 def _values(function: Mapping[str, Any]) -> Mapping[str, Any]:

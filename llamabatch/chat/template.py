@@ -87,6 +87,9 @@ class Meter:
 
 Written = Callable[[Any], "str | None"]
 
+_GO = re.compile(r"\{\{-?\s*(?:(?:if|range|with|else if)\s+[^}]*)?[.$]\w*")
+_OF_GO = "; it looks like one of ollama's, in Go's language: give the model's own in jinja2, as its page has it"
+
 
 class BoundedTemplate:
     """A compiled template: of conversations, or of the rows of a table.
@@ -115,7 +118,8 @@ class BoundedTemplate:
                 self.variables = frozenset(free if written is None else free - self._environment.globals.keys())
                 self._template = self._environment.from_string(source)
         except Exception as error:  # jinja2 and Python's compiler: RecursionError, MemoryError, ValueError and more
-            raise ConfigError(f"{name} cannot be compiled: {describe(error)}") from error
+            advice = _OF_GO if _GO.search(source) else ""
+            raise ConfigError(f"{name} cannot be compiled: {describe(error)}{advice}") from error
 
     def render(self, variables: Mapping[str, Any], cancelled: Callable[[], bool] | None = None) -> str:
         """The text. Raises TemplateLimit, CancelledError, and any exception of the template."""

@@ -7,7 +7,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-from llamabatch.chat.conversation import without_template
+from llamabatch.chat.conversation import check_template, without_template
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError, ModelFileError
 from llamabatch.gguf.header import read_parts
@@ -75,13 +75,18 @@ def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
 
 
 def check_chat_template(config: EngineConfig, option: str) -> None:
-    """Raises ConfigError for a model without a chat template, by its header alone.
+    """Raises ConfigError for a model without a chat template that can be compiled, by its header alone.
 
     Args:
         option: as of without_template.
     """
-    if read_facts(config, resolve_path(config.model)).chat_template is None:
+    template = read_facts(config, resolve_path(config.model)).chat_template
+    if template is None:
         raise ConfigError(without_template(option))
+    try:
+        check_template(template)
+    except ConfigError as error:
+        raise ConfigError(f"{config.model}: {error}; {option}") from error
 
 
 def _with_overrides(path: Path, kv_overrides: KvOverrides) -> ModelFacts:

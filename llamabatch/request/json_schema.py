@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -28,6 +28,7 @@ _VALUES = ("const", "default", "examples")  # keywords of which null is a value,
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems")
+_WITH_SCHEMAS = (*_SCHEMAS_BY_NAME, *_LISTS_OF_SCHEMAS, *_SCHEMAS)
 _MOST_LISTS = 512  # of values that stand for a list of unique items
 _LENIENT_ADVICE = 'leave it out, or give "lenient": True beside "json": the output names what is not held'
 _DEEPEST = 64  # references that lead to the values of an enumeration
@@ -68,7 +69,21 @@ class _Reader:
         self._left_out: list[str] = []
 
     def read(self, given: Any) -> tuple[Any, tuple[str, ...]]:
-        return self.schema(given), tuple(dict.fromkeys(self._left_out))
+        found = self.schema(given)
+        if isinstance(found, dict) and given is self._root:
+            targets = set(_references(given))
+            for key in {path[0] for path in targets if path}.difference(_WITH_SCHEMAS).intersection(found):
+                found[key] = self._elsewhere(found[key], (key,), targets)
+        return found, tuple(dict.fromkeys(self._left_out))
+
+    def _elsewhere(self, value: Any, path: tuple[str, ...], targets: set[tuple[str, ...]]) -> Any:
+        """A value of a keyword that is none of the standard's, as "components", in which schemas stand: references lead
+        to them."""
+        if path in targets:
+            return self.schema(value)
+        if not isinstance(value, dict):
+            return value
+        return {name: self._elsewhere(each, (*path, name), targets) for name, each in value.items()}
 
     def schema(self, given: Any) -> Any:
         if not isinstance(given, dict):
@@ -150,12 +165,11 @@ _OF_LISTS = ("type", "items", "minItems", "maxItems")
 
 def referred(reference: str, root: object) -> object:
     """The schema at a place of the root, as "#/$defs/size"; None: there is none."""
-    start, _, path = reference.partition("/")
-    if start != "#":
+    path = _path(reference)
+    if path is None:
         return None
     found = root
-    for part in path.split("/") if path else ():
-        name = unquote(part).replace("~1", "/").replace("~0", "~")
+    for name in path:
         if isinstance(found, Mapping):
             found = found.get(name)
         elif isinstance(found, (list, tuple)) and name.isdecimal() and int(name) < len(found):
@@ -163,6 +177,27 @@ def referred(reference: str, root: object) -> object:
         else:
             return None
     return found
+
+
+def _path(reference: str) -> tuple[str, ...] | None:
+    """The names on the way from the root to a place in it; None: it is elsewhere."""
+    start, _, path = reference.partition("/")
+    if start != "#":
+        return None
+    return tuple(unquote(part).replace("~1", "/").replace("~0", "~") for part in path.split("/")) if path else ()
+
+
+def _references(root: Any) -> Iterator[tuple[str, ...]]:
+    """The paths of all references in a schema."""
+    left = [root]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if isinstance(reference := value.get("$ref"), str) and (path := _path(reference)) is not None:
+                yield path
+            left += value.values()
+        elif isinstance(value, (list, tuple)):
+            left += value
 
 
 def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

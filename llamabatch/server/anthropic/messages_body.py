@@ -247,9 +247,11 @@ def _of_assistant(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]
 
 def _call(where: str, block: Mapping[str, Any]) -> Json:
     name, arguments = _string(f"{where}.name", block.get("name")), block.get("input")
-    if not isinstance(arguments, Mapping):
+    if not isinstance(arguments, (Mapping, str, type(None))):
         raise PromptError(f"{where}.input is {show(arguments)}; give an object")
-    function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    # a text is what a client has gathered of a call that was cut
+    text = json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else arguments or ""
+    function = {"name": name, "arguments": text}
     return {"id": _string(f"{where}.id", block.get("id")), "type": "function", "function": function}
 
 

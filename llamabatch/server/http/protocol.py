@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _LEAST_RATE = 16 * 2**10  # bytes a second of a body that may go on after body_timeout_s
 _IDLE, _HEAD, _BODY, _BUSY = "idle", "head", "body", "busy"
+_LOOK_S, _LOOK_AGAIN_S = 0.05, 1.0  # between looks whether a client that sends no more still reads
 _PER_HEADER = 4  # bytes: ": " and the end of the line
 
 
@@ -70,6 +71,24 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop_write_timer()
         finally:  # its request hears of it
             super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more: it has gone, or waits for its answer all the same (a half-closed connection).
+        Bytes tell: one that has gone resets the connection. True: it stays open."""
+        cycle = self.cycle
+        if self._phase != _BUSY or cycle is None or cycle.response_complete or self.scope["http_version"] == "1.0":
+            return False
+        cycle.keep_alive = False
+        self._look_for_reader(cycle)
+        return True
+
+    def _look_for_reader(self, cycle: RequestResponseCycle, wait_s: float = _LOOK_S) -> None:
+        """Sends what a client passes over (RFC 9110, 15.2) until the response begins; an answer comes for what
+        reaches nobody, and ends the connection."""
+        if cycle.response_started or self.transport.is_closing():
+            return
+        self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+        self.loop.call_later(wait_s, self._look_for_reader, cycle, _LOOK_AGAIN_S)
 
     def data_received(self, data: bytes) -> None:
         if self.parser is None or self.transport.is_closing():  # refused, and not gone yet

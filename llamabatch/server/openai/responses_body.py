@@ -307,7 +307,10 @@ def _add(place: str, item: object, messages: list[Json], given: Body, *, shown: 
             answer["content"] = text
     elif kind in _CALLS:
         name = _string(f"{place}.name", item.get("name"))
-        arguments = "" if (sent := item.get(_CALLS[kind])) is None else _string(f"{place}.{_CALLS[kind]}", sent)
+        sent = item.get(_CALLS[kind])
+        if isinstance(sent, Mapping) and kind == "function_call":  # as some programs keep them
+            sent = json.dumps(sent, ensure_ascii=False)
+        arguments = "" if sent is None else _string(f"{place}.{_CALLS[kind]}", sent)
         if kind == "custom_tool_call":
             arguments = json.dumps({"input": arguments}, ensure_ascii=False)
         function = {"name": _offered(place, item.get("namespace"), name), "arguments": arguments}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llamabatch.chat.conversation import ChatOptions, chat_options, render, template_source
+from llamabatch.chat.conversation import ChatOptions, chat_options, check_template, render, template_source
 from llamabatch.errors import ConfigError, PromptError
 
 CHATML = (
@@ -125,6 +125,13 @@ def test_what_is_no_template_says_so(tmp_path):
             template_source(given)
     with pytest.raises(ConfigError, match="the chat template cannot be compiled"):
         made(ASKED, template_source("{% if %}"))
+    with pytest.raises(
+        ConfigError, match=r"compiled: unexpected '\.'; it looks like one of ollama's, in Go's language"
+    ):
+        made(ASKED, "{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}")
+    for nothing in ("", " \n"):
+        with pytest.raises(ConfigError, match="the chat template is empty"):
+            check_template(nothing)
     endless = (
         "{% for a in range(999) %}{% for b in range(999) %}{% for c in range(999) %}x{% endfor %}" + "{% endfor %}" * 2
     )

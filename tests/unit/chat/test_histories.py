@@ -155,3 +155,35 @@ def test_no_tools_are_an_empty_list_where_null_has_no_length():
     template = "{% for t in tools %}{{ t }}{% endfor %}{{ messages[0].content }}"
     assert render(template, [{"role": "user", "content": "hi"}], "", "") == "hi"
     assert json.loads(render("{{ tools | tojson }}", [{"role": "user", "content": "hi"}], "", "")) is None
+
+
+@pytest.mark.parametrize("calls", [[], None, ()])
+def test_an_empty_list_of_calls_is_none(calls):
+    template = (
+        HEAD + "{% if m.tool_calls is defined %}{{ raise_exception('one call') }}{% endif %}{{ m.content }};" + TAIL
+    )
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": calls}]
+    assert render(template, messages, "", "") == "u:a;a:b;"
+
+
+@pytest.mark.parametrize("function", [{"arguments": "{}"}, {"name": None, "arguments": "{}"}])
+def test_a_call_without_a_name_has_an_empty_one(function):
+    messages = history("{}")
+    messages[1]["tool_calls"][0]["function"] = function
+    assert render(HEAD + TEMPLATES["values"][0] + TAIL, messages, "", "") == "u:Look!;a:<>;t:blue;"
+
+
+def test_fields_that_a_function_lacks_are_empty_where_a_template_needs_them():
+    asked = [{"role": "user", "content": "hi"}]
+
+    def tools(**function):
+        return ChatOptions(tools=[{"type": "function", "function": {"name": "look", **function}}])
+
+    needs = (
+        "{% for t in tools %}{% set f = t.function %}{{ f.name + f.description }}{{ f.parameters.properties | length }}"
+    )
+    for given in ({}, {"description": None, "parameters": None}, {"parameters": {"type": "object"}}):
+        assert render(needs + "{% endfor %}", asked, "", "", tools(**given)) == "look0"
+    assert render("{{ tools | tojson }}", asked, "", "", tools(description=None)) == (
+        '[{"type": "function", "function": {"name": "look"}}]'
+    )

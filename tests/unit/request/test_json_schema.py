@@ -91,3 +91,14 @@ def test_the_names_cross_to_another_process_and_lenient_is_for_json():
         SamplingParams(structured_outputs={"regex": "a", "lenient": True})
     with pytest.raises(SamplingError, match="lenient is 3"):
         SamplingParams(structured_outputs={"json": {}, "lenient": 3})
+
+
+def test_schemas_in_another_place_to_which_references_lead_are_read_too():
+    parts = {"schemas": {"P": {"type": "string", "format": "password", "maxLength": None}, "not": {"if": 1}}}
+    schema = {"properties": {"a": {"$ref": "#/components/schemas/P"}}, "components": parts}
+    found, not_held = form(schema)
+    assert found["components"]["schemas"] == {"P": {"type": "string"}, "not": {"if": 1}}
+    assert not_held == ("format 'password'", "maxLength null")
+    parts["schemas"]["P"] = {"not": {}}
+    with pytest.raises(SamplingError, match="not of a JSON schema"):
+        form(schema)

@@ -465,3 +465,40 @@ def test_bytes_come_back_when_a_client_leaves_in_the_middle():
             sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n" + b"x" * 9000)
             until(lambda: app.n_bytes >= 9000)
         until(lambda: not app.n_bytes)
+
+
+ASK = b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def late(scope, receive, send):
+    """Answers once it is told to; says whether its client has left before."""
+    message = await receive()
+    go_on = scope["state"]["left"]
+    while not go_on.is_set():
+        message = await _polled(receive)
+        if message is not None and message["type"] == "http.disconnect":
+            go_on.set()
+            return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+def test_a_client_that_sends_no_more_has_its_answer():
+    with Running(late) as server, server.connect() as sock:
+        sock.sendall(ASK % b"")
+        sock.shutdown(socket.SHUT_WR)
+        processing = b"HTTP/1.1 102 Processing\r\n\r\n"
+        assert sock.recv(len(processing), socket.MSG_WAITALL) == processing
+        server.left.set()
+        data = b"".join(iter(lambda: sock.recv(65536), b""))  # to the end: the connection is not kept
+        *_, head, body = data.replace(processing, b"").split(b"\r\n\r\n")
+        assert (head[:15], body) == (b"HTTP/1.1 200 OK", b"ok")
+        assert b"connection: close" in head
+
+
+def test_a_client_that_has_left_is_noticed():
+    with Running(late) as server:
+        with server.connect() as sock:
+            sock.sendall(ASK % b"")
+            until(lambda: server.server.server_state.tasks)
+        until(server.left.is_set)

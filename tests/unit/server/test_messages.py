@@ -19,6 +19,9 @@ TOOL = {"name": "f", "description": "It does.", "input_schema": {"type": "object
 HEAD = MessageHead("msg_1", "tiny")
 
 
+CALL = {"type": "tool_use", "id": "c", "name": "f"}
+
+
 def user(*blocks):
     return {"role": "user", "content": [*blocks]}
 
@@ -140,7 +143,7 @@ def test_documents_of_text_are_text_and_media_of_a_history_say_what_they_are():
         ({"messages": [{"role": "robot", "content": ""}]}, r"messages\[0\]\.role is 'robot'"),
         ({"messages": [user({"type": "image"})]}, r"messages\[0\]\.content\[0\] is a block of type 'image'"),
         ({"messages": [user({"type": "tool_result"})]}, "tool_use_id is None"),
-        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]}, "input is None"),
+        ({"messages": [{"role": "assistant", "content": [CALL | {"input": 5}]}]}, "input is 5; give an object"),
         ({"tools": [{"name": "f"}]}, r"tools\[0\]\.input_schema is None"),
         ({"tool_choice": {"type": "some"}}, r"tool_choice\.type is 'some'"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, r"thinking\.budget_tokens is 0"),
@@ -372,3 +375,10 @@ def test_no_tokens_are_an_empty_message():
 def test_errors_have_the_names_of_this_dialect(fields, says):
     with pytest.raises(ApiError, match=says):
         read(**fields)
+
+
+@pytest.mark.parametrize(("given", "arguments"), [(None, ""), ("", ""), ('{"path" : ",', '{"path" : ",'), ({}, "{}")])
+def test_the_input_of_a_call_may_be_what_a_client_has_of_it(given, arguments):
+    messages = [{"role": "user", "content": "go"}, {"role": "assistant", "content": [CALL | {"input": given}]}]
+    [_, answer] = read(messages=messages).conversation
+    assert answer["tool_calls"][0]["function"] == {"name": "f", "arguments": arguments}

@@ -285,3 +285,9 @@ def test_a_key_finds_its_own_responses_alone():
     assert kept.find("bob", "resp_1").item("msg_1_0")["content"][0]["text"] == "of bob"
     assert kept.find(None, "resp_1") is None
     assert not kept.forget("carl", "resp_1")
+
+
+def test_arguments_of_a_call_may_be_an_object():
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": "é"}}
+    [_, answer] = read(input=[{"role": "user", "content": "go"}, call]).chat.conversation
+    assert answer["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "é"}'}
