@@ -373,11 +373,14 @@ def _without_nulls(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _filled(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool with a description, and with the properties of its parameters, as llama-server gives them."""
+    """A tool whose function, and each of its parameters, has a description, if an empty one."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return tool
     parameters = {"type": "object", "properties": {}, **function.get("parameters", {})}
+    if isinstance(properties := parameters["properties"], Mapping):
+        described = {k: {"description": "", **v} if isinstance(v, Mapping) else v for k, v in properties.items()}
+        parameters["properties"] = described
     return {**tool, "function": {"description": "", **function, "parameters": parameters}}
 
 
