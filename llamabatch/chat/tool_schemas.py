@@ -169,7 +169,7 @@ def of_argument(root: Mapping[str, Any], name: str) -> object:
 
 
 class _Named(NamedTuple):
-    """What a schema says of an argument.
+    """The facts that a schema gives of an argument.
 
     Attributes:
         always: it does so in each of the ways in which arguments fit it.

@@ -109,7 +109,7 @@ class TensorInfo:
 
 
 def _content(start: bytes) -> str:
-    """What stands in a file that is no GGUF file, by its first bytes."""
+    """The kind of a file that is no GGUF file, by its first bytes."""
     if not start:
         return "it is empty"
     if start.startswith(b"version https"):

@@ -78,6 +78,8 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if self._phase != _BUSY or cycle is None or cycle.response_complete or self.scope["http_version"] == "1.0":
             return False
+        if self.transport.get_extra_info("sslcontext") is not None:  # TLS has no half of a connection in asyncio
+            return False
         cycle.keep_alive = False
         self._look_for_reader(cycle)
         return True

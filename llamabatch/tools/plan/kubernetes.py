@@ -12,7 +12,7 @@ from llamabatch.tools.plan.report import Report
 from llamabatch.utils.paths import TINY
 
 SERVER_BYTES = 96 * MIB  # the process that talks HTTP, or writes rows: 74 MiB, 83 with 1,000 connections, and results
-BODIES_BYTES = 256 * MIB  # four times --max-bodies-bytes: 219 MiB measured with 30 bodies of 18 MB at once
+BODIES_BYTES = 256 * MIB  # four times --max-bodies-bytes: benchmarks/results/bodies.json has 200 MiB at most
 MARGIN = 0.05  # the largest difference between predicted and measured peaks, docs/plan.md
 NVIDIA = "nvidia.com/gpu"
 MODELS = "/models"  # the folder of model files in a pod
