@@ -10,6 +10,7 @@ from llamabatch.client.thread_client import ThreadClient
 from llamabatch.config import EngineConfig
 from llamabatch.engine.hooks import EngineHooks
 from llamabatch.gguf.resolve import local
+from llamabatch.utils.late_import import late_import
 from llamabatch.utils.lifetime import reap_collected
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def connect(config: EngineConfig) -> FrontClient:
 
 def with_front_client(client: EngineClient, max_queue: int | None) -> FrontClient:
     """The client as entry points have it."""
-    from llamabatch.client.front_client import FrontClient  # late: child processes need none
+    with late_import("the code of the client"):  # child processes need none
+        from llamabatch.client.front_client import FrontClient
 
     return FrontClient(client, max_queue)
 
@@ -34,15 +36,16 @@ def _connect(config: EngineConfig) -> EngineClient:
     config = replace(config, model=local(config.model), draft_model=draft)
     if config.strategy != "multi-instance" and not config.isolate:
         return connect_here(config)
-    # late: these start programs, and most users need neither
-    from llamabatch.client.process_client import ChildClient, RouterClient
+    with late_import("the code of child processes"):  # which most users do not need
+        from llamabatch.client.process_client import ChildClient, RouterClient
 
     return RouterClient(config) if config.strategy == "multi-instance" else ChildClient(config)
 
 
 def connect_here(config: EngineConfig, hooks: EngineHooks | None = None) -> EngineClient:
     """One engine in this process, or as many as its plan says, which share the weights."""
-    from llamabatch.client.multi_engine_client import MultiEngineClient
+    with late_import("the code of the engine"):
+        from llamabatch.client.multi_engine_client import MultiEngineClient
 
     first = ThreadClient(config, alone=False, hooks=hooks)
     return first if first.plan.config.instances == 1 else MultiEngineClient(first, hooks)

@@ -30,6 +30,7 @@ from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError, describe
 from llamabatch.gguf.resolve import model_identity, resolve
 from llamabatch.request.request import Request
+from llamabatch.utils.cancellation import result_of
 from llamabatch.utils.lifetime import ForkGuard
 
 logger = logging.getLogger(__name__)
@@ -97,8 +98,9 @@ class Supervisor:
         self._thread.start()
 
     def wait_until_ready(self) -> None:
-        """Returns when the first child is ready. Raises the error with which it could not start."""
-        self._started.result()
+        """Returns when the first child is ready. Raises the error with which it could not start; EngineClosedError if
+        the load is cancelled meanwhile."""
+        result_of(self._started)
 
     @property
     def alive(self) -> bool:

@@ -21,6 +21,7 @@ from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import EngineHooks, Sink
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError, EngineError, InputError, describe
+from llamabatch.llama.halt import Halt
 from llamabatch.llama.model import Model
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
@@ -80,7 +81,7 @@ class ThreadClient(LocalClient):
         self.model = engine.model
         self._thread_id = thread.ident
         self._engine = engine  # for its stats alone: all else is for its thread
-        self._lifetime = Lifetime(self, _EngineThread(self._commands, thread))
+        self._lifetime = Lifetime(self, _EngineThread(self._commands, thread, engine.model.halt))
 
     @property
     def alive(self) -> bool:
@@ -138,12 +139,14 @@ class _EngineThread:
 
     commands: CommandQueue
     thread: threading.Thread
+    halt: Halt
 
     def drop(self) -> None:
         self.commands.put_end()
+        self.halt.now()
 
     def end(self) -> None:
-        self.commands.put_end()
+        self.drop()
         if self.thread is not threading.current_thread():
             self.thread.join()
 
@@ -190,6 +193,8 @@ class _Loop:
                     if self._hooks is not None and outputs:
                         self._hooks.last_token_s = time.perf_counter()
                     self._deliver(engine, outputs)
+        except EngineClosedError:  # its step was halted: the end of the commands has come
+            pass
         except BaseException as error:  # of any kind: all are answered before this thread ends
             error_text = f"the engine failed: {describe(error)}"
             with contextlib.suppress(Exception):

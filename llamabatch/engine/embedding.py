@@ -9,7 +9,7 @@ from collections import deque
 from llamabatch.config import ResolvedConfig
 from llamabatch.engine.hooks import EngineHooks
 from llamabatch.engine.validation import longest_text
-from llamabatch.errors import describe
+from llamabatch.errors import EngineClosedError, describe
 from llamabatch.llama.embedder import MAX_TEXTS, Embedder
 from llamabatch.llama.model import Model
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
@@ -64,6 +64,8 @@ class Embeddings:
     def _run(self, requests: list[Request]) -> list[SequenceOutput]:
         try:
             vectors = self._embedder.run([r.prompt_token_ids for r in requests], requests[0].adapters)
+        except EngineClosedError:
+            raise
         except Exception as error:
             if len(requests) > 1:  # so that only the text with the error fails
                 return [output for request in requests for output in self._run([request])]

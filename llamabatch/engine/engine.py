@@ -38,7 +38,7 @@ from llamabatch.scheduler.policies import policy
 from llamabatch.scheduler.scheduler import Scheduler
 from llamabatch.scheduler.slot_state import waiting_state
 from llamabatch.scheduler.spec_decode import Proposer, SpecDecoder
-from llamabatch.utils.paths import absolute
+from llamabatch.utils.paths import absolute, shown
 
 _PATIENCE_S = 0.002  # with nothing to compute but grammars under way
 
@@ -332,13 +332,18 @@ class Engine:
         path = absolute(path)
         if not self._scheduler.limits.can_share:
             raise ConfigError("no prefix can be loaded: the model has a sliding window, and kv is 'unified'")
-        prefix = prefix_file.read(path, kv_state.facts(self.model, self.config))
-        if len(prefix.token_ids) > self.config.n_ctx:
-            raise InputError(f"the prefix file {path} has {len(prefix.token_ids)} tokens; n_ctx is {self.config.n_ctx}")
+        memory = self.plan.memory
+        cache_bytes = memory.kv_cache + sum(gpu.kv_cache for gpu in memory.gpus)
+        prefix = prefix_file.read(
+            path,
+            kv_state.facts(self.model, self.config),
+            most_tokens=self.config.n_ctx,
+            most_bytes=2 * cache_bytes + 2**20,  # beside keys and values it has positions; and a plan is an estimate
+        )
         try:
             kv_state.check(self.model, self.config, prefix.token_ids, prefix.state)
         except InputError as error:
-            raise InputError(f"the prefix file {path} is refused: {error}") from error
+            raise InputError(f"the prefix file {shown(path)} is refused: {error}") from error
         self._scheduler.load_prefix(path, prefix.token_ids, prefix.state)
         return len(prefix.token_ids)
 

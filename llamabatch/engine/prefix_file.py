@@ -16,10 +16,11 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from llamabatch.errors import InputError
 from llamabatch.utils.checks import show
+from llamabatch.utils.paths import shown
 
 _MAGIC = b"LLAMABATCH KV 1\n"
 _MAX_HEADER = 2**20
@@ -44,92 +45,118 @@ def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, 
     """Writes the whole file or none. Raises InputError if it cannot be written."""
     sizes = {"n_tokens": len(prefix.token_ids), "n_bytes": len(prefix.state)}
     header = json.dumps({**facts, **sizes}).encode()
-    body = b"".join((_MAGIC, _LENGTH.pack(len(header)), header, _packed(prefix.token_ids), prefix.state))
     part = Path(f"{os.fspath(path)}.{os.getpid()}.part")
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     try:
         with part.open("wb") as file:
-            file.write(body)
-            file.write(hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest())
+            for piece in (_MAGIC, _LENGTH.pack(len(header)), header, _packed(prefix.token_ids), prefix.state):
+                file.write(piece)
+                digest.update(piece)
+            file.write(digest.digest())
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise InputError(f"the prefix cannot be saved to {os.fspath(path)}: {error.strerror}") from error
+        raise InputError(f"the prefix cannot be saved to {shown(path)}: {error.strerror}") from error
 
 
-def read(path: str | os.PathLike[str], facts: Mapping[str, Any]) -> PrefixFile:
-    """A file that fits these facts.
+def read(
+    path: str | os.PathLike[str], facts: Mapping[str, Any], *, most_tokens: int = 2**31, most_bytes: int = 2**63
+) -> PrefixFile:
+    """A file that fits these facts. Its size, header and facts are looked at before the rest of it is read.
+
+    Args:
+        most_tokens, most_bytes: no more tokens, and no more bytes of state, are read.
 
     Raises:
-        InputError: it cannot be read, is damaged, or was saved by another model, llama.cpp or kind of KV cache; the
-            message names what differs.
+        InputError: it cannot be read, is damaged, was saved by another model, llama.cpp or kind of KV cache, or is too
+            large for this engine; the message names what differs.
     """
-    name = os.fspath(path)
-    data = _contents(name)
-    if not data.startswith(_MAGIC):
-        raise InputError(f"{name} is no prefix file of llamabatch")
-    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
-    if hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
-        raise InputError(f"the prefix file {name} is damaged or was cut off: its checksum differs")
-    # a right checksum says that nothing was lost, not that the writer meant well: nothing below is taken on trust
-    header, start = _header(name, body)
-    n_tokens, n_bytes = _size(name, header, "n_tokens"), _size(name, header, "n_bytes")
-    for fact, wanted in facts.items():
-        if header.get(fact) != wanted:
-            found = show(header.get(fact))
-            raise InputError(f"the prefix file {name} is for {fact} {found}; this engine has {wanted!r}")
-    tokens_end = start + 4 * n_tokens
-    if len(body) != tokens_end + n_bytes:
-        raise InputError(f"the prefix file {name} has {len(body)} bytes; its header tells of {tokens_end + n_bytes}")
-    ids = array("i", body[start:tokens_end])
-    if sys.byteorder == "big":
-        ids.byteswap()
-    if min(ids) < 0:
-        raise InputError(f"the prefix file {name} has the token id {min(ids)}; ids begin at 0")
-    return PrefixFile(tuple(ids), body[tokens_end:])
-
-
-def _contents(name: str) -> bytes:
-    """All bytes of a regular file: a pipe might never end, and a device has no size. Raises InputError."""
+    name = shown(path)
     try:
-        with open(name, "rb", opener=_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        with open(path, "rb", opener=_without_waiting) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):  # a pipe might never end, and a device has no size
                 raise InputError(f"{name} is no regular file; give a file that save_prefix wrote")
-            if file.peek(len(_MAGIC))[: len(_MAGIC)] != _MAGIC:  # before gigabytes of something else are read
-                raise InputError(f"{name} is no prefix file of llamabatch")
-            return file.read()
+            return _Reader(file, name, found.st_size - _DIGEST_BYTES).read(facts, most_tokens, most_bytes)
     except OSError as error:
         raise InputError(f"the prefix file {name} cannot be read: {error.strerror}") from error
     except MemoryError as error:
         raise InputError(f"the prefix file {name} does not fit in memory") from error
 
 
+class _Reader:
+    """Reads a file piece by piece, and takes nothing in it on trust: a right checksum says that nothing was lost, not
+    that the writer meant well. Raises InputError."""
+
+    def __init__(self, file: BinaryIO, name: str, body_bytes: int) -> None:
+        self._file = file
+        self._name = name
+        self._left = body_bytes  # in front of the digest
+        self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+
+    def read(self, facts: Mapping[str, Any], most_tokens: int, most_bytes: int) -> PrefixFile:
+        name = self._name
+        if self._piece(len(_MAGIC)) != _MAGIC:
+            raise InputError(f"{name} is no prefix file of llamabatch")
+        header = self._header()
+        n_tokens, n_bytes = self._size(header, "n_tokens"), self._size(header, "n_bytes")
+        for fact, wanted in facts.items():
+            if header.get(fact) != wanted:
+                found = show(header.get(fact))
+                raise InputError(f"the prefix file {name} is for {fact} {found}; this engine has {wanted!r}")
+        if self._left != 4 * n_tokens + n_bytes:
+            raise InputError(
+                f"the prefix file {name} is damaged or was cut off: {self._left} bytes follow its header, which tells "
+                f"of {4 * n_tokens + n_bytes}"
+            )
+        if n_tokens > most_tokens:
+            raise InputError(f"the prefix file {name} has {n_tokens} tokens; n_ctx is {most_tokens}")
+        if n_bytes > most_bytes:
+            raise InputError(f"the prefix file {name} has {n_bytes} bytes of state; at most {most_bytes} fit here")
+        ids = array("i", self._piece(4 * n_tokens))
+        state = self._piece(n_bytes)
+        if self._file.read(_DIGEST_BYTES) != self._digest.digest():
+            raise InputError(f"the prefix file {name} is damaged or was cut off: its checksum differs")
+        if sys.byteorder == "big":
+            ids.byteswap()
+        if min(ids) < 0:
+            raise InputError(f"the prefix file {name} has the token id {min(ids)}; ids begin at 0")
+        return PrefixFile(tuple(ids), state)
+
+    def _header(self) -> dict[str, Any]:
+        if self._left < _LENGTH.size:
+            raise InputError(f"the prefix file {self._name} ends before its header")
+        (length,) = _LENGTH.unpack(self._piece(_LENGTH.size))
+        if length > min(_MAX_HEADER, self._left):
+            raise InputError(
+                f"the prefix file {self._name} is damaged or was cut off: a header of {length} bytes; allowed are up "
+                f"to {_MAX_HEADER}, and there are {self._left}"
+            )
+        try:
+            header = json.loads(self._piece(length))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"the prefix file {self._name} has a header that is no JSON") from error
+        if not isinstance(header, dict):
+            raise InputError(f"the prefix file {self._name} has the header {show(header)}; it must be a JSON object")
+        return header
+
+    def _size(self, header: Mapping[str, Any], key: str) -> int:
+        """A count of the header."""
+        count = header.get(key)
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < 2**63:
+            raise InputError(f"the prefix file {self._name} has {key} {show(count)}; it must be a whole number from 1")
+        return count
+
+    def _piece(self, n_bytes: int) -> bytes:
+        """The next bytes, fewer where the file has become shorter since."""
+        piece = self._file.read(n_bytes)
+        self._left -= len(piece)
+        self._digest.update(piece)
+        return piece
+
+
 def _without_waiting(name: str, flags: int) -> int:
     return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe that nothing writes to would block
-
-
-def _header(name: str, body: bytes) -> tuple[dict[str, Any], int]:
-    """The JSON header and where the token ids begin. Raises InputError."""
-    start = len(_MAGIC) + _LENGTH.size
-    if len(body) < start:
-        raise InputError(f"the prefix file {name} ends before its header")
-    (length,) = _LENGTH.unpack(body[len(_MAGIC) : start])
-    if length > _MAX_HEADER or start + length > len(body):
-        raise InputError(f"the prefix file {name} has a header of {length} bytes; allowed are up to {_MAX_HEADER}")
-    try:
-        header = json.loads(body[start : start + length])
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the prefix file {name} has a header that is no JSON") from error
-    if not isinstance(header, dict):
-        raise InputError(f"the prefix file {name} has the header {show(header)}; it must be a JSON object")
-    return header, start + length
-
-
-def _size(name: str, header: Mapping[str, Any], key: str) -> int:
-    """A count of the header. Raises InputError."""
-    count = header.get(key)
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < 2**63:
-        raise InputError(f"the prefix file {name} has {key} {show(count)}; it must be a whole number from 1")
-    return count
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:

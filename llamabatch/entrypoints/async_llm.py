@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from llamabatch.monitor.snapshot import Snapshot
 
 T = TypeVar("T")
+_Download = Callable[[], Path]
 _Prepare = Callable[[InputProcessor], Submission]
 
 # A model tokenizes one text at a time anyway; the other threads keep short calls from queueing behind long ones.
@@ -78,13 +80,10 @@ class AsyncLLM:
     @takes_names(model_named)
     def __init__(self, model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> None:
         self._config = EngineConfig.from_options(model, options)
-        self._download: Callable[[], Path] | None = None  # gives the file of a model on the hub
-        # The client stands beside the future of its load: a task that is cancelled during the load leaves the future
-        # in a cycle of asyncio's, in which the client would outlive this.
-        self._connecting: Future[None] | None = None
-        self._connected: FrontClient | None = None
+        self._load = _Load(self._config)
+        self._loading: Future[None] | None = None
         self._closed = False
-        self._load_cancelled = threading.Event()
+        weakref.finalize(self, self._load.cancelled.set).atexit = False
         self._lock = threading.Lock()
         self._workers = ThreadPoolExecutor(_N_WORKERS, thread_name_prefix="llamabatch-async")
         # a thread of its own: an abort must not wait for a prompt that is being tokenized or sent to a child
@@ -108,7 +107,7 @@ class AsyncLLM:
         """
         llm = cls(f"{paths.HUB}{repo_id}", **options)
         folder = None if cache_dir is None else paths.absolute(cache_dir)
-        llm._download = partial(
+        llm._load.download = partial(
             fetch, repo_id, filename, revision=revision, cache_dir=folder, local_files_only=local_files_only
         )
         return llm
@@ -143,9 +142,9 @@ class AsyncLLM:
     @property
     def plan(self) -> Plan:
         """The options in force; see LLM.plan. Raises EngineError before the model is loaded."""
-        if self._connecting is None or not self._connecting.done():
+        if self._loading is None or not self._loading.done():
             raise EngineError("the model is not loaded yet; await load() first")
-        return self._loaded(self._connecting).plan
+        return self._loaded(self._loading).plan
 
     @also_named(sampling_params="params")  # vLLM's names
     async def generate(
@@ -456,14 +455,14 @@ class AsyncLLM:
         await asyncio.shield(asyncio.to_thread(self.close))
 
     def close(self) -> None:
-        """As aclose, without an event loop. Waits for the step under way, and cancels a load in this process."""
+        """As aclose, without an event loop. Halts the step under way, for which it waits on a GPU; cancels a load."""
         with self._lock:
             self._closed = True
-            self._load_cancelled.set()
-            connecting = self._connecting
-        if connecting is not None:
+            self._load.cancelled.set()
+            loading = self._loading
+        if loading is not None:
             with contextlib.suppress(Exception):  # the load failed
-                self._loaded(connecting).close()
+                self._loaded(loading).close()
         self._workers.shutdown()
         self._aborting.shutdown()
 
@@ -489,38 +488,26 @@ class AsyncLLM:
         raise unpicklable(type(self).__name__)
 
     def __repr__(self) -> str:
-        connecting = self._connecting
-        is_there = connecting is not None and connecting.done() and connecting.exception() is None
-        plan = self._loaded(connecting).plan if connecting is not None and is_there else None
+        loading = self._loading
+        is_there = loading is not None and loading.done() and loading.exception() is None
+        plan = self._loaded(loading).plan if loading is not None and is_there else None
         return described(type(self).__name__, plan, self._config.model, closed=self._closed)
 
     async def _client(self) -> FrontClient:
         with self._lock:
             self._check_open()
-            if self._connecting is None or (self._connecting.done() and self._connecting.exception() is not None):
-                self._connecting = self._workers.submit(self._load)
-            connecting = self._connecting
-        if not connecting.done():
-            await asyncio.shield(asyncio.wrap_future(connecting))  # shielded: other tasks may wait for it
-        return self._loaded(connecting)
+            if self._loading is None or (self._loading.done() and self._loading.exception() is not None):
+                self._loading = self._workers.submit(self._load.run)
+            loading = self._loading
+        if not loading.done():
+            await _done(loading)
+        return self._loaded(loading)
 
-    def _load(self) -> None:
-        """On a worker's thread: connects."""
-        self._connected = self._connect()
-
-    def _loaded(self, connecting: Future[None]) -> FrontClient:
+    def _loaded(self, loading: Future[None]) -> FrontClient:
         """The client of a load, which is waited for. Raises the error of the load."""
-        connecting.result()
-        assert self._connected is not None
-        return self._connected
-
-    def _connect(self) -> FrontClient:
-        """On a worker's thread: the client of a loaded model."""
-        config = self._config
-        if self._download is not None:
-            config = replace(config, model=os.fspath(self._download()))
-        with cancelled_by(self._load_cancelled):
-            return connect(config)
+        loading.result()
+        assert self._load.client is not None
+        return self._load.client
 
     async def _on_thread(self, do: Callable[[], T]) -> T:
         # without a variable for the future: the traceback of its error has this frame, which would be a cycle
@@ -561,6 +548,49 @@ class AsyncLLM:
     async def _run(self, prepare: _Prepare) -> list[RequestOutput]:
         outputs = {index: output async for index, output in self._completed(prepare)}
         return Outputs(outputs[index] for index in range(len(outputs)))
+
+
+class _Load:
+    """The load of a model, on a worker's thread. It does not know its AsyncLLM, which may be forgotten meanwhile: then
+    the load is cancelled.
+
+    Attributes:
+        connect: gives the client; subclasses have others.
+        download: gives the file of a model on the hub, for `connect`.
+        client: of the loaded model. It does not stand in the future of the load, which a cancelled task leaves in a
+            cycle of asyncio's.
+        cancelled: ends the load; the next one, too.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.connect: Callable[[EngineConfig, _Download | None], FrontClient] = _connect
+        self.download: _Download | None = None
+        self.client: FrontClient | None = None
+        self.cancelled = threading.Event()
+        self._config = config
+
+    def run(self) -> None:
+        """Raises what `connect` raises."""
+        with cancelled_by(self.cancelled):
+            self.client = self.connect(self._config, self.download)
+
+
+def _connect(config: EngineConfig, download: _Download | None) -> FrontClient:
+    return connect(config if download is None else replace(config, model=os.fspath(download())))
+
+
+async def _done(loading: Future[None]) -> None:
+    """Returns when a load has ended, in whatever way: asyncio would report the error that a task which has been
+    cancelled did not fetch. Several tasks may wait, and the load goes on without them."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def tell(_: Future[None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(ended.set)
+
+    loading.add_done_callback(tell)
+    await ended.wait()
 
 
 class _Call:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from llamabatch.client.front_client import FrontClient
 from llamabatch.config import EngineConfig, with_paths
 from llamabatch.entrypoints.async_llm import AsyncLLM
 from llamabatch.entrypoints.llm import LLM
@@ -82,10 +81,7 @@ class _AsyncOver(AsyncLLM):
 
     def __init__(self, shared: SharedEngine) -> None:
         super().__init__("tiny")  # a name for its options, which are not those of an engine
-        self._shared = shared
-
-    def _connect(self) -> FrontClient:
-        return self._shared.llm._client
+        self._load.connect = lambda *_: shared.llm._client
 
     def close(self) -> None:
         with self._lock:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamabatch.config import DEVICE_TOP, ROPE_OPTIONS, ResolvedConfig
-from llamabatch.errors import ConfigError, EngineError
+from llamabatch.errors import ConfigError, EngineClosedError, EngineError
 from llamabatch.llama import devices, kv_state, library, log
 from llamabatch.llama.model import Model
 from llamabatch.request.adapters import AdapterSet
@@ -81,6 +81,7 @@ class Context:
         params.op_offload = config.op_offload
         params.swa_full = config.swa_full
         params.no_perf = True
+        model.halt.give_to(lib, params)
         scale_rope(lib, params, config)
         self._chains: list[Any] = []  # a sampler for each slot, while the device finds the likeliest tokens
         self.can_sample = self._can_sample(config, model.n_vocab)
@@ -176,8 +177,11 @@ class Context:
             self._threads = threads
 
     def decode(self, batch: Any) -> DecodeCode:
-        """One llama_decode."""
-        return DecodeCode(self._lib.llama_decode(self.handle, batch))
+        """One llama_decode. Raises EngineClosedError if it was halted."""
+        code = DecodeCode(self._lib.llama_decode(self.handle, batch))
+        if code is DecodeCode.ABORTED:
+            raise EngineClosedError("the engine was closed while it computed")
+        return code
 
     def logits(self, n_rows: int) -> npt.NDArray[np.float32]:
         """The output rows of the last decode, in batch order: a view of shape (n_rows, vocabulary) into llama.cpp's

@@ -218,6 +218,7 @@ def open_draft(config: EngineConfig, target: Model) -> Model | None:
     model = Model(path, config.for_draft_model())
     try:
         check_draft(model, target, config.for_draft_model())
+        model.halt = target.halt
     except BaseException:
         model.close()
         raise

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llamabatch.config import ResolvedConfig
-from llamabatch.errors import EngineError
+from llamabatch.errors import EngineClosedError, EngineError
 from llamabatch.gguf.pooling import POOLINGS, RANK
 from llamabatch.llama import library, log
 from llamabatch.llama.batch import Batch
@@ -65,6 +65,7 @@ class Embedder:
 
         Raises:
             EngineError: there is no memory for the context, or the pass fails. The embedder stays usable.
+            EngineClosedError: the pass was halted.
         """
         n_tokens = sum(map(len, texts))
         if n_tokens > self._n_tokens:
@@ -75,6 +76,8 @@ class Embedder:
         if memory:  # encoders have none
             self._lib.llama_memory_clear(memory, False)
         code = int(self._lib.llama_decode(self._handle, self._batch.fill_texts(texts)))
+        if code != 0 and self._model.halt.is_halted:
+            raise EngineClosedError("the engine was closed while it computed")
         if code != 0:
             raise EngineError(f"llama_decode failed: {code}")
         self.counts.embed_passes += 1
@@ -101,6 +104,7 @@ class Embedder:
         params.offload_kqv = config.offload_kqv
         params.op_offload = config.op_offload
         params.no_perf = True
+        self._model.halt.give_to(lib, params)
         scale_rope(lib, params, config)
         log.recent_complaints()
         self._handle = lib.llama_init_from_model(self._model.handle, params)

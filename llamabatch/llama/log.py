@@ -20,6 +20,8 @@ llama_logger = logging.getLogger("llamabatch.llama_cpp")
 # ggml_log_level as ggml.h has it; the comment in llama_cpp/_logger.py shows an older order
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
+# ends of the lines about a decode that was halted (halt.py): as wanted, and no error of anything
+_HALTED = ("compute_async failed with error 1", "compute status: 1", "failed to decode, ret = 2")
 
 
 class LogForwarder:
@@ -40,6 +42,8 @@ class LogForwarder:
             for line_level, line in self._lines(level, (text or b"").decode("utf-8", "replace")):
                 if self.heard and (heard := self.heard.get(threading.get_ident())) is not None:
                     heard.append(line)
+                if line.endswith(_HALTED):
+                    line_level = logging.DEBUG
                 if line_level >= logging.WARNING:
                     self.complaints.append(line)
                 self._target.log(line_level, "%s", line)

@@ -21,6 +21,7 @@ from llamabatch.gguf.resolve import file_bytes
 from llamabatch.gguf.windows import UNCOPIED, keeps_windows_whole
 from llamabatch.llama import devices, library, log, overrides
 from llamabatch.llama.adapters import Adapters
+from llamabatch.llama.halt import Halt
 from llamabatch.llama.long_words import needed_stack, on_larger_stack, recursive_pre_tokenizer
 from llamabatch.llama.mapped_pages import read_by_page
 from llamabatch.llama.tuned_load import profile_for
@@ -69,6 +70,9 @@ class Model:
         vocab_only: load the vocabulary alone, with the digest and the trial load that the config asks for.
         pooling: as EngineConfig.pooling, without a config.
 
+    Attributes:
+        halt: ends what its contexts compute, of all its owners, for the time when all of them are closed.
+
     Raises:
         ModelFileError: the file is refused, by us or by llama.cpp; the message holds the reason.
         EngineClosedError: the load was cancelled.
@@ -90,6 +94,7 @@ class Model:
         self._text_lock = threading.Lock()  # of calls that take as long as their text; close() takes both, this first
         self._fork_guard = ForkGuard()
         self._owners = 1
+        self.halt = Halt()
         self._closed_because = "the model is closed"
         self._longest_token: int | None = None
         self._pieces: dict[int, bytes] = {}

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamabatch.config import ResolvedConfig
-from llamabatch.errors import ConfigError, EngineError, describe
+from llamabatch.errors import ConfigError, EngineClosedError, EngineError, describe
 from llamabatch.llama import devices
 from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context, DecodeCode
@@ -301,6 +301,8 @@ class ModelRunner:
         """Computes a call. If a span raises, the spans are tried one by one, so that only that one fails."""
         try:
             return self._compute(call)
+        except EngineClosedError:
+            raise
         except Exception as error:
             if len(call.spans) > 1:
                 logger.warning("a call failed; its rows are tried one by one", exc_info=True)

@@ -24,7 +24,7 @@ from llamabatch.request.lark_rules import PARAMETERS, about_line, each_call, wit
 from llamabatch.request.structured_outputs import ANY_OBJECT, TOOLS, Structure, special_name
 from llamabatch.sampling import grammar_sandbox
 from llamabatch.sampling.grammar_matcher import Compiled, VocabularyFacts
-from llamabatch.utils.checks import show
+from llamabatch.utils.checks import reason, show
 from llamabatch.utils.subprogram import import_path, interpreter
 from llamabatch.utils.system import NEW_GROUP
 
@@ -338,17 +338,18 @@ class Trial:
             raise EngineClosedError("the engine is closed")
         program = Path(grammar_sandbox.__file__).resolve()
         try:
-            python = interpreter()
+            self._process = subprocess.Popen(
+                [interpreter(), "-c", _RUN, str(program), *import_path()],
+                start_new_session=True,  # Ctrl-C is for the parent
+                creationflags=NEW_GROUP,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
         except OSError as error:
-            raise EngineError(f"structured_outputs: grammars are tried out in a child process; {error}") from error
-        self._process = subprocess.Popen(
-            [python, "-c", _RUN, str(program), *import_path()],
-            start_new_session=True,  # Ctrl-C is for the parent
-            creationflags=NEW_GROUP,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+            raise EngineError(
+                f"structured_outputs: grammars are tried out in a child process, which cannot start: {reason(error)}"
+            ) from error
         # one that is killed from outside is waited for at once: else it would stay a zombie until the next grammar
         threading.Thread(target=self._process.wait, name="llamabatch-grammar-end", daemon=True).start()
         if self._ask(self._names, _PATIENCE_S) is None:

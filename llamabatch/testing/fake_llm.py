@@ -113,15 +113,13 @@ class FakeAsyncLLM(AsyncLLM):
     ) -> None:
         super().__init__(model, **options)
         script = Script(answers, embeddings, scores, relevance, classes)
-        self._fake = FakeClient(self._config, script, labels)
+        self._fake = fake = FakeClient(self._config, script, labels)
+        self._load.connect = lambda *_: _counted(fake)
 
     @property
     def requests(self) -> list[FakeRequest]:
         """As FakeLLM.requests."""
         return list(self._fake.requests)
-
-    def _connect(self) -> FrontClient:
-        return _counted(self._fake)
 
 
 def _counted(fake: FakeClient) -> FrontClient:

@@ -95,7 +95,7 @@ def _own_seconds() -> float:
 def no_child_left() -> Iterator[None]:
     """Kills all child processes that were started in the body, if an exception leaves it.
 
-    A client that is closed waits for the step under way, and one that was interrupted in its constructor cannot be
+    A client that is closed may wait for the step under way, and one that was interrupted in its constructor cannot be
     closed at all; Ctrl-C must wait for neither.
     """
     before = _children()

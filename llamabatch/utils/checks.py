@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import itertools
 import math
 import reprlib
@@ -36,7 +37,10 @@ def show(value: object) -> str:
 
 def reason(error: BaseException) -> str:
     """The text of an error for a message that names the file: Python's OSErrors name it again."""
-    return getattr(error, "strerror", None) or str(error)
+    text = getattr(error, "strerror", None) or str(error)
+    if getattr(error, "errno", None) == errno.EMFILE:
+        return f"{text}; this process has as many files open as it may (ulimit -n)"
+    return str(text)
 
 
 def present(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterator
 
 from llamabatch.errors import EngineError
+from llamabatch.utils.checks import reason
 
 
 @contextlib.contextmanager
@@ -19,5 +19,4 @@ def late_import(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        cure = "; this process has as many files open as it may (ulimit -n)" if error.errno == errno.EMFILE else ""
-        raise EngineError(f"{what} could not be loaded: {error.strerror}{cure}. A later call tries again") from error
+        raise EngineError(f"{what} could not be loaded: {reason(error)}. A later call tries again") from error

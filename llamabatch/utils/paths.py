@@ -75,12 +75,13 @@ def _is_path(name: str) -> bool:
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """A resolved path for messages: relative if it lies below the working directory, and visible on a terminal."""
+    """A resolved path for messages: relative if it lies below the working directory, on one line, and visible on a
+    terminal."""
     text = os.fspath(path)
     with contextlib.suppress(OSError):
         folder = os.path.join(os.getcwd(), "")
         text = text[len(folder) :] if text.startswith(folder) and text != folder else text
-    return visible(text)
+    return visible(text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def cache_dir() -> Path:

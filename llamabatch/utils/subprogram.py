@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from llamabatch.utils.cancellation import can_be_cancelled, is_cancelled
+from llamabatch.utils.cancellation import LOOK_S, can_be_cancelled, is_cancelled
 
 # A child imports the modules that its parent would, and none that happens to lie in the working directory.
 _RUN = (
@@ -49,8 +49,6 @@ _DEVICE_VARIABLES = (
     *("GGML_BACKEND_PATH", "LLAMABATCH_RPC"),
 )
 
-_LOOK_S = 0.1  # how often a load that may be cancelled looks whether it was
-
 
 def run_program(
     module: str,
@@ -78,7 +76,7 @@ def run_program(
             while True:
                 left_s = end_s - time.monotonic()
                 try:
-                    out, _ = process.communicate(timeout=min(left_s, _LOOK_S) if can_be_cancelled() else left_s)
+                    out, _ = process.communicate(timeout=min(left_s, LOOK_S) if can_be_cancelled() else left_s)
                     return subprocess.CompletedProcess(process.args, process.returncode, out)
                 except subprocess.TimeoutExpired:
                     if is_cancelled() or time.monotonic() >= end_s:

@@ -9,9 +9,12 @@ import weakref
 import pytest
 
 from llamabatch import LLM, AsyncLLM, LlamaBatchError, Request, SamplingParams
+from llamabatch.client.wire import Wire
 from llamabatch.compat import Llama
+from llamabatch.llama.model import Model
+from llamabatch.utils.cancellation import is_cancelled
 from tests.clients import innermost
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, until, until_soon
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -113,6 +116,37 @@ def test_an_async_llm(place, begun):
     asyncio.run(main(None))
     asyncio.run(main(0.01))  # cancelled while it loads
     assert_gone(begun)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("end", ["forgotten", "closed"])
+def test_an_async_llm_whose_load_would_never_end(place, end, begun, monkeypatch, caplog):
+    load, send = Model._load, Wire.send
+
+    def load_on(model, weights):
+        if weights is not None:  # a child's parent loads the vocabulary alone
+            until(is_cancelled)
+        load(model, weights)
+
+    monkeypatch.setattr(Model, "_load", load_on)
+    monkeypatch.setattr(Wire, "send", lambda wire, kind, *rest: None if kind == "init" else send(wire, kind, *rest))
+
+    def names():
+        return {thread.name for thread in begun.threads()}
+
+    async def main():
+        llm = AsyncLLM("tiny", n_slots=2, n_ctx=512, **PLACES[place])
+        task = asyncio.create_task(llm.load())
+        await until_soon(lambda: "llamabatch-engine" in names() or begun.children())
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        if end == "closed":
+            await llm.aclose()
+
+    asyncio.run(main())
+    assert_gone(begun)
+    assert not caplog.records  # asyncio logs what nobody fetched
 
 
 def test_a_compat_llama(begun, reference):

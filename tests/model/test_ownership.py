@@ -241,6 +241,12 @@ def free(held):
 ONE_PROCESS = (
     USED_UP
     + """
+held = use_up()
+try:
+    LLM("tiny")
+except EngineError as error:
+    assert "could not be loaded: Too many open files" in str(error), error
+free(held)
 llm = LLM("tiny", n_slots=4, n_ctx=256)
 held = use_up()
 short = {"max_tokens": 4, "temperature": 0}
@@ -256,7 +262,7 @@ asked = [
 outputs = llm.generate(["Once upon a time"] * len(asked), asked, errors="return")
 errors = [output.error for output in outputs]
 assert errors[:-1] == [None] * (len(asked) - 1), errors
-assert "Too many open files" in errors[-1], errors  # it takes a process to try a regex out
+assert "child process, which cannot start: Too many open files" in errors[-1], errors  # it tries the regex out
 assert len(llm.embed(["a text"])) == 1
 assert llm.score("Once", [" upon"])[0].logprob < 0
 conversation = [{"role": "user", "content": "Hi"}]

@@ -1,13 +1,15 @@
 """`llamabatch serve` as a program: TLS, a UNIX socket, the end of it, and a log without prompts."""
 
+import contextlib
+import json
 import os
+import re
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -17,7 +19,7 @@ from tests.waiting import PATIENCE_S, until
 PROMPT = "zebra quagga okapi"
 
 
-@contextmanager
+@contextlib.contextmanager
 def served(folder, *arguments, **environment):
     """A server of the bundled model in a process of its own; gives its URL, and its log after the end."""
     command = [sys.executable, "-m", "llamabatch", "serve", "-m", "tiny", "--n-slots", "2", "--port", "0", *arguments]
@@ -79,10 +81,28 @@ def test_tls_and_certificates_of_clients(tmp_path):
             assert ready(client).get("/livez").status_code == 200
             reply = client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2})
             assert reply.status_code == 200
+            _leave_over_tls(url, context, client)
         port = int(url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as plain:
             plain.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b"200" not in plain.recv(100)
+    assert "Traceback" not in (tmp_path / "stderr").read_text()
+
+
+def _leave_over_tls(url, context, client):
+    """TLS has no half-closed connection: its end ends the request."""
+    body = json.dumps({"prompt": "Once", "max_tokens": 900, "n": 64, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=PATIENCE_S) as plain:
+        secure = context.wrap_socket(plain, server_hostname="localhost")
+        secure.sendall(head.encode() + body)
+        until(lambda: "requests_processing 2" in client.get("/metrics").text)
+        with contextlib.suppress(OSError):  # the server may close first
+            secure.unwrap()
+        secure.close()
+    until(lambda: "requests_processing 0" in client.get("/metrics").text)
+    [tokens] = re.findall(r"^llamacpp:tokens_predicted_total (\S+)", client.get("/metrics").text, re.MULTILINE)
+    assert float(tokens) < 64 * 900
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="UNIX sockets")

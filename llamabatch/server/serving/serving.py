@@ -475,7 +475,7 @@ class Serving:
         await asyncio.get_running_loop().run_in_executor(None, self.close)
 
     def close(self) -> None:
-        """As aclose, on any thread but a sink's. Waits for the step under way, not for a load."""
+        """As aclose, on any thread but a sink's. Does not wait for a load."""
         self._stop_parts()
         with self._lock:
             client, self._client = self._client, None

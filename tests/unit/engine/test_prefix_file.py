@@ -77,6 +77,24 @@ def test_a_file_that_ends_before_its_header_is_refused(tmp_path):
         prefix_file.read(sealed(bad, SIZES, struct.pack("<40i", *[-1] * 40) + PREFIX.state), FACTS)
 
 
+def test_more_than_an_engine_can_hold_is_refused_before_it_is_read(prefix_path, tmp_path):
+    with pytest.raises(InputError, match="40 tokens; n_ctx is 39"):
+        prefix_file.read(prefix_path, FACTS, most_tokens=39)
+    with pytest.raises(InputError, match="256 bytes of state; at most 255"):
+        prefix_file.read(prefix_path, FACTS, most_bytes=255)
+    hole = tmp_path / "hole.kv"
+    hole.write_bytes(prefix_path.read_bytes())
+    os.truncate(hole, 2**40)  # no memory could hold it, and nobody could wait for its checksum
+    with pytest.raises(InputError, match=r"damaged or was cut off: .* which tells of 416"):
+        prefix_file.read(hole, FACTS)
+
+
+def test_a_name_of_two_lines_is_one_line_in_messages(tmp_path):
+    with pytest.raises(InputError) as refusal:
+        prefix_file.read(tmp_path / "two\nlines.kv", FACTS)
+    assert "\n" not in str(refusal.value)
+
+
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in (tmp_path / "pipe", "/dev/zero"):
