@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ENGINE_ENDED = "the engine process ended"  # the error of what waits once no other one follows begins with it
-GAVE_UP = "times in a row without a result"  # part of the error of requests that an engine given up has ended
+_GAVE_UP = "times in a row without a result"
+_NONE_CAN_START = f"{ENGINE_ENDED}, and no other one can start"
+
+
+def gave_up(error: str | None) -> bool:
+    """True for the error of a request that ended since no engine was there: not its own, and another one may follow."""
+    return error is not None and (_GAVE_UP in error or _NONE_CAN_START in error)
+
+
+def none_can_start(why: str) -> str:
+    """The error of all requests that wait, where starting another one now would be of no use."""
+    return f"{_NONE_CAN_START}: {why}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class Restarts:
         self.in_a_row = 0
 
     def refused(self) -> None:
-        """Counts a child that was not started at all, as one too many."""
+        """Counts a child that cannot start, as one too many."""
         self.in_a_row = max(self.in_a_row, self._policy.most) + 1
 
     def given_up(self, now: float) -> None:
@@ -86,7 +97,7 @@ class Restarts:
         """The error of all requests that still wait, with the exit reason of the last child."""
         if self._policy.most == 0:
             return f"{ENGINE_ENDED}: {exit_reason}"
-        return f"{ENGINE_ENDED} {self.in_a_row} {GAVE_UP}, at last with {exit_reason}"
+        return f"{ENGINE_ENDED} {self.in_a_row} {_GAVE_UP}, at last with {exit_reason}"
 
 
 class Silence:

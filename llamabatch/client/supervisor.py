@@ -20,14 +20,14 @@ from typing import Any
 
 from llamabatch.client.base import EngineMethod, Heartbeat, Outage, emit, in_a_sink
 from llamabatch.client.crash_triage import CrashTriage, TrackedRequest
-from llamabatch.client.restart_policy import RESTARTS, RestartPolicy, Restarts, Silence
+from llamabatch.client.restart_policy import RESTARTS, RestartPolicy, Restarts, Silence, none_can_start
 from llamabatch.client.spawn import WORKER, Child, Listener
 from llamabatch.client.wire import unpack_state
 from llamabatch.config import EngineConfig
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Failover, Sink
 from llamabatch.engine.stats import EngineStats
-from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError, describe
+from llamabatch.errors import EngineClosedError, EngineError, InputError, LlamaBatchError, describe
 from llamabatch.gguf.resolve import model_identity, resolve
 from llamabatch.request.request import Request
 from llamabatch.utils.cancellation import result_of
@@ -288,7 +288,7 @@ class Supervisor:
             while not self._closing:
                 if self._has_other_model():
                     self._restarts.refused()
-                    reason = "the file of the model is another one than at the start: load the model anew"
+                    reason = none_can_start("the file of the model is another one than at the start; load it anew")
                     if not self._pause(reason):
                         break
                     reason = _CLOSED
@@ -300,9 +300,13 @@ class Supervisor:
                     self._started.set_exception(never_ready or EngineError(exit_reason))
                     reason = exit_reason
                     break
-                wait_s = self._restarts.after_death()
-                if wait_s is None:
+                wait_s = None
+                if isinstance(never_ready, InputError):  # the file or an option: callers need not wait for more tries
+                    self._restarts.refused()
+                    reason = none_can_start(exit_reason)
+                elif (wait_s := self._restarts.after_death()) is None:
                     reason = self._restarts.too_often(exit_reason)
+                if wait_s is None:
                     if not self._pause(reason):
                         break
                     reason = _CLOSED

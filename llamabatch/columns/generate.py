@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from llamabatch.chat.conversation import ChatOptions
-from llamabatch.client.restart_policy import GAVE_UP
+from llamabatch.client.restart_policy import gave_up
 from llamabatch.columns.frames import Batch, open_batch, rows_of
 from llamabatch.columns.prompts import PromptFunction, Prompts, RowPrompt
 from llamabatch.columns.results import OutputColumns, Result
@@ -182,7 +182,7 @@ class Generate:
                         failed.append((ready[index][0], result))
             if failed:  # not the rows' fault where the engine is gone, be it that another one has started since
                 llm.stats()  # raises EngineClosedError
-                if gone := next((result.error for _, result in failed if GAVE_UP in (result.error or "")), None):
+                if gone := next((result.error for _, result in failed if gave_up(result.error)), None):
                     raise EngineClosedError(gone)
             yield from failed
         except EngineClosedError:

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from llamabatch.client.base import EngineClient
-from llamabatch.client.restart_policy import GAVE_UP
+from llamabatch.client.restart_policy import gave_up
 from llamabatch.entrypoints.input_processor import Host, InputProcessor
 from llamabatch.errors import EngineClosedError, InputError, QueueFull
 from llamabatch.jobs.rows import BadRow, Row
@@ -175,7 +175,7 @@ class Loop:
     def _engine_error(self, event: SequenceOutput) -> str | None:
         """The reason why the engine is gone; None: it is alive, and the error is the row's own."""
         assert event.finished is not None
-        if GAVE_UP in (event.finished.error or ""):  # another engine may be there by now
+        if gave_up(event.finished.error):  # another engine may be there by now
             return event.finished.error
         try:
             self._client.stats()

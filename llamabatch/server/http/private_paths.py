@@ -26,6 +26,10 @@ _ROOTS = {
 _NAME = r"[^\s/\\'\"`,;:()<>|]+"
 _DRIVE = rf"\b[A-Za-z]:[\\/]+(?:{_NAME}[\\/]+)*"
 _BEFORE = r"(?:(?<=file://)|(?<![\w./#~\\-]))"  # not within a relative path, an address or a pointer into JSON
+# as gguf/resolve.py names the other models of a folder
+_NEIGHBOURS = re.compile(
+    r"""; did you mean (['"])[^\n]*\.gguf\1\?|(?<=is a directory) with (?=['"])[^\n]*(?=; give the path)"""
+)
 _LONGEST = 4096  # characters of a path
 
 _remembered: set[str] = set()
@@ -42,7 +46,8 @@ def remember(*options: object) -> None:
 
 
 def without_paths(message: str) -> str:
-    """The message with "…/" in place of each folder of this machine."""
+    """The message with "…/" in place of each folder of this machine, and without the names of other models there."""
+    message = _NEIGHBOURS.sub("", message)
     if "/" not in message and "\\" not in message:
         return message
     return _pattern().sub("…/", message)

@@ -13,12 +13,12 @@ import pytest
 from llamabatch.client import supervisor
 from llamabatch.client.base import Heartbeat, Outage
 from llamabatch.client.codec import pack, unpack
-from llamabatch.client.restart_policy import RestartPolicy
+from llamabatch.client.restart_policy import RestartPolicy, gave_up
 from llamabatch.client.router import Router
 from llamabatch.client.supervisor import Supervisor
 from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
-from llamabatch.errors import AdapterError, EngineClosedError, EngineError
+from llamabatch.errors import AdapterError, EngineClosedError, EngineError, ModelFileError
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
 from tests.waiting import PATIENCE_S, until
@@ -219,6 +219,23 @@ def test_no_engine_is_started_on_another_file_of_the_same_name(monkeypatch):
     with pytest.raises(EngineClosedError, match="another one than at the start"):
         world.submit("b")
     assert world.children.empty()
+    world.supervisor.end()
+
+
+def test_nobody_waits_for_more_tries_where_the_file_is_gone():
+    world = World(AGAIN, clock=Clock())
+    world.child().die()
+    world.submit("a")
+    child = world.child(started=False)
+    child.ready.set_exception(ModelFileError("x.gguf does not exist"))
+    child.die("exit code 1")
+    assert world.end_of("a").error == "the engine process ended, and no other one can start: x.gguf does not exist"
+    assert gave_up("the engine process ended, and no other one can start: x.gguf does not exist")
+    assert world.supervisor.outage.retry_in_s == AGAIN.retry_s
+    pass_time(world, AGAIN.retry_s)
+    child = world.child()  # it is there again
+    world.submit("b")
+    assert child.got("submit") == ["b"]
     world.supervisor.end()
 
 

@@ -6,7 +6,6 @@ import threading
 import pytest
 
 from llamabatch import ConfigError, EngineClosedError, EngineError, InputError, SamplingError, SamplingParams
-from llamabatch.client.restart_policy import GAVE_UP
 from llamabatch.columns import Generate
 from llamabatch.columns.prompts import seed_of
 from llamabatch.testing import FakeLLM
@@ -267,7 +266,7 @@ def test_a_dead_engine_is_an_error_of_the_call_and_the_next_call_makes_another()
 
 def test_an_engine_that_was_given_up_is_an_error_of_the_call_even_if_another_one_is_there_by_now():
     def died(request):
-        raise EngineError(f"the engine process ended 9 {GAVE_UP}, at last with SIGKILL")
+        raise EngineError("the engine process ended 9 times in a row without a result, at last with SIGKILL")
 
     llm = FakeLLM(answers=died)
     with pytest.raises(EngineClosedError, match="9 times in a row"):

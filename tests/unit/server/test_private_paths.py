@@ -8,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from llamabatch.errors import ConfigError, EngineError, ModelFileError
+from llamabatch.gguf.resolve import resolve
 from llamabatch.server.http import private_paths
 from llamabatch.server.http.private_paths import remember, without_paths
 from llamabatch.server.serving.serving import _plain_name
@@ -51,6 +52,21 @@ def remembered(monkeypatch):
 )
 def test_of_a_path_the_last_name_is_left(remembered, message, told):
     assert without_paths(message) == told
+
+
+def test_other_models_of_a_folder_are_not_named(tmp_path):
+    for name in ("model-b.gguf", "it's.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    for missing, told in (
+        ("model-a.gguf", "…/model-a.gguf does not exist; give"),
+        ("its.gguf", "…/its.gguf does not exist; give"),
+        (".", f"…/{tmp_path.name} is a directory; give"),
+    ):
+        with pytest.raises(ModelFileError, match=r"model-b|it's") as refusal:
+            resolve(str(tmp_path / missing))
+        assert without_paths(str(refusal.value)).startswith(told)
+    meant = "there is no field 'max_tokn'; did you mean 'max_tokens'?"
+    assert without_paths(meant) == meant
 
 
 @pytest.mark.parametrize(
