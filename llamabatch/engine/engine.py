@@ -38,7 +38,7 @@ from llamabatch.scheduler.policies import policy
 from llamabatch.scheduler.scheduler import Scheduler
 from llamabatch.scheduler.slot_state import waiting_state
 from llamabatch.scheduler.spec_decode import Proposer, SpecDecoder
-from llamabatch.utils.paths import absolute, shown
+from llamabatch.utils.paths import absolute, one_line
 
 _PATIENCE_S = 0.002  # with nothing to compute but grammars under way
 
@@ -343,7 +343,7 @@ class Engine:
         try:
             kv_state.check(self.model, self.config, prefix.token_ids, prefix.state)
         except InputError as error:
-            raise InputError(f"the prefix file {shown(path)} is refused: {error}") from error
+            raise InputError(f"the prefix file {one_line(path)} is refused: {error}") from error
         self._scheduler.load_prefix(path, prefix.token_ids, prefix.state)
         return len(prefix.token_ids)
 

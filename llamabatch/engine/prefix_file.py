@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from llamabatch.errors import InputError
 from llamabatch.utils.checks import show
-from llamabatch.utils.paths import shown
+from llamabatch.utils.paths import one_line
 
 _MAGIC = b"LLAMABATCH KV 1\n"
 _MAX_HEADER = 2**20
@@ -56,7 +56,7 @@ def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, 
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise InputError(f"the prefix cannot be saved to {shown(path)}: {error.strerror}") from error
+        raise InputError(f"the prefix cannot be saved to {one_line(path)}: {error.strerror}") from error
 
 
 def read(
@@ -71,7 +71,7 @@ def read(
         InputError: it cannot be read, is damaged, was saved by another model, llama.cpp or kind of KV cache, or is too
             large for this engine; the message names what differs.
     """
-    name = shown(path)
+    name = one_line(path)
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             found = os.fstat(file.fileno())

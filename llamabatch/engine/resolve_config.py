@@ -26,6 +26,7 @@ from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.placement import Places
 from llamabatch.utils import disk_cache
 from llamabatch.utils.checks import counted, show
+from llamabatch.utils.paths import one_line
 
 HEADERS = "header"  # facts of headers in the cache
 _VERSION = 3  # of their form
@@ -132,7 +133,7 @@ def _adapter_bytes(path: str) -> int:
     try:
         return file_bytes(Path(path))
     except OSError as error:
-        raise ModelFileError(f"the adapter {path} cannot be read: {error.strerror}") from error
+        raise ModelFileError(f"the adapter {one_line(path)} cannot be read: {error.strerror}") from error
 
 
 def machine_here(config: EngineConfig, *, computes_here: bool = True) -> Machine:

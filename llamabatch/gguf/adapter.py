@@ -17,6 +17,7 @@ from typing import BinaryIO
 from llamabatch.errors import ModelFileError
 from llamabatch.gguf.header import Header, read_header
 from llamabatch.gguf.reader import FLOAT32, TEXT, UINT32
+from llamabatch.utils.paths import one_line
 
 _MAX_VALUES = 1 << 22  # floats of one direction
 _F32 = 0
@@ -65,9 +66,9 @@ def read_adapter(path: Path, *, n_embd: int, n_layer: int, n_expert: int) -> Ada
         _check_lora(header, n_expert)
         return AdapterFile("lora", {})
     except OSError as error:
-        raise ModelFileError(f"adapter {path} cannot be read: {error.strerror}") from error
+        raise ModelFileError(f"adapter {one_line(path)} cannot be read: {error.strerror}") from error
     except (ValueError, EOFError) as error:  # and ModelFileError
-        raise ModelFileError(f"adapter {path}: {error}") from error
+        raise ModelFileError(f"adapter {one_line(path)}: {error}") from error
 
 
 def _check_lora(header: Header, n_expert: int) -> None:

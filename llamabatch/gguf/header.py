@@ -13,6 +13,7 @@ from typing import TypeAlias
 from llamabatch.errors import ModelFileError
 from llamabatch.gguf.reader import START, TEXT, TOKENS, TYPE_NAMES, HeaderReader, Items, Number, TensorInfo, Value
 from llamabatch.utils.checks import show
+from llamabatch.utils.paths import one_line
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)  # llama.cpp, llama_split_path
 _MAX_PARTS = 1024
@@ -176,7 +177,8 @@ def _check_end(path: Path, tensors: tuple[TensorInfo, ...], data_start: int, ali
     if beyond > alignment + _PAGE:
         what = f"the data of its last tensor, {show(last.name)}" if last is not None else "its header"
         raise ModelFileError(
-            f"{path} has {beyond} bytes behind {what}, which ends at byte {end}; allowed are up to {alignment + _PAGE}"
+            f"{one_line(path)} has {beyond} bytes behind {what}, which ends at byte {end}; allowed are up to "
+            f"{alignment + _PAGE}"
         )
 
 

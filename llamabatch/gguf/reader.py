@@ -15,6 +15,7 @@ from typing import BinaryIO, TypeAlias
 
 from llamabatch.errors import ModelFileError
 from llamabatch.utils.checks import show
+from llamabatch.utils.paths import one_line
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -142,14 +143,18 @@ class HeaderReader:
         """Reads the fixed head: version, number of tensors, number of values. Raises ModelFileError."""
         self._read(min(self.size, START.size))
         if self._data[:4] != MAGIC:
-            raise ModelFileError(f"{self.path} is not a GGUF file: {_content(self._data)}")
+            raise ModelFileError(f"{one_line(self.path)} is not a GGUF file: {_content(self._data)}")
         if self.size < START.size:
-            raise ModelFileError(f"{self.path} is truncated: it has {self.size} bytes, less than a GGUF header")
+            raise ModelFileError(
+                f"{one_line(self.path)} is truncated: it has {self.size} bytes, less than a GGUF header"
+            )
         _, version, n_tensors, n_values = START.unpack_from(self._data)
         if version not in VERSIONS and int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
-            raise ModelFileError(f"{self.path} has its bytes in big-endian order; give a file in little-endian order")
+            raise ModelFileError(
+                f"{one_line(self.path)} has its bytes in big-endian order; give a file in little-endian order"
+            )
         if version not in VERSIONS:
-            raise ModelFileError(f"{self.path} is GGUF version {version}; allowed are 2 and 3")
+            raise ModelFileError(f"{one_line(self.path)} is GGUF version {version}; allowed are 2 and 3")
         if n_values > _MAX_VALUES or n_tensors > _MAX_TENSORS:
             raise self._damaged(
                 f"it claims {n_tensors} tensors and {n_values} values; allowed are {_MAX_TENSORS} and {_MAX_VALUES}"
@@ -290,7 +295,7 @@ class HeaderReader:
         self._data = b"".join(pieces)
 
     def _damaged(self, why: str) -> ModelFileError:
-        return ModelFileError(f"the header of {self.path} is damaged: {why}")
+        return ModelFileError(f"the header of {one_line(self.path)} is damaged: {why}")
 
 
 def read_texts(path: Path, items: Items) -> list[bytes]:

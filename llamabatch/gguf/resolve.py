@@ -19,7 +19,7 @@ from llamabatch.errors import ModelFileError, SetupError
 from llamabatch.gguf.header import check_start, part_names, part_paths
 from llamabatch.utils.checks import reason, show
 from llamabatch.utils.network import PROBE_S, reachable
-from llamabatch.utils.paths import HUB, TINY, absolute, is_remote, model_name
+from llamabatch.utils.paths import HUB, TINY, absolute, is_remote, model_name, one_line
 
 _REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([^:]+))?(?::(.+))?")
 _MOST_SHOWN = 20
@@ -56,7 +56,9 @@ def resolve(model: str) -> Path:
     try:
         parts = part_paths(path)
         if path != parts[0] and path.exists():
-            raise ModelFileError(f"{path} is one of {len(parts)} parts of a model; give the first, {parts[0].name}")
+            raise ModelFileError(
+                f"{one_line(path)} is one of {len(parts)} parts of a model; give the first, {parts[0].name}"
+            )
         for part in parts:
             if part != path and path.exists() and not part.exists():
                 raise ModelFileError(f"{part} is missing: {path.name} is the first of {len(parts)} parts of a model")
@@ -86,13 +88,14 @@ def _check(path: Path) -> None:
         there = (
             f" with {', '.join(map(show, files[:_MOST_NAMED]))}{', …' * (len(files) > _MOST_NAMED)}" if files else ""
         )
-        raise ModelFileError(f"{path} is a directory{there}; give the path of a .gguf file, or 'tiny'")
+        raise ModelFileError(f"{one_line(path)} is a directory{there}; give the path of a .gguf file, or 'tiny'")
     if not path.exists():
         raise ModelFileError(
-            f"{path} does not exist{_meant(path)}; give the path of a .gguf file, or 'tiny' for the bundled model"
+            f"{one_line(path)} does not exist{_meant(path)}; give the path of a .gguf file, or 'tiny' for the "
+            "bundled model"
         )
     if not path.is_file():
-        raise ModelFileError(f"{path} is no regular file; give the path of a .gguf file, or 'tiny'")
+        raise ModelFileError(f"{one_line(path)} is no regular file; give the path of a .gguf file, or 'tiny'")
     check_start(path)
 
 

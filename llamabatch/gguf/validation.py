@@ -19,6 +19,7 @@ from llamabatch.gguf.header import Header, read_parts
 from llamabatch.gguf.overrides import KvOverrides, overridden
 from llamabatch.gguf.reader import ARRAY, FLOAT32, INT32, TEXT, TOKENS, TYPE_NAMES, Items, TensorInfo, read_texts
 from llamabatch.utils.checks import counted, show
+from llamabatch.utils.paths import one_line
 
 MAX_LAYERS, MAX_EXPERTS, MAX_TOKENS = 512, 1024, 2**24  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS; of our own
 _UINT16 = 2
@@ -73,7 +74,7 @@ def check_model(path: Path, overrides: KvOverrides = ()) -> tuple[Header, ...]:
 
 
 def _refuse(header: Header, field: str, value: object, allowed: str) -> ModelFileError:
-    return ModelFileError(f"{header.path}: {field} is {show(value)}; {allowed}")
+    return ModelFileError(f"{one_line(header.path)}: {field} is {show(value)}; {allowed}")
 
 
 def _check_layout(header: Header) -> None:
@@ -88,7 +89,7 @@ def _check_layout(header: Header) -> None:
             raise _refuse(header, f"the offset of {tensor.name}", tensor.offset, f"it must be {expected}")
         if tensor.offset + tensor.n_bytes > room:
             raise ModelFileError(
-                f"{header.path} is truncated: {tensor.name} ends at byte "
+                f"{one_line(header.path)} is truncated: {tensor.name} ends at byte "
                 f"{header.data_start + tensor.offset + tensor.n_bytes} of {header.file_bytes}"
             )
         expected += -(-tensor.n_bytes // header.alignment) * header.alignment
@@ -235,6 +236,6 @@ def _check_distinct(header: Header, tokens: Items) -> None:
         [(text, count)] = Counter(texts).most_common(1)
         ids = [n for n, each in enumerate(texts) if each == text]
         raise ModelFileError(
-            f"{header.path}: {TOKENS} has the token {show(text.decode('utf-8', 'replace'))} {count} times, as "
-            f"{', '.join(map(str, ids[:4]))}; each must come once"
+            f"{one_line(header.path)}: {TOKENS} has the token {show(text.decode('utf-8', 'replace'))} {count} times, "
+            f"as {', '.join(map(str, ids[:4]))}; each must come once"
         )

@@ -16,6 +16,7 @@ from llamabatch.errors import AdapterError, EngineError, ModelFileError
 from llamabatch.gguf.adapter import read_adapter
 from llamabatch.llama import log
 from llamabatch.request.adapters import AdapterSet, adapter_path, check_known, check_name
+from llamabatch.utils.paths import one_line
 
 
 class Adapters:
@@ -56,12 +57,12 @@ class Adapters:
             self._vectors[name] = file.directions
             return
         if self._is_nvfp4:
-            raise ModelFileError(f"adapter {path}: llama.cpp cannot apply a LoRA to NVFP4 weights")
+            raise ModelFileError(f"adapter {one_line(path)}: llama.cpp cannot apply a LoRA to NVFP4 weights")
         log.recent_complaints()
         handle = self._lib.llama_adapter_lora_init(self._model, os.fsencode(path))
         if not handle:
             reason = log.reason()
-            raise ModelFileError(f"adapter {path} cannot be loaded: {reason}")
+            raise ModelFileError(f"adapter {one_line(path)} cannot be loaded: {reason}")
         self._loras[name] = handle
 
     def unload(self, name: str) -> None:

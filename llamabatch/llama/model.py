@@ -29,6 +29,7 @@ from llamabatch.llama.vetting import ensure_loadable
 from llamabatch.request.detokenizer import Vocabulary
 from llamabatch.utils.cancellation import can_be_cancelled, is_cancelled
 from llamabatch.utils.lifetime import ForkGuard, give_memory_back
+from llamabatch.utils.paths import one_line
 
 if TYPE_CHECKING:
     from llamabatch.sampling.grammar_compiler import Grammars
@@ -134,9 +135,9 @@ class Model:
             self.handle = self._lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self.handle:
             if is_cancelled():
-                raise EngineClosedError(f"the load of {self.path} was cancelled")
+                raise EngineClosedError(f"the load of {one_line(self.path)} was cancelled")
             reason = log.reason()
-            raise ModelFileError(f"{self.path} cannot be loaded: {reason}")
+            raise ModelFileError(f"{one_line(self.path)} cannot be loaded: {reason}")
         self.vocab_handle = self._lib.llama_model_get_vocab(self.handle)
         try:
             self._check_effects(config, lines)
@@ -280,8 +281,8 @@ class Model:
             if is_added and int(getattr(lib, f"llama_vocab_{name}")(vocab)) < 0:
                 key = {"bos": "bos", "eos": "eos", "sep": "seperator"}[name]  # as GGUF spells it
                 raise ModelFileError(
-                    f"{self.path} cannot be used: its vocabulary puts a {name.upper()} token around each text, and has "
-                    f"none: tokenizer.ggml.{key}_token_id is missing, or outside of the vocabulary"
+                    f"{one_line(self.path)} cannot be used: its vocabulary puts a {name.upper()} token around "
+                    f"each text, and has none: tokenizer.ggml.{key}_token_id is missing, or outside of the vocabulary"
                 )
 
     def _pair_marks(self) -> PairMarks:
@@ -468,7 +469,7 @@ class Model:
         try:
             return overridden(read_header(self.path), self._kv_overrides).metadata
         except OSError as error:
-            raise ModelFileError(f"{self.path} cannot be read any more: {error.strerror}") from error
+            raise ModelFileError(f"{one_line(self.path)} cannot be read any more: {error.strerror}") from error
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Text to token ids.

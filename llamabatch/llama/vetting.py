@@ -27,7 +27,7 @@ from llamabatch.planning.binding_choice import for_children
 from llamabatch.planning.profile_store import library_id
 from llamabatch.utils import disk_cache
 from llamabatch.utils.cancellation import is_cancelled
-from llamabatch.utils.paths import absolute
+from llamabatch.utils.paths import absolute, one_line
 from llamabatch.utils.subprogram import run_program
 from llamabatch.utils.system import fatal_signal
 
@@ -130,7 +130,7 @@ def ensure_loadable(
         if kept.pop("certain"):
             disk_cache.keep(MODELS, key, kept)
     if not kept["loads"]:
-        raise ModelFileError(f"{path} {kept.get('why')}")
+        raise ModelFileError(f"{one_line(path)} {kept.get('why')}")
     _loadable.add((known.identity, changes))
 
 
@@ -150,7 +150,7 @@ def ensure_sound(path: Path, sha256: str | None = None, kv_overrides: KvOverride
         if kv_overrides:
             check_model(path, kv_overrides)
     except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}") from error
+        raise ModelFileError(f"{one_line(path)} cannot be read: {error.strerror}") from error
     return known
 
 
@@ -175,7 +175,7 @@ def _with_digest(path: Path, known: FileIdentity, wanted: str) -> FileIdentity:
         known = replace(known, sha256=digest.hexdigest())
         known.keep()
     if known.sha256 != wanted.lower():
-        raise ModelFileError(f"{path} has the SHA-256 {known.sha256}, not {wanted.lower()}")
+        raise ModelFileError(f"{one_line(path)} has the SHA-256 {known.sha256}, not {wanted.lower()}")
     return known
 
 
@@ -203,7 +203,7 @@ def _tried(path: Path, known: FileIdentity, changes: str) -> dict[str, Any]:
         child = run_program(PROGRAM, *arguments, timeout_s=patience_s, without_gpus=True, environment=for_children())
     except subprocess.TimeoutExpired:
         if is_cancelled():
-            raise EngineClosedError(f"the load of {path} was cancelled") from None
+            raise EngineClosedError(f"the load of {one_line(path)} was cancelled") from None
         why = f"could not be loaded by a child process within {patience_s:.0f} s; {_CURE}"
         return {"loads": False, "why": why, "certain": False}
     except OSError as error:

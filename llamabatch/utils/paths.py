@@ -75,13 +75,17 @@ def _is_path(name: str) -> bool:
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """A resolved path for messages: relative if it lies below the working directory, on one line, and visible on a
-    terminal."""
+    """A resolved path for messages, as one_line, and relative if it lies below the working directory."""
     text = os.fspath(path)
     with contextlib.suppress(OSError):
         folder = os.path.join(os.getcwd(), "")
         text = text[len(folder) :] if text.startswith(folder) and text != folder else text
-    return visible(text).replace("\n", r"\n").replace("\t", r"\t")
+    return one_line(text)
+
+
+def one_line(path: str | os.PathLike[str]) -> str:
+    """A path for messages: on one line, and visible on a terminal. Names may hold anything."""
+    return visible(os.fspath(path)).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def cache_dir() -> Path:

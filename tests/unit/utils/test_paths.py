@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import llamabatch
-from llamabatch import AdapterError, ConfigError, EngineConfig, InputError
+from llamabatch import AdapterError, ConfigError, EngineConfig, InputError, ModelFileError
 from llamabatch.cli.options import File
 from llamabatch.gguf import resolve
+from llamabatch.gguf.header import read_header
 from llamabatch.jobs.input import sources
 from llamabatch.jobs.settings import Settings as Job
 from llamabatch.llama import vetting
@@ -210,3 +211,15 @@ def test_a_user_without_a_home_keeps_nothing():
         raise RuntimeError("Could not determine home directory.")
 
     assert paths.of_user(find) == Path(os.sep, "nonexistent", "llamabatch")
+
+
+def test_a_name_of_several_lines_is_one_line_in_messages(tmp_path, monkeypatch):
+    odd = tmp_path / "a\nforged\tline\x1b[2J.gguf"
+    monkeypatch.chdir(tmp_path)
+    assert paths.shown(odd) == r"a\nforged\tline\x1b[2J.gguf"
+    assert paths.one_line(odd) == f"{tmp_path}/{paths.shown(odd)}"
+    odd.write_bytes(b"nothing")
+    for call in (lambda: resolve.resolve(str(odd)), lambda: resolve.resolve(str(odd) + "x"), lambda: read_header(odd)):
+        with pytest.raises(ModelFileError) as refusal:
+            call()
+        assert "\n" not in str(refusal.value)
