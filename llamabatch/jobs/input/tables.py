@@ -183,7 +183,9 @@ def _check_separator(name: str, columns: Sequence[str]) -> None:
 
 def _example(columns: Sequence[str]) -> str:
     """A template of the column that most likely holds the texts, in quotes."""
-    texts = [each for each in columns if each.lower() in _USUAL] or [each for each in columns if each not in OWN_IDS]
+    texts = [each for each in columns if each.lower() in _USUAL] or [
+        each for each in columns if each.lower() not in OWN_IDS
+    ]
     column = (texts or list(columns))[0]
     return f"'{{{{ {column} }}}}'" if column.isidentifier() else f"\"{{{{ row['{column}'] }}}}\""
 
@@ -194,9 +196,11 @@ def id_column_of(name: str, options: ReadOptions, columns: Collection[str]) -> s
         if options.id_column and options.id_column not in columns:
             raise ConfigError(f"{name} has no column {show(options.id_column)}{nearest(options.id_column, columns)}")
         return options.id_column or None
-    found = [each for each in OWN_IDS if each in columns]
+    # spreadsheets and databases write "ID" as well
+    found = [each for each in OWN_IDS if each in columns] or [each for each in columns if each.lower() in OWN_IDS]
     if len(found) > 1:
-        raise ConfigError(f"{name} has columns 'id' and 'custom_id'; name the one that holds the ids: --id-column id")
+        names = " and ".join(map(repr, found))
+        raise ConfigError(f"{name} has columns {names}; name the one that holds the ids: --id-column {found[0]}")
     return found[0] if found else None
 
 

@@ -477,6 +477,18 @@ def test_a_column_of_its_own_is_the_id(kind, name, tmp_path):
         assert [row.id for row in rows_of(path, id_column="")] == ["0", "1"]
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_column_of_its_own_is_found_in_capitals(kind, tmp_path):
+    path = written(tmp_path, kind, [{"ID": "x1", "prompt": "a"}, {"ID": "x2", "prompt": "b"}])
+    rows = [(row.id, row.kept) for row in rows_of(path, keep="all")]
+    assert rows == [("x1", {"prompt": "a"}), ("x2", {"prompt": "b"})]
+    path = written(tmp_path, kind, [{"ID": "x1", "prompt": "a", "id": "y1"}])
+    assert [row.id for row in rows_of(path)] == ["y1"]
+    path = written(tmp_path, kind, [{"Custom_ID": "x1", "prompt": "a", "Id": "y1"}])
+    with pytest.raises(ConfigError, match=r"has columns 'Custom_ID' and 'Id'; .*--id-column Custom_ID"):
+        read(find([path]))
+
+
 def test_a_failed_row_without_an_id_has_its_number(tmp_path):
     table = write(tmp_path / "a.csv", "prompt,text\na,x\na\n\na,\n")
     rows = rows_of(table, prompt="{{ text or 1 / 0 }}")
