@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -63,40 +62,46 @@ def check_ids_of_lines(sources: Sequence[Source], options: ReadOptions) -> None:
             knows_numbers = False
             continue
         starts.append((number, source.name))
-        with contextlib.suppress(*DAMAGED), source.open() as stream:  # its rows report it
-            for record in jsonl.objects(source.name, stream, options.max_line_bytes):
-                line = record.line if isinstance(record, Problem) else record
-                if line is not None:
-                    line = present(line)
-                    has_ids |= any(name in line for name in OWN_IDS)
-                if line is not None or not has_ids:
-                    holder = _claim_of_line(ids, line or {}, number, _place(starts, number), knows=knows_numbers)
-                    if holder is not None:
-                        one, other = _place(starts, holder), _place(starts, number)
-                        bare, own = (other, one) if line is None or id_of(line) is None else (one, other)
-                        raise ConfigError(
-                            f"{bare} has no id, so that its number is its id, and {own} has the id of this number; "
-                            "give each line an id, or name another field of ids (--id-column NAME)"
-                        )
-                number += 1
-                if number == options.limit and knows_numbers:
-                    return
+        try:
+            with source.open() as stream:
+                for record in jsonl.objects(source.name, stream, options.max_line_bytes):
+                    line = record.line if isinstance(record, Problem) else record
+                    if line is not None:
+                        line = present(line)
+                        has_ids |= any(name in line for name in OWN_IDS)
+                    if line is not None or not has_ids:
+                        _claim_of_line(ids if knows_numbers else None, line or {}, number, starts)
+                    number += 1
+                    if number == options.limit and knows_numbers:
+                        return
+        except (*DAMAGED, OSError):  # its rows report it
+            knows_numbers = False
 
 
-def _claim_of_line(ids: Ids, line: Mapping[str, Any], number: int, place: str, *, knows: bool) -> int | None:
-    """Gives a line its id, or its number; returns the number of the row that has it, of which one has an id and the
-    other none. Raises ConfigError: its value is no id."""
+def _claim_of_line(ids: Ids | None, line: Mapping[str, Any], number: int, starts: Sequence[tuple[int, str]]) -> None:
+    """Gives a line its id, or its number. Raises ConfigError.
+
+    Args:
+        ids: None: the numbers of rows are not known, and the id alone is looked at.
+        starts: the number of the first row of each file, and its name.
+    """
     try:
         own = id_of(line)
     except PromptError as error:
-        raise ConfigError(f"{place}: {error}; if it is data, name the field of the ids (--id-column NAME)") from error
-    if not knows or (own is None and is_openai(line)):
-        return None
-    return ids.claim_number(number) if own is None else ids.claim_numeral(str(own), number)
+        cure = "if it is data, name the field of the ids (--id-column NAME)"
+        raise ConfigError(f"{_place(starts, number)}: {error}; {cure}") from error
+    if ids is None or (own is None and is_openai(line)):
+        return
+    holder = ids.claim_number(number) if own is None else ids.claim_numeral(str(own), number)
+    if holder is not None:
+        bare, named = (number, holder) if own is None else (holder, number)
+        raise ConfigError(
+            f"{_place(starts, bare)} has no id, so that its number, {bare}, is its id, and {_place(starts, named)} has "
+            "this id; give each line an id, or name another field of ids (--id-column NAME)"
+        )
 
 
 def _place(starts: Sequence[tuple[int, str]], number: int) -> str:
-    """The place of a line. Args: starts: the number of the first row of each file, and its name."""
     start, name = next(each for each in reversed(starts) if each[0] <= number)
     return f"{name}, line {number - start + 1}"
 

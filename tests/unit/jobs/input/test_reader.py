@@ -458,9 +458,9 @@ def test_shards_are_the_whole_with_the_same_ids_and_errors(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ([{"prompt": "a"}, {"id": 0, "prompt": "b"}], ("line 1 has no id", "line 2 has the id of this number")),
-        ([{"id": "1", "prompt": "a"}, {"prompt": "b"}], ("line 2 has no id", "line 1 has the id of this number")),
-        (["no JSON", {"id": 0, "prompt": "b"}], ("line 1 has no id", "line 2 has the id of this number")),
+        ([{"prompt": "a"}, {"id": 0, "prompt": "b"}], ("line 1 has no id", "line 2 has this id")),
+        ([{"id": "1", "prompt": "a"}, {"prompt": "b"}], ("line 2 has no id", "line 1 has this id")),
+        (["no JSON", {"id": 0, "prompt": "b"}], ("line 1 has no id", "line 2 has this id")),
         ([{"prompt": "a"}, {"id": [1], "prompt": "b"}], ("line 2: id is [1]; give a text of 1 to 512",)),
         ([{"id": {}, "prompt": "b"}], ("line 1: id is {}",)),
         ([{"id": True, "prompt": "b"}], ("line 1: id is True",)),
@@ -485,9 +485,13 @@ def test_ids_of_lines_are_checked_over_all_files_and_up_to_the_limit(tmp_path):
     first = write(tmp_path / "a.jsonl", {"id": None, "prompt": "a"}, {"id": "x", "prompt": "a"})
     second = tmp_path / "b.jsonl.gz"
     second.write_bytes(gzip.compress(b'{"id": 5, "prompt": "a"}\n{"id": 0, "prompt": "a"}\n'))
-    with pytest.raises(ConfigError, match=f"^{first}, line 1 has no id.* {second}, line 2 has the id of this number"):
+    with pytest.raises(ConfigError, match=f"^{first}, line 1 has no id.* {second}, line 2 has this id"):
         read(find([first, second]))
     assert [row.id for row in read(find([first, second]), ReadOptions(limit=3))] == ["0", "x", 5]
+    # of a damaged file, and behind it, the rows report what is wrong
+    first.with_suffix(".gz").write_bytes(gzip.compress(b'{"prompt": "a"}\n' * 9)[:-4])
+    rows = list(read(find([first.with_suffix(".gz"), second])))
+    assert [(row.id, type(row)) for row in rows[-2:]] == [(None, BadRow), (None, BadRow)]
     # a line that cannot be read takes no number where the lines before it have ids
     assert [row.id for row in rows_of(tmp_path, {"id": 9, "prompt": "a"}, "no JSON", {"id": 1, "prompt": "a"})] == [
         *(9, None, 1)
