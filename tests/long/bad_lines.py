@@ -9,6 +9,7 @@ from pathlib import Path
 from llamabatch.jobs.input.reader import read
 from llamabatch.jobs.input.sources import find
 from llamabatch.jobs.rows import BadRow, Row
+from llamabatch.utils.paths import shown
 from tests.long.bad_kinds import EARLIER, Kind, all_kinds
 
 HOLDS = (
@@ -45,7 +46,7 @@ def check(path: Path, bad: list[Kind], number: int) -> None:
     write(path, rows, number)
     found = list(read(find([path])))
     assert [row.number for row in found] == list(range(len(rows)))
-    assert [row.place for row in found] == [f"{path}, line {i + 1}" for i in range(len(rows))]
+    assert [row.place for row in found] == [f"{shown(path)}, line {i + 1}" for i in range(len(rows))]
     assert [row.id for row in found[:2]] == ["0", EARLIER]
     assert all(isinstance(row, Row) for row in found[:2])
     for i, kind in enumerate(bad):

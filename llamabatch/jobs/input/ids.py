@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llamabatch.errors import ConfigError, PromptError
-from llamabatch.jobs.input import tables
+from llamabatch.jobs.input import jsonl, tables
 from llamabatch.jobs.input.jsonl import Problem
-from llamabatch.jobs.input.lines import id_of
-from llamabatch.jobs.input.sources import Source
+from llamabatch.jobs.input.lines import id_of, is_openai
+from llamabatch.jobs.input.sources import DAMAGED, Source
 from llamabatch.jobs.input.templates import as_text
-from llamabatch.jobs.rows import ReadOptions
-from llamabatch.utils.checks import show
+from llamabatch.jobs.rows import OWN_IDS, ReadOptions
+from llamabatch.utils.checks import present, show
 
 _MASK = 2**64 - 1
 
@@ -46,6 +46,64 @@ def check_own_ids(sources: Sequence[Source], options: ReadOptions) -> None:
             number += 1
             if number == options.limit:
                 return
+
+
+def check_ids_of_lines(sources: Sequence[Source], options: ReadOptions) -> None:
+    """Checks the ids that stand in files of lines, as Reader gives them to rows: all that the limit leaves, before the
+    first is run. Behind a table or a stream the numbers of rows are not known: there Reader finds what comes twice.
+
+    Raises:
+        ConfigError: a value is no id, or it is the number of a line without an id.
+    """
+    ids, starts, number = Ids(), list[tuple[int, str]](), 0
+    has_ids, knows_numbers = False, True
+    for source in () if options.id_column else sources:
+        if source.kind != "jsonl" or source.is_stream:
+            knows_numbers = False
+            continue
+        starts.append((number, source.name))
+        try:
+            with source.open() as stream:
+                for record in jsonl.objects(source.name, stream, options.max_line_bytes):
+                    line = record.line if isinstance(record, Problem) else record
+                    if line is not None:
+                        line = present(line)
+                        has_ids |= any(name in line for name in OWN_IDS)
+                    if line is not None or not has_ids:
+                        _claim_of_line(ids if knows_numbers else None, line or {}, number, starts)
+                    number += 1
+                    if number == options.limit and knows_numbers:
+                        return
+        except (*DAMAGED, OSError):  # its rows report it
+            knows_numbers = False
+
+
+def _claim_of_line(ids: Ids | None, line: Mapping[str, Any], number: int, starts: Sequence[tuple[int, str]]) -> None:
+    """Gives a line its id, or its number. Raises ConfigError.
+
+    Args:
+        ids: None: the numbers of rows are not known, and the id alone is looked at.
+        starts: the number of the first row of each file, and its name.
+    """
+    try:
+        own = id_of(line)
+    except PromptError as error:
+        cure = "if it is data, name the field of the ids (--id-column NAME)"
+        raise ConfigError(f"{_place(starts, number)}: {error}; {cure}") from error
+    if ids is None or (own is None and is_openai(line)):
+        return
+    holder = ids.claim_number(number) if own is None else ids.claim_numeral(str(own), number)
+    if holder is not None:
+        bare, named = (number, holder) if own is None else (holder, number)
+        raise ConfigError(
+            f"{_place(starts, bare)} has no id, so that its number, {bare}, is its id, and {_place(starts, named)} has "
+            "this id; give each line an id, or name another field of ids (--id-column NAME)"
+        )
+
+
+def _place(starts: Sequence[tuple[int, str]], number: int) -> str:
+    start, name = next(each for each in reversed(starts) if each[0] <= number)
+    return f"{name}, line {number - start + 1}"
 
 
 def _unusable(value: Any) -> str | None:
@@ -91,6 +149,13 @@ class Ids:
         self._used += 1
         if self._used * 3 > len(self._keys) * 2:
             self._grow()
+        return None
+
+    def claim_numeral(self, identity: str, number: int) -> int | None:
+        """Gives an id to a row if it is written as a number; returns the number of the row whose number it is, else
+        None."""
+        if _is_numeral(identity) and (holder := self.claim(identity, number)) is not None:
+            return holder if self._is_automatic(int(identity)) else None
         return None
 
     def claim_number(self, number: int) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from llamabatch.errors import InputError
-from llamabatch.utils.checks import show
+from llamabatch.utils.checks import half_character, show
 
 MAX_DEPTH = 100  # far below the limits of Python's parser and of recursive walks
 
@@ -125,23 +125,6 @@ def parse(line: bytes) -> Mapping[str, Any] | Problem:
     if _SURROGATE.search(line) and (half := half_character(value)) is not None:
         return Problem(f"{show(half)} holds half a character; give whole ones", value)
     return value
-
-
-def half_character(line: Mapping[str, Any]) -> str | None:
-    """The first text in a value that holds half a surrogate pair, which has no UTF-8; None: there is none."""
-    stack: list[Any] = [line]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, str):
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                return value
-        elif isinstance(value, Mapping):
-            stack.extend((*value.values(), *value.keys()))
-        elif isinstance(value, (list, tuple)):
-            stack.extend(value)
-    return None
 
 
 _TOO_DEEP = Problem(f"its values are nested more than {MAX_DEPTH} deep")

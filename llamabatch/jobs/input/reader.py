@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from llamabatch.errors import ConfigError, InputError
 from llamabatch.jobs.input import jsonl, lines, tables
-from llamabatch.jobs.input.ids import Ids, check_own_ids
+from llamabatch.jobs.input.ids import Ids, check_ids_of_lines, check_own_ids
 from llamabatch.jobs.input.jsonl import Filled, Problem, Record
 from llamabatch.jobs.input.lines import Overlay, ParsedLine, id_of
 from llamabatch.jobs.input.sources import DAMAGED, Source
@@ -51,7 +51,8 @@ class Reader(Iterator[Row | BadRow]):
 
     Raises, from the constructor:
         ConfigError: the template, or a column of ids, parameters or kept values, does not fit a table's columns; a
-            table's own column "id" holds no ids; the task, the system message or params_from is given, and nothing
+            table's own column "id" holds no ids; an id in a file of lines is none, or the number of a line without
+            one; the task, the system message or params_from is given, and nothing
             makes a prompt for it; a kept column has a name that is taken.
         SetupError: a Parquet or Excel file, and the packages that read it are not installed.
         InputError: the content of a file does not fit its name, or is UTF-16.
@@ -96,6 +97,8 @@ class Reader(Iterator[Row | BadRow]):
         self._lines = RowLines("lines of JSON", of_lines, self._taken) if changes_lines else None
         self._data = frozenset() if self._lines is None else self._lines.used
         self._overlay = Overlay(self._options.params)
+        if read_line is None:  # a service answers each line of a file by itself
+            check_ids_of_lines(sources, of_lines)
         self._read_line = read_line or self._read_openai
         self._sizes = [source.size for source in sources]
         # a line that cannot be read has its number as its id, unless ids stand in the lines

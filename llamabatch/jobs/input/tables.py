@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -22,6 +23,13 @@ DEFAULT_TEMPLATE = "{prompt}"
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _WHOLE = frozenset((*INTEGERS, *OPTIONAL_INTEGERS))
 _TEXTS = frozenset(("stop", "bad_words", "dry_sequence_breakers", "overflow", "structured_outputs"))  # may be a text
+# Texts that are no value for pandas, and but for "None" for pyarrow; in a table a parameter has the job's value there.
+_MISSING = frozenset(
+    (
+        *("nan", "NaN", "-nan", "-NaN", "null", "NULL", "None", "n/a", "N/A", "NA", "<NA>", "#N/A", "#N/A N/A", "#NA"),
+        *("-1.#IND", "1.#IND", "-1.#QNAN", "1.#QNAN"),
+    )
+)
 
 
 def csv_rows(source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> Iterator[Record]:
@@ -183,7 +191,9 @@ def _check_separator(name: str, columns: Sequence[str]) -> None:
 
 def _example(columns: Sequence[str]) -> str:
     """A template of the column that most likely holds the texts, in quotes."""
-    texts = [each for each in columns if each.lower() in _USUAL] or [each for each in columns if each not in OWN_IDS]
+    texts = [each for each in columns if each.lower() in _USUAL] or [
+        each for each in columns if each.lower() not in OWN_IDS
+    ]
     column = (texts or list(columns))[0]
     return f"'{{{{ {column} }}}}'" if column.isidentifier() else f"\"{{{{ row['{column}'] }}}}\""
 
@@ -194,9 +204,11 @@ def id_column_of(name: str, options: ReadOptions, columns: Collection[str]) -> s
         if options.id_column and options.id_column not in columns:
             raise ConfigError(f"{name} has no column {show(options.id_column)}{nearest(options.id_column, columns)}")
         return options.id_column or None
-    found = [each for each in OWN_IDS if each in columns]
+    # spreadsheets and databases write "ID" as well
+    found = [each for each in OWN_IDS if each in columns] or [each for each in columns if each.lower() in OWN_IDS]
     if len(found) > 1:
-        raise ConfigError(f"{name} has columns 'id' and 'custom_id'; name the one that holds the ids: --id-column id")
+        names = " and ".join(map(repr, found))
+        raise ConfigError(f"{name} has columns {names}; name the one that holds the ids: --id-column {found[0]}")
     return found[0] if found else None
 
 
@@ -248,12 +260,14 @@ def check_kept(
 
 
 def parameter(name: str, value: Any) -> Any:
-    """The value of a parameter in a cell of a table. A text of CSV is read as JSON, but for parameters that are texts;
-    a whole number that a program has written with a fraction, as pandas does beside empty cells, is one."""
+    """The value of a parameter in a cell of a table; None: it has none. A text of CSV is read as JSON, but for
+    parameters that are texts."""
     field = ALIASES.get(name, name)
+    if isinstance(value, float) and math.isnan(value):
+        return None  # as pandas writes an empty cell of a column of numbers
     if isinstance(value, str):
-        if not value:
-            return None  # CSV has no other null
+        if not value or (value in _MISSING and field not in _TEXTS):
+            return None
         if field in BOOLEANS:
             value = value.lower() if value in ("True", "False", "TRUE", "FALSE") else value
         try:
@@ -261,9 +275,13 @@ def parameter(name: str, value: Any) -> Any:
         except (ValueError, RecursionError):
             return value
         value = value if field in _TEXTS and not isinstance(found, (str, list, dict)) else found
-    if isinstance(value, float) and value.is_integer() and field in _WHOLE:
-        return int(value)
-    return as_json(value)
+    return as_json(_whole(name, value))
+
+
+def _whole(name: str, value: Any) -> Any:
+    """A whole number that a program has written with a fraction, as pandas does beside empty cells, as one."""
+    is_whole = isinstance(value, float) and value.is_integer() and ALIASES.get(name, name) in _WHOLE
+    return int(value) if is_whole else value
 
 
 class RowLines:
@@ -364,7 +382,7 @@ class RowLines:
     def _params(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of a row; a cell without a value leaves that of the job."""
         names = [name for name in self._options.params_from or () if name in values]
-        return {name: parameter(name, values[name]) if self._is_table else values[name] for name in names}
+        return {name: (parameter if self._is_table else _whole)(name, values[name]) for name in names}
 
     def _kept(self, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
         keep = self._options.keep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from llamabatch.server.request import optional
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, check_repeated, reads
 from llamabatch.server.request.chat_body import EFFORTS, ChatBody, effort_kwargs, read_as_chat, template_kwargs
 from llamabatch.server.request.generation import GENERATION
+from llamabatch.server.request.namespaces import NAMESPACE, Namespaced, chosen_name, functions_in, offered, string
 from llamabatch.utils.checks import choice, show
 
 LOGPROBS = "message.output_text.logprobs"
@@ -59,12 +61,12 @@ _CUSTOM: Json = {
 }
 _NAMESPACE: Json = {
     "type": "object",
-    "required": ["type", "name", "tools"],
+    "required": ["type", "name"],
     "properties": {
         "type": {"const": "namespace"},
         "name": {"type": "string"},
         "description": _TEXT,
-        "tools": {"type": "array", "items": {"anyOf": [_TOOL, _CUSTOM]}},
+        "tools": {"type": ["array", "null"], "items": {"anyOf": [_TOOL, _CUSTOM]}},
     },
 }
 _NOT_KEPT = (
@@ -177,7 +179,7 @@ def read_responses(
     keeps = given.boolean("store", True) and can_keep(items)
     included = _included(given)
     top = given.integer("top_logprobs", 0, 1024)
-    namespaced: dict[str, tuple[str, str]] = {}
+    namespaced: Namespaced = {}
     custom: set[str] = set()
     tools = _tools(given, namespaced, custom)
     chat: Json = {"messages": messages, **tools, **_form(given), **_reasoning(given, rules)}
@@ -210,7 +212,7 @@ def _repeated(body: Mapping[str, Any], chat: ChatBody) -> Json:
     effort = None if _EFFORT in chat.ignored else reasoning.get("effort")
     found["reasoning"] = {"effort": effort, "summary": None}
     # each with all of a function's fields, as clients that check types expect; without those that are ignored
-    found["tools"] = [_repeated_tool(tool) for tool in found["tools"] if tool["type"] in (*_OWN_TOOLS, "namespace")]
+    found["tools"] = [_repeated_tool(tool) for tool in found["tools"] if tool["type"] in (*_OWN_TOOLS, NAMESPACE)]
     if isinstance(found["tool_choice"], Mapping):
         found["tool_choice"] = _known(found["tool_choice"], ("type", "name", "namespace"))
     params = chat.params
@@ -220,8 +222,9 @@ def _repeated(body: Mapping[str, Any], chat: ChatBody) -> Json:
 
 
 def _repeated_tool(tool: Mapping[str, Any]) -> Json:
-    if tool["type"] == "namespace":
-        return _known(tool, ("type", "name", "description")) | {"tools": [_repeated_tool(one) for one in tool["tools"]]}
+    if tool["type"] == NAMESPACE:
+        own = [_repeated_tool(one) for one in tool.get("tools") or () if one["type"] in _OWN_TOOLS]
+        return _known(tool, ("type", "name", "description")) | {"tools": own}
     if tool["type"] == "custom":
         return _known(tool, _CUSTOM["properties"])
     return {"description": None, "parameters": None, "strict": False} | _known(tool, _TOOL["properties"])
@@ -263,7 +266,7 @@ def _items(sent: object, find: Find) -> Iterator[Any]:
         if not isinstance(item, Mapping) or item.get("type") != "item_reference":
             yield item
             continue
-        item_id = _string(f"input[{index}].id", item.get("id"))
+        item_id = string(f"input[{index}].id", item.get("id"))
         kept = find(response_of(item_id))
         found = None if kept is None else kept.item(item_id)
         if found is None:
@@ -306,22 +309,22 @@ def _add(place: str, item: object, messages: list[Json], given: Body, *, shown: 
         else:
             answer["content"] = text
     elif kind in _CALLS:
-        name = _string(f"{place}.name", item.get("name"))
+        name = string(f"{place}.name", item.get("name"))
         sent = item.get(_CALLS[kind])
         if isinstance(sent, Mapping) and kind == "function_call":  # as some programs keep them
             sent = json.dumps(sent, ensure_ascii=False)
-        arguments = "" if sent is None else _string(f"{place}.{_CALLS[kind]}", sent)
+        arguments = "" if sent is None else string(f"{place}.{_CALLS[kind]}", sent)
         if kind == "custom_tool_call":
             arguments = json.dumps({"input": arguments}, ensure_ascii=False)
-        function = {"name": _offered(place, item.get("namespace"), name), "arguments": arguments}
-        call = {"id": _string(f"{place}.call_id", item.get("call_id")), "type": "function", "function": function}
+        function = {"name": offered(place, item.get("namespace"), name), "arguments": arguments}
+        call = {"id": string(f"{place}.call_id", item.get("call_id")), "type": "function", "function": function}
         answer = _answer(messages, before="more")
         if answer is None:
             answer = {"role": "assistant", "content": None}
             messages.append(answer)
         answer.setdefault("tool_calls", []).append(call)
     elif kind in _CALL_OUTPUTS:
-        call_id = _string(f"{place}.call_id", item.get("call_id"))
+        call_id = string(f"{place}.call_id", item.get("call_id"))
         output = _text(f"{place}.output", item.get("output"), given, shown=False)
         messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
     elif kind == "reasoning":
@@ -361,7 +364,7 @@ def _thoughts(place: str, item: Mapping[str, Any]) -> str:
             raise PromptError(f"{place}.{name} is {show(parts)}; give a list")
         texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
         if texts:
-            return "\n".join(_string(f"{place}.{name}.text", text) for text in texts)
+            return "\n".join(string(f"{place}.{name}.text", text) for text in texts)
     return ""
 
 
@@ -380,9 +383,9 @@ def _text(where: str, content: object, given: Body, *, shown: bool) -> str:
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "refusal":
-            texts.append(_string(f"{where}[{number}].refusal", part.get("refusal")))
+            texts.append(string(f"{where}[{number}].refusal", part.get("refusal")))
         elif kind in _TEXTS:
-            texts.append(_string(f"{where}[{number}].text", part.get("text")))
+            texts.append(string(f"{where}[{number}].text", part.get("text")))
         elif kind in _MEDIA and not shown:
             texts.append(optional.media_text(given, f"{where}[{number}]", kind))
         else:
@@ -396,22 +399,7 @@ def _text(where: str, content: object, given: Body, *, shown: bool) -> str:
     return "\n".join(texts)
 
 
-def _string(where: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise PromptError(f"{where} is {show(value)}; give a text")
-    return value
-
-
-def _offered(place: str, namespace: object, name: str) -> str:
-    """The name by which the model knows a function: two namespaces may have functions of one name.
-
-    Args:
-        namespace: None: it is in none.
-    """
-    return name if namespace is None else f"{_string(f'{place}.namespace', namespace)}__{name}"
-
-
-def _tools(given: Body, namespaced: dict[str, tuple[str, str]], custom: set[str]) -> Json:
+def _tools(given: Body, namespaced: Namespaced, custom: set[str]) -> Json:
     """tools, tool_choice and parallel_tool_calls of a chat.
 
     Args:
@@ -423,21 +411,23 @@ def _tools(given: Body, namespaced: dict[str, tuple[str, str]], custom: set[str]
     if tools is not None:
         if not isinstance(tools, list):
             raise PromptError(f"tools is {show(tools)}; give a list of tools")
+        own = functools.partial(_function, custom=custom)
         found["tools"] = []
-        for place, tool in optional.own_tools(given, tools, (*_OWN_TOOLS, "namespace")):
-            if isinstance(tool, Mapping) and tool.get("type") == "namespace":
-                found["tools"] += _of_namespace(place, tool, given, namespaced, custom)
+        for place, tool in optional.own_tools(given, tools, (*_OWN_TOOLS, NAMESPACE)):
+            if isinstance(tool, Mapping) and tool.get("type") == NAMESPACE:
+                found["tools"] += functions_in(place, tool, given, _OWN_TOOLS, own, namespaced)
             else:
-                found["tools"].append(_tool(place, tool, None, custom))
+                found["tools"].append({"type": "function", "function": own(place, tool, None)[1]})
+    choice_of = functools.partial(_choice, tools=found.get("tools", ()), namespaced=namespaced)
     if isinstance(chosen, Mapping) and chosen.get("type") == "allowed_tools":
         allowed = chosen.get("tools")
         if not isinstance(allowed, list):
             raise PromptError(f"tool_choice.tools is {show(allowed)}; give a list of functions")
         places = ((f"tool_choice.tools[{number}]", each) for number, each in enumerate(allowed))
-        inner = {"mode": chosen.get("mode"), "tools": [_choice(place, each) for place, each in places]}
+        inner = {"mode": chosen.get("mode"), "tools": [choice_of(place, each) for place, each in places]}
         chosen = {"type": "allowed_tools", "allowed_tools": inner}
     elif isinstance(chosen, Mapping):
-        chosen = _choice("tool_choice", chosen)
+        chosen = choice_of("tool_choice", chosen)
     if chosen is not None:
         found["tool_choice"] = chosen
     if (parallel := given.take("parallel_tool_calls")) is not None:
@@ -445,36 +435,20 @@ def _tools(given: Body, namespaced: dict[str, tuple[str, str]], custom: set[str]
     return found
 
 
-def _choice(place: str, chosen: object) -> Json:
+def _choice(place: str, chosen: object, tools: Iterable[Json], namespaced: Namespaced) -> Json:
     """A choice of a function as a chat has it."""
     if not isinstance(chosen, Mapping) or chosen.get("type") not in _OWN_TOOLS:
         raise PromptError(f'{place} is {show(chosen)}; give {{"type": "function", "name": …}}')
-    name = _offered(place, chosen.get("namespace"), _string(f"{place}.name", chosen.get("name")))
+    namespace, name = chosen.get("namespace"), string(f"{place}.name", chosen.get("name"))
+    if namespace is None:
+        name = chosen_name(place, name, tools, namespaced)
+    else:
+        name = offered(place, namespace, name)
     return {"type": "function", "function": {"name": name}}
 
 
-def _of_namespace(
-    place: str, namespace: Mapping[str, Any], given: Body, namespaced: dict[str, tuple[str, str]], custom: set[str]
-) -> Iterator[Json]:
-    """The functions of a namespace under the names that the model knows. The first one has its description, too."""
-    of, tools = _string(f"{place}.name", namespace.get("name")), namespace.get("tools")
-    if not isinstance(tools, list):
-        raise PromptError(f"{place}.tools is {show(tools)}; give a list of functions")
-    about = namespace.get("description")
-    for where, each in optional.own_tools(given, tools, _OWN_TOOLS, f"{place}.tools"):
-        tool = _tool(where, each, of, custom)
-        function = tool["function"]
-        namespaced[function["name"]] = (of, each["name"])
-        if about is not None:
-            own = _string(f"{where}.description", function.get("description", ""))
-            texts = (_string(f"{place}.description", about), own)
-            function["description"] = "\n\n".join(text for text in texts if text)
-            about = None
-        yield tool
-
-
-def _tool(where: str, tool: object, namespace: str | None, custom: set[str]) -> Json:
-    """A tool as a function under the name that the model knows.
+def _function(where: str, tool: object, namespace: str | None, custom: set[str]) -> tuple[Any, Json]:
+    """The own name of a tool, and the tool as a function under the name that the model knows.
 
     Args:
         namespace: None: it is in none.
@@ -484,14 +458,14 @@ def _tool(where: str, tool: object, namespace: str | None, custom: set[str]) -> 
         raise PromptError(f"{where} is {show(tool)}; give an object of type function, custom or namespace")
     function = {name: tool[name] for name in ("name", "description", "parameters", "strict") if name in tool}
     if namespace is not None:
-        function["name"] = _offered(where, namespace, _string(f"{where}.name", tool.get("name")))
+        function["name"] = offered(where, namespace, string(f"{where}.name", tool.get("name")))
     if tool["type"] == "custom":
-        function["name"] = name = _string(f"{where}.name", function.get("name"))
+        function["name"] = name = string(f"{where}.name", function.get("name"))
         custom.add(name)
         text = _one_text(f"{where}.format", tool.get("format"))
         own = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
         function |= {"parameters": own, "strict": len(text) > 1 or None}  # a form is held
-    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+    return tool.get("name"), {k: v for k, v in function.items() if v is not None}
 
 
 def _one_text(where: str, form: object) -> Json:
@@ -507,7 +481,7 @@ def _one_text(where: str, form: object) -> Json:
     if choice(PromptError, f"{where}.type", form.get("type"), ("text", "grammar")) == "text":
         return {"type": "string"}
     syntax = choice(PromptError, f"{where}.syntax", form.get("syntax"), ("lark", "regex"))
-    definition = _string(f"{where}.definition", form.get("definition"))
+    definition = string(f"{where}.definition", form.get("definition"))
     if syntax == "regex":
         return {"type": "string", "pattern": f"^(?:{definition})$"}
     return {"type": "string", "description": f"follows {LARK}, a grammar in Lark's notation", LARK: definition}

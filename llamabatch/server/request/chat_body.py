@@ -16,6 +16,14 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request import optional
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.generation import GENERATION, Generation, read_generation
+from llamabatch.server.request.namespaces import (
+    NAMESPACE,
+    Namespaced,
+    chosen_name,
+    functions_in,
+    offered,
+    string,
+)
 from llamabatch.server.serving.bounded_model import for_tokens
 from llamabatch.utils.checks import show
 
@@ -77,6 +85,16 @@ _TOOL: Json = {
         },
     },
 }
+_NAMESPACE: Json = {
+    "type": "object",
+    "required": ["type", "name"],
+    "properties": {
+        "type": {"const": NAMESPACE},
+        "name": {"type": "string"},
+        "description": {"type": ["string", "null"]},
+        "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+    },
+}
 
 CHAT: Fields = {
     **GENERATION,
@@ -84,7 +102,10 @@ CHAT: Fields = {
     "messages": Field({"type": "array", "items": _MESSAGE, "minItems": 1}, "the conversation"),
     "logprobs": Field(_BOOLEAN, "give the logprob of each token"),
     "top_logprobs": Field({"type": ["integer", "null"], "minimum": -1, "maximum": 1024}, "and of so many likeliest"),
-    "tools": Field({"type": ["array", "null"], "items": _TOOL}, "functions that the model may call"),
+    "tools": Field(
+        {"type": ["array", "null"], "items": {"anyOf": [_TOOL, _NAMESPACE]}},
+        "functions that the model may call, and namespaces of them",
+    ),
     "tool_choice": Field({}, 'auto, none, required, or {"type": "function", "function": {"name": …}}'),
     "parallel_tool_calls": Field(_BOOLEAN, "more than one call may come"),
     "functions": Field({"type": ["array", "null"], "items": {"type": "object"}}, "tools of the old form"),
@@ -198,7 +219,7 @@ def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
             raise PromptError("functions and tools are both given; give tools alone")
         tools, choice = _new_form(functions, call)
     if isinstance(tools, list):
-        tools = [tool for _, tool in optional.own_tools(body, tools, ("function",))] or None
+        tools, choice = _flat(body, tools, choice)
     options = ChatOptions(
         tools=tools,
         kwargs=kwargs,
@@ -211,6 +232,42 @@ def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
         reasoning_format="none" if reasoning == "none" else None,
     )
     return options, functions is not None
+
+
+def _flat(body: Body, given: list[Any], choice: Any) -> tuple[list[Any] | None, Any]:
+    """The tools with functions of namespaces in the places of these, and the choice with their names."""
+    tools: list[Any] = []
+    namespaced: Namespaced = {}
+    for place, tool in optional.own_tools(body, given, ("function", NAMESPACE)):
+        if isinstance(tool, Mapping) and tool.get("type") == NAMESPACE:
+            tools += functions_in(place, tool, body, ("function",), _function, namespaced)
+        else:
+            tools.append(tool)
+
+    def named(place: str, chosen: Any) -> Any:
+        function = chosen.get("function") if isinstance(chosen, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            return chosen  # which is refused with the forms that are known
+        name = chosen_name(f"{place}.function", function["name"], tools, namespaced)
+        return {**chosen, "function": {**function, "name": name}}
+
+    allowed = choice.get("allowed_tools") if isinstance(choice, Mapping) else None
+    if isinstance(allowed, Mapping) and isinstance(allowed.get("tools"), list):
+        where = "tool_choice.allowed_tools.tools"
+        some = [named(f"{where}[{number}]", each) for number, each in enumerate(allowed["tools"])]
+        choice = {**choice, "allowed_tools": {**allowed, "tools": some}}
+    return tools or None, named("tool_choice", choice)
+
+
+def _function(where: str, tool: object, namespace: str) -> tuple[str, Json]:
+    """The own name of a function in a namespace, and the function under the name that the model knows. It stands as in
+    /v1/responses, whose form has namespaces, or as in a chat."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise PromptError(f"{where} is {show(tool)}; give an object of type function")
+    name = string(f"{where}.name", function.get("name"))
+    found = {name: function[name] for name in ("description", "parameters", "strict") if function.get(name) is not None}
+    return name, {"name": offered(where, namespace, name), **found}
 
 
 def is_begun(messages: list[Json]) -> bool:

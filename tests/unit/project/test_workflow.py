@@ -1,10 +1,13 @@
 """The workflow for a public host of the repository, as far as that can be told without the host."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.workflow import __main__ as checker
 
 yaml = pytest.importorskip("yaml")
 
@@ -38,3 +41,21 @@ def test_a_script_is_sound_and_takes_nothing_from_the_change(script):
 
 def test_it_may_only_read():
     assert WORKFLOW["permissions"] == {"contents": "read"}
+
+
+def test_without_a_program_that_checks_it_the_reason_is_named(monkeypatch, tmp_path, capsys):
+    """pip's package fetches its program from GitHub; where that cannot be had, npm's is asked, and else none."""
+    (tmp_path / "bin").mkdir()
+    failed = subprocess.CompletedProcess([], 1, stderr="note\nERROR: Could not build wheels\n")
+    monkeypatch.setattr(checker, "INSTALLED", tmp_path)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: failed)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert checker.main() == 0
+    assert "ERROR: Could not build wheels\ntest-workflow: skipped, as npm" in capsys.readouterr().err
+    called: list[list[str]] = []
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(subprocess, "call", lambda command, **_: called.append(command) or command[0] == "node")
+    assert checker.main() == 1  # what it finds fails the check
+    assert [command[0] for command in called] == ["npm", "node"]
+    assert "--ignore-scripts" in called[0]
+    assert called[1][-1].endswith("checks.yml")

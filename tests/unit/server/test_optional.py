@@ -13,6 +13,7 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.server.openai.custom_tools import CustomInput, input_of
 from llamabatch.server.openai.responses_body import read_responses
 from llamabatch.server.openai.responses_response import ResponseEvents, ResponseHead, response_document
+from llamabatch.server.request.body import Rules
 from llamabatch.server.request.chat_body import read_chat
 from tests.unit.server.serving_clients import ready_client
 from tests.unit.server.test_messages import pieces, whole
@@ -52,6 +53,16 @@ OPTIONAL = [
         RESPONSES,
         {"tools": [{"type": "namespace", "name": "n", "tools": [OWN_TOOL, {"type": "web_search"}]}]},
         "tools[0].tools[1]:web_search",
+    ),
+    (
+        RESPONSES,
+        {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace", "name": "m"}, OWN_TOOL]}]},
+        "tools[0].tools[0]:namespace",
+    ),
+    (
+        CHAT,
+        {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}, OWN_TOOL]}]},
+        "tools[0].tools[0]:custom",
     ),
     (RESPONSES, {"input": said("web_search_call", status="completed")}, "input[1]:web_search_call"),
     (
@@ -156,6 +167,53 @@ def test_functions_of_a_namespace_are_offered():
     assert [tool["type"] for tool in body.repeated["tools"]] == ["function", "namespace", "namespace"]
     chosen = read(tools=NAMESPACES, tool_choice={"type": "function", "namespace": "far", "name": "look"})
     assert chosen.chat.options.tool_choice == {"type": "function", "function": {"name": "far__look"}}
+
+
+def test_a_namespace_in_a_namespace_comes_back_without_it_and_null_is_an_empty_one():
+    inner = {"type": "namespace", "name": "m", "tools": [FUNCTION]}
+    body = read(tools=[{"type": "namespace", "name": "n", "tools": [inner, FUNCTION]}, NAMESPACES[0]])
+    assert [tool["function"]["name"] for tool in body.chat.options.tools] == ["n__look", "look"]
+    assert [tool["name"] for tool in body.repeated["tools"][0]["tools"]] == ["look"]
+    body = read(tools=[{"type": "namespace", "name": "n", "tools": None}, FUNCTION])
+    assert [tool["function"]["name"] for tool in body.chat.options.tools] == ["look"]
+    assert body.repeated["tools"][0] == {"type": "namespace", "name": "n", "tools": []}
+
+
+NEEDS_ONE = r"names 'look', which is in several namespaces, near, far; give one of near__look, far__look"
+
+
+def test_a_choice_may_leave_out_the_only_namespace_of_a_name():
+    choice = {"type": "function", "name": "g"}
+    chosen = {"type": "function", "function": {"name": "near__g"}}
+    assert read(tools=NAMESPACES, tool_choice=choice).chat.options.tool_choice == chosen
+    look = read(tools=NAMESPACES, tool_choice={"type": "function", "name": "look"})
+    assert look.chat.options.tool_choice["function"] == {"name": "look"}  # the one in no namespace
+    some = {"type": "allowed_tools", "mode": "auto", "tools": [choice]}
+    assert read(tools=NAMESPACES, tool_choice=some).chat.options.tool_choice["allowed_tools"]["tools"] == [chosen]
+    with pytest.raises(ApiError, match=f"^tool_choice {NEEDS_ONE}") as error:
+        read(tools=NAMESPACES[1:], tool_choice={"type": "function", "name": "look"})
+    assert error.value.param == "tool_choice"
+
+
+def test_a_chat_has_the_functions_of_namespaces():
+    def chat(tools, **fields):
+        return read_chat({"messages": HELLO, "tools": tools, **fields}, Rules())
+
+    of_chat = {"type": "function", "function": {"name": "h", "description": "Helps.", "parameters": None}}
+    body = chat([*NAMESPACES[1:], {"type": "namespace", "name": "own", "description": "Mine.", "tools": [of_chat]}])
+    functions = {tool["function"]["name"]: tool["function"] for tool in body.options.tools}
+    assert list(functions) == ["near__look", "near__g", "far__look", "own__h"]
+    assert functions["near__look"]["parameters"] == FUNCTION["parameters"]
+    assert functions["own__h"] == {"name": "own__h", "description": "Mine.\n\nHelps."}
+    chosen = {"type": "function", "function": {"name": "g"}}
+    own = {"type": "function", "function": {"name": "near__g"}}
+    assert chat(NAMESPACES[1:], tool_choice=chosen).options.tool_choice == own
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [chosen]}}
+    assert chat(NAMESPACES[1:], tool_choice=some).options.tool_choice["allowed_tools"]["tools"] == [own]
+    with pytest.raises(ApiError, match=NEEDS_ONE):
+        chat(NAMESPACES[1:], tool_choice={"type": "function", "function": {"name": "look"}})
+    with pytest.raises(ApiError, match=r"tools\[0\]\.tools\[0\] is 3"):
+        chat([{"type": "namespace", "name": "n", "tools": [3]}])
 
 
 @pytest.mark.parametrize(

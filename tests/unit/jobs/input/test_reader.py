@@ -19,13 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamabatch.errors import InputError
+from llamabatch.errors import ConfigError, InputError
 from llamabatch.jobs import formats
 from llamabatch.jobs.input import jsonl, sources
 from llamabatch.jobs.input import lines as openai_lines
 from llamabatch.jobs.input.ids import Ids
 from llamabatch.jobs.input.jsonl import Problem
-from llamabatch.jobs.input.reader import read
+from llamabatch.jobs.input.reader import Reader, read
 from llamabatch.jobs.input.sources import Source, find, fingerprint
 from llamabatch.jobs.input.total import Seen
 from llamabatch.jobs.rows import BadRow, ReadOptions, Row
@@ -455,9 +455,52 @@ def test_shards_are_the_whole_with_the_same_ids_and_errors(tmp_path):
     assert list(read(find([path]), None, done.__contains__)) == [row for row in whole if row.number not in done]
 
 
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([{"prompt": "a"}, {"id": 0, "prompt": "b"}], ("line 1 has no id", "line 2 has this id")),
+        ([{"id": "1", "prompt": "a"}, {"prompt": "b"}], ("line 2 has no id", "line 1 has this id")),
+        (["no JSON", {"id": 0, "prompt": "b"}], ("line 1 has no id", "line 2 has this id")),
+        ([{"prompt": "a"}, {"id": [1], "prompt": "b"}], ("line 2: id is [1]; give a text of 1 to 512",)),
+        ([{"id": {}, "prompt": "b"}], ("line 1: id is {}",)),
+        ([{"id": True, "prompt": "b"}], ("line 1: id is True",)),
+        ([{"custom_id": "", "prompt": "b"}], ("line 1: custom_id is ''",)),
+        ([{"id": "\ud800", "prompt": "b"}], ("line 1: id is", "half a character")),
+        ([{"id": 1, "custom_id": 2, "prompt": "b"}], ("line 1: the line has an id and a custom_id",)),
+    ],
+)
+def test_ids_that_are_none_and_numbers_of_other_lines_are_refused_before_anything_runs(lines, says, tmp_path):
+    path = write(tmp_path / "in.jsonl", *lines)
+    with pytest.raises(ConfigError) as refused:
+        read(find([path]))
+    assert str(refused.value).startswith(f"{path}, {says[0]}")
+    assert all(part in str(refused.value) for part in (*says, "--id-column NAME"))
+    assert len(list(read(find([path]), ReadOptions(id_column="prompt")))) == len(lines)
+    # a stream is read once, and a service answers each line: there the line is an error row
+    assert isinstance(list(read(find(["-"], io.BytesIO(path.read_bytes()))))[-1], BadRow)
+    assert isinstance(list(Reader(find([path]), read_line=pytest.fail))[-1], BadRow)
+
+
+def test_ids_of_lines_are_checked_over_all_files_and_up_to_the_limit(tmp_path):
+    first = write(tmp_path / "a.jsonl", {"id": None, "prompt": "a"}, {"id": "x", "prompt": "a"})
+    second = tmp_path / "b.jsonl.gz"
+    second.write_bytes(gzip.compress(b'{"id": 5, "prompt": "a"}\n{"id": 0, "prompt": "a"}\n'))
+    with pytest.raises(ConfigError, match=f"^{first}, line 1 has no id.* {second}, line 2 has this id"):
+        read(find([first, second]))
+    assert [row.id for row in read(find([first, second]), ReadOptions(limit=3))] == ["0", "x", 5]
+    # of a damaged file, and behind it, the rows report what is wrong
+    first.with_suffix(".gz").write_bytes(gzip.compress(b'{"prompt": "a"}\n' * 9)[:-4])
+    rows = list(read(find([first.with_suffix(".gz"), second])))
+    assert [(row.id, type(row)) for row in rows[-2:]] == [(None, BadRow), (None, BadRow)]
+    # a line that cannot be read takes no number where the lines before it have ids
+    assert [row.id for row in rows_of(tmp_path, {"id": 9, "prompt": "a"}, "no JSON", {"id": 1, "prompt": "a"})] == [
+        *(9, None, 1)
+    ]
+
+
 def test_an_id_is_given_once(tmp_path):
-    rows = rows_of(
-        tmp_path,
+    path = write(
+        tmp_path / "in.jsonl",
         {"prompt": "a"},
         {"id": "0", "prompt": "a"},  # the first line's
         {"id": 5, "prompt": "a"},
@@ -467,6 +510,7 @@ def test_an_id_is_given_once(tmp_path):
         {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}},
         {"id": "00", "prompt": "another text than the first line's"},
     )
+    rows = list(read(find(["-"], io.BytesIO(path.read_bytes()))))
     assert [row.id for row in rows] == ["0", None, 5, "x", None, None, None, "00"]
     assert [type(row) for row in rows] == [Row, BadRow, Row, BadRow, BadRow, BadRow, BadRow, Row]
     assert rows[1].error.endswith("the id '0' is taken by " + rows[0].place)

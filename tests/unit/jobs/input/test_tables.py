@@ -435,6 +435,35 @@ def test_cells_of_csv_become_parameters(tmp_path):
     assert row.options.kwargs == {"x": 1}
 
 
+MISSING = ("nan", "NaN", "NULL", "null", "None", "NA", "<NA>")
+
+
+def test_cells_that_pandas_reads_as_missing_leave_the_value_of_the_job(tmp_path):
+    job = SamplingParams(max_tokens=9, temperature=0.5, stop=("x",))
+    texts = parquet(tmp_path / "t.parquet", {"prompt": ["a"] * 7, "max_tokens": MISSING, "stop": MISSING})
+    cells = write(tmp_path / "a.csv", "prompt,max_tokens,stop\n" + "".join(f"a,{text},{text}\n" for text in MISSING))
+    for path in (texts, cells):
+        rows = rows_of(path, params_from=("max_tokens", "stop"), params=job)
+        assert [(row.params.max_tokens, row.params.stop) for row in rows] == [(9, (text,)) for text in MISSING]
+    numbers = {"max_tokens": [2.0, float("nan")], "temperature": [float("nan"), 1.0]}
+    path = parquet(tmp_path / "n.parquet", {"prompt": ["a", "b"], **numbers})
+    rows = rows_of(path, params_from=("max_tokens", "temperature"), params=job)
+    assert [(row.params.max_tokens, row.params.temperature) for row in rows] == [(2, 0.5), (9, 1.0)]
+    for path in (
+        write(tmp_path / "b.csv", "prompt,n\na,nil\n"),
+        parquet(tmp_path / "b.parquet", {"prompt": ["a"], "n": ["nil"]}),
+    ):
+        assert rows_of(path, params_from=("n",))[0].error.startswith(f"{path}, row 1: n is 'nil'; give a whole number")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+def test_a_whole_number_with_a_fraction_is_one_in_a_parameter(kind, tmp_path):
+    path = written(tmp_path, kind, [{"prompt": "a", "max_tokens": 2.0}, {"prompt": "b", "max_tokens": 2.5}])
+    good, bad = rows_of(path, prompt="{{ prompt }}", params_from=("max_tokens",))
+    assert (good.params.max_tokens, type(good.params.max_tokens)) == (2, int)
+    assert "max_tokens is 2.5; give a whole number" in bad.error
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -475,6 +504,18 @@ def test_a_column_of_its_own_is_the_id(kind, name, tmp_path):
         assert [row.id for row in rows_of(path)] == [7, 9]
     if kind != "jsonl":
         assert [row.id for row in rows_of(path, id_column="")] == ["0", "1"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_column_of_its_own_is_found_in_capitals(kind, tmp_path):
+    path = written(tmp_path, kind, [{"ID": "x1", "prompt": "a"}, {"ID": "x2", "prompt": "b"}])
+    rows = [(row.id, row.kept) for row in rows_of(path, keep="all")]
+    assert rows == [("x1", {"prompt": "a"}), ("x2", {"prompt": "b"})]
+    path = written(tmp_path, kind, [{"ID": "x1", "prompt": "a", "id": "y1"}])
+    assert [row.id for row in rows_of(path)] == ["y1"]
+    path = written(tmp_path, kind, [{"Custom_ID": "x1", "prompt": "a", "Id": "y1"}])
+    with pytest.raises(ConfigError, match=r"has columns 'Custom_ID' and 'Id'; .*--id-column Custom_ID"):
+        read(find([path]))
 
 
 def test_a_failed_row_without_an_id_has_its_number(tmp_path):

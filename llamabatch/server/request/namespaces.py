@@ -1,0 +1,79 @@
+"""Tools of the type `namespace`: functions under a common name, as two namespaces may have functions of one name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from typing import Any
+
+from llamabatch.errors import PromptError
+from llamabatch.server.request import optional
+from llamabatch.server.request.body import Body, Json
+from llamabatch.utils.checks import show
+
+NAMESPACE = "namespace"
+Namespaced = dict[str, tuple[str, str]]  # namespace and name of functions by the names that the model knows
+Read = Callable[[str, Any, str], tuple[str, Json]]  # of a tool, its place and namespace: its own name, and the function
+
+
+def string(where: str, value: object) -> str:
+    """A value that is a text. Raises PromptError."""
+    if not isinstance(value, str):
+        raise PromptError(f"{where} is {show(value)}; give a text")
+    return value
+
+
+def offered(place: str, namespace: object, name: str) -> str:
+    """The name by which the model knows a function: two namespaces may have functions of one name.
+
+    Args:
+        namespace: None: it is in none.
+    """
+    return name if namespace is None else f"{string(f'{place}.namespace', namespace)}__{name}"
+
+
+def functions_in(
+    place: str, namespace: Mapping[str, Any], given: Body, kinds: Container[str], read: Read, namespaced: Namespaced
+) -> Iterator[Json]:
+    """The functions of a namespace as tools of a chat. The first one has its description, too.
+
+    Args:
+        kinds: types of the caller's own tools; a namespace in a namespace is none in OpenAI's API.
+        namespaced: gets the functions.
+    """
+    of, tools = string(f"{place}.name", namespace.get("name")), namespace.get("tools")
+    if tools is None:
+        return
+    if not isinstance(tools, list):
+        raise PromptError(f"{place}.tools is {show(tools)}; give a list of functions")
+    about = namespace.get("description")
+    for where, each in optional.own_tools(given, tools, kinds, f"{place}.tools"):
+        plain, function = read(where, each, of)
+        namespaced[function["name"]] = (of, plain)
+        if about is not None:
+            own = string(f"{where}.description", function.get("description", ""))
+            texts = (string(f"{place}.description", about), own)
+            function["description"] = "\n\n".join(text for text in texts if text)
+            about = None
+        yield {"type": "function", "function": function}
+
+
+def chosen_name(place: str, name: str, tools: Iterable[Any], namespaced: Namespaced) -> str:
+    """The name by which the model knows a function that is chosen without its namespace.
+
+    Raises:
+        PromptError: several namespaces have one of this name, and no tool has it alone.
+    """
+    found = [each for each, (_, plain) in namespaced.items() if plain == name]
+    if not found or any(_name_of(tool) == name for tool in tools):
+        return name
+    if len(found) > 1:
+        several = ", ".join(namespaced[each][0] for each in found)
+        raise PromptError(
+            f"{place} names {show(name)}, which is in several namespaces, {several}; give one of {', '.join(found)}"
+        )
+    return found[0]
+
+
+def _name_of(tool: object) -> object:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return function.get("name") if isinstance(function, Mapping) else None

@@ -1,0 +1,1 @@
+"""The workflow for a public host of the repository, checked by actionlint."""
