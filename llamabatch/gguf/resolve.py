@@ -102,7 +102,7 @@ def _check(path: Path) -> None:
 def _meant(path: Path) -> str:
     """The part of a message that names the file, or the model, that a missing one may be; "": nothing is like it."""
     if not path.parent.is_dir():
-        return f" ({path.parent} is no folder)"
+        return f" ({one_line(path.parent)} is no folder)"
     by_name = {name.lower().removesuffix(".gguf"): name for name in _gguf_files(path.parent)}
     close = difflib.get_close_matches(path.name.lower().removesuffix(".gguf")[:_LONGEST], [*by_name, TINY], n=1)
     return f"; did you mean {show(by_name.get(close[0], TINY))}?" if close else ""
