@@ -130,7 +130,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True, scope="session")
 def speed_of_steps():
-    """What LLAMABATCH_TEST_SPEED says, here and in all that tests start: `slow`, `instant`, or as they come."""
+    """What SPEED_OF_TESTED_STEPS says, here and in all that tests start: `slow`, `instant`, or as they come."""
     with pytest.MonkeyPatch.context() as patch:
         if os.environ.get(paced.SPEED):
             paced.set_speed(patch)

@@ -5,30 +5,39 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import weakref
 
 from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.utils.checks import counted
 
+_FEW = 64  # entries of sequences that have ended are left alone
+
 
 class Deadlines:
-    """Sequences in flight with a deadline, the next one first; others cost nothing."""
+    """Sequences in flight with a deadline, the next one first; others cost nothing. It keeps none alive, as most end
+    long before their deadlines."""
 
     def __init__(self) -> None:
         self.num_missed = 0
-        self._heap: list[tuple[float, int, Sequence]] = []
+        self._heap: list[tuple[float, int, weakref.ref[Sequence]]] = []
         self._numbers = itertools.count()
+        self._most = _FEW  # entries; with one more the ended ones go
 
     def add(self, sequence: Sequence) -> None:
         request = sequence.request
         if request.params.deadline_s is not None:
             at = request.arrival_s + request.params.deadline_s
-            heapq.heappush(self._heap, (at, next(self._numbers), sequence))
+            heapq.heappush(self._heap, (at, next(self._numbers), weakref.ref(sequence)))
+            if len(self._heap) > self._most:
+                self._heap = [entry for entry in self._heap if _in_flight(entry[2]) is not None]
+                heapq.heapify(self._heap)
+                self._most = _FEW + 2 * len(self._heap)
 
     @property
     def next(self) -> float:
         """Time of the next deadline; infinity if there is none."""
-        while self._heap and self._heap[0][2].finished:
+        while self._heap and _in_flight(self._heap[0][2]) is None:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else math.inf
 
@@ -36,11 +45,16 @@ class Deadlines:
         """Unfinished sequences that should have ended by now, each once."""
         late = []
         while self._heap and self._heap[0][0] <= now:
-            sequence = heapq.heappop(self._heap)[2]
-            if not sequence.finished:
+            sequence = _in_flight(heapq.heappop(self._heap)[2])
+            if sequence is not None:
                 late.append(sequence)
         self.num_missed += len(late)
         return late
+
+
+def _in_flight(reference: weakref.ref[Sequence]) -> Sequence | None:
+    sequence = reference()
+    return None if sequence is None or sequence.finished else sequence
 
 
 # The errors of missed deadlines begin with it.

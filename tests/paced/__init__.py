@@ -77,7 +77,7 @@ class Steps:
 
 
 def set_speed(patch: pytest.MonkeyPatch) -> None:
-    """Lets all steps take as long as LLAMABATCH_TEST_SPEED says."""
+    """Lets all steps take as long as SPEED_OF_TESTED_STEPS says."""
     asked = os.environ[SPEED]
     assert asked in ("slow", "instant"), f"{SPEED} is {asked!r}; known are 'slow' and 'instant'"
     _reach_children(patch)

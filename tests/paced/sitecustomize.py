@@ -12,7 +12,7 @@ import zlib
 FILE = "LLAMABATCH_TEST_PACE"
 """The file that says how the steps of a test go; without it none waits."""
 
-SPEED = "LLAMABATCH_TEST_SPEED"
+SPEED = "SPEED_OF_TESTED_STEPS"
 """`slow`: each step takes 20 times as long. `instant`: llama.cpp computes nothing, and the next token follows from the
 last one and its position, so that a text is the same in any company."""
 

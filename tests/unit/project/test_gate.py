@@ -167,7 +167,7 @@ def test_files_come_in_another_order_and_each_as_a_whole(tmp_path):
     [
         ("half", "len(os.sched_getaffinity(0)) == 1 and n_busy() == 1"),
         ("busy", "n_busy() == len(os.sched_getaffinity(os.getppid()))"),
-        ("slow", "os.environ['LLAMABATCH_TEST_SPEED'] == 'slow' and n_busy() == 0"),
+        ("slow", "os.environ['SPEED_OF_TESTED_STEPS'] == 'slow' and n_busy() == 0"),
     ],
     ids=["half", "busy", "slow"],
 )

@@ -2,6 +2,7 @@
 
 import random
 import re
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -382,6 +383,17 @@ def test_a_deadline_ends_running_and_waiting_ones_in_the_step_in_which_it_passes
     assert "waited" in ended["waits"][1].error
     assert ended["in time"][1].error is None
     assert scheduler.deadlines.num_missed == 2
+
+
+def test_what_has_ended_before_its_deadline_is_kept_by_nothing():
+    scheduler, runner = engine()
+    for number in range(300):
+        scheduler.add(long(str(number), 1, deadline_s=1e9))
+        while scheduler.has_work:
+            step(scheduler, runner)
+    entries = scheduler.deadlines._heap
+    assert len(entries) <= 64
+    assert {type(reference) for _, _, reference in entries} == {weakref.ref}
 
 
 def test_a_deadline_during_a_long_prefill_frees_the_slot_within_one_step():
