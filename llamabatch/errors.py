@@ -148,7 +148,10 @@ class PromptWarning(UserWarning):
 
 def describe(error: BaseException) -> str:
     """The text of an error for the output of a request, with the name of its type unless it is a LlamaBatchError."""
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:  # a caller's class can raise anything
+        text = ""
     if isinstance(error, LlamaBatchError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -31,7 +31,7 @@ from llamabatch.planning.memory import mib
 from llamabatch.request.samplers import KNOWN, known_samplers
 from llamabatch.server.options import LOG_LEVELS, ServerOptions
 from llamabatch.utils.checks import nearest, show
-from llamabatch.utils.paths import TINY
+from llamabatch.utils.paths import TINY, one_line
 
 Command = Callable[..., Any]
 
@@ -235,9 +235,8 @@ def serve(
     def started(urls: list[str]) -> None:
         slots = f"{plan.config.n_slots} slots of {plan.config.n_ctx:,} tokens"
         key = "with a key" if options.api_keys else "without a key"
-        echo_wrapped(
-            f"{Path(config.model).name} is served at {', '.join(urls)}: {slots}, {key}; the model is being loaded"
-        )
+        name = one_line(Path(config.model).name)
+        echo_wrapped(f"{name} is served at {', '.join(urls)}: {slots}, {key}; the model is being loaded")
 
     def ready(seconds: float) -> None:
         echo_wrapped(f"ready after {seconds:.1f} s")

@@ -204,6 +204,9 @@ def emit_last(sink: Sink, output: SequenceOutput) -> None:
         _undelivered.add(sink, output)
 
 
+_UNDELIVERED = "the result could not be delivered"
+
+
 class _Undelivered:
     """Last outputs whose sinks have raised, for want of memory, say. One thread tries them again, for a minute."""
 
@@ -279,8 +282,10 @@ def _call(sink: Sink, outputs: list[SequenceOutput]) -> str | None:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # Ctrl-C, in the call that submitted these requests
-        logger.exception("a result could not be delivered")
-        return f"the result could not be delivered: {describe(error)}"
+        with contextlib.suppress(Exception):  # memory that a sink lacks may be lacking here, too
+            logger.exception(_UNDELIVERED)
+            return f"{_UNDELIVERED}: {describe(error)}"
+        return _UNDELIVERED
     finally:
         _depth.now -= 1
     return None

@@ -94,6 +94,7 @@ def download(url: str) -> Path:
 def _file_address(url: str) -> str:
     """The address of the file itself. Raises ModelFileError."""
     try:
+        url.encode()  # half of a surrogate pair is no character: a UnicodeEncodeError, which is a ValueError
         split = urlsplit(url)
         is_file = bool(split.hostname) and split.path.lower().endswith(".gguf")
     except ValueError:

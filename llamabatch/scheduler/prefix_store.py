@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from llamabatch.errors import InputError
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.common_prefix import MIN_SHARED, PLAIN, ShareKey, common_length, share_key
+from llamabatch.utils.paths import one_line
 
 # A recurrent state has so many tokens at least, and saves so many more than another one of the same tokens: a copy of
 # its 20 MB takes about as long as computing 10 tokens (0.8B shape).
@@ -98,7 +99,7 @@ class PrefixStore:
     def unload(self, path: str) -> None:
         """Frees a prefix. Raises InputError if it is not loaded."""
         if not self._let_go(path):
-            raise InputError(f"no prefix of {path} is loaded")
+            raise InputError(f"no prefix of {one_line(path)} is loaded")
 
     def _let_go(self, path: str) -> bool:
         """Frees the prefix of a file; False: none is loaded."""

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from llamabatch import LLM, EngineClosedError, EngineError, SamplingParams
+from llamabatch.client import base
 from llamabatch.client.thread_client import ThreadClient
 from llamabatch.config import EngineConfig
 from llamabatch.llama import library
@@ -122,6 +123,29 @@ def test_a_sink_that_raises_for_a_while_still_gets_the_end(client, stream):
 
     client.submit(requests(client, "bad"), sink, stream=stream)
     assert "could not be delivered: MemoryError" in ends(told, 1)["bad"].error
+
+
+def test_neither_a_log_that_fails_nor_an_error_without_text_loses_an_output(client, monkeypatch):
+    class WithoutText(ValueError):
+        def __str__(self):
+            raise RuntimeError("none")
+
+    def fail(*arguments, **more):
+        raise MemoryError
+
+    monkeypatch.setattr(base.logger, "exception", fail)
+    told, raised = queue.SimpleQueue(), []
+
+    def sink(outputs):
+        if len(raised) < 6:
+            raised.append(1)
+            raise WithoutText
+        told.put(outputs)
+
+    client.submit(requests(client, "bad"), sink)
+    assert "could not be delivered" in ends(told, 1)["bad"].error
+    client.submit(requests(client, "good"), told.put)
+    assert ends(told, 1)["good"].error is None
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)

@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make test-steady")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(CONDITIONS)}, or a file of tests")
     parser.add_argument("--seed", type=int, default=random.randrange(1000), help="of the order of files")
-    asked = parser.parse_args(arguments)
+    asked = parser.parse_intermixed_args(arguments)
     if not hasattr(os, "sched_setaffinity"):
         parser.error("it gives cores to processes, which only Linux can")
     files = [name for name in asked.names if name not in CONDITIONS]

@@ -15,7 +15,7 @@ from llamabatch.server.openai.kept_responses import KeptResponses
 from llamabatch.server.openai.responses_body import ResponsesBody, read_responses
 from llamabatch.server.openai.responses_response import ResponseEvents, ResponseHead, response_document
 from llamabatch.server.request.reading import read_body, with_model
-from llamabatch.server.response.answer import json_response
+from llamabatch.server.response.answer import json_response, large_response
 from llamabatch.server.response.generation import respond
 from llamabatch.server.serving.serving import Serving, serving_of
 from llamabatch.utils.checks import show
@@ -48,7 +48,8 @@ async def retrieve(request: HttpRequest) -> Any:
     found = _kept(request).find(_owner(), request.path_params["response_id"])
     if found is None:
         raise _not_found(request)
-    return json_response(found.document)
+    document = found.document
+    return await large_response(serving_of(request), lambda: document)
 
 
 async def delete(request: HttpRequest) -> Any:

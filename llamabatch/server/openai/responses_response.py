@@ -14,13 +14,15 @@ from llamabatch.request.tool_calls import ToolCallDelta, in_order
 from llamabatch.server.http.errors import ApiError, check_ends
 from llamabatch.server.http.ids import random_hex
 from llamabatch.server.openai.custom_tools import CustomInput, input_of
-from llamabatch.server.openai.kept_responses import item_id, response_id
+from llamabatch.server.openai.kept_responses import item_id, response_id, size_of
 from llamabatch.server.openai.responses_body import ResponsesBody
 from llamabatch.server.request.generation import filled
 from llamabatch.server.response.answer import in_parts
 from llamabatch.server.response.event_stream import DONE
 from llamabatch.server.response.json_text import LIGHT, Rows, dump, dump_in_pieces, weight_of_pieces
 from llamabatch.server.serving.serving import Serving
+
+_MUCH = 2**16  # bytes of memory of JSON, which are written in a millisecond
 
 Json = dict[str, Any]
 
@@ -201,6 +203,7 @@ class ResponseEvents:
         self._n_text = 0  # characters of the answer so far
         self._n_logprobs = 0
         self._has_thought = False  # so that the thinking is tokenized at the end
+        self._repeats_much = size_of([head.body.repeated], _MUCH) > _MUCH  # tools, or instructions
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
         """The events of outputs. Raises ApiError for a request that was ended by an error."""
@@ -225,11 +228,12 @@ class ResponseEvents:
         return "".join(events).encode(errors="replace")
 
     def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
+        begins = self._repeats_much and not self._is_begun
         closes = self._n_logprobs > LIGHT and any(each.tool_calls for each in outputs)
-        return closes or weight_of_pieces(outputs) > LIGHT
+        return begins or closes or weight_of_pieces(outputs) > LIGHT
 
     def end_takes_long(self) -> bool:
-        return self._n_logprobs > LIGHT or self._has_thought
+        return self._n_logprobs > LIGHT or self._has_thought or self._repeats_much
 
     def end(self) -> Iterator[bytes]:
         """The end of the last item and of the response, in parts."""
@@ -270,7 +274,9 @@ class ResponseEvents:
         if not self._is_begun:
             self._is_begun = True
             document = self.head.document("in_progress", [])
-            events += [self.event(f"response.{kind}", {"response": document}) for kind in ("created", "in_progress")]
+            for kind in ("response.created", "response.in_progress"):
+                more = {"response": document}
+                events += self.large_event(kind, more) if self._repeats_much else [self.event(kind, more)]
 
     def _open(self, kind: str, number: int, events: list[str], call: ToolCallDelta | None = None) -> _Item:
         """The open item, if it is of this kind and number; else a new one."""

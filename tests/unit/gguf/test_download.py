@@ -236,7 +236,14 @@ def test_what_is_no_model_is_refused_before_it_is_kept(server):
     server.files["/m.gguf"] = b"<html>Sign in</html>"
     with pytest.raises(ModelFileError, match=r"is not a GGUF file: it begins with b'<html>"):
         download(f"{server.url}/m.gguf")
-    for bad in (f"{server.url}/m.bin", f"{server.url}/", "https://", "http://[x.gguf", f"{server.url}/a b.gguf"):
+    for bad in (
+        f"{server.url}/m.bin",
+        f"{server.url}/",
+        "https://",
+        "http://[x.gguf",
+        f"{server.url}/a b.gguf",
+        "https://x/\ud800.gguf",
+    ):
         with pytest.raises(ModelFileError, match=r"is no address of a model; give that of a \.gguf file"):
             download(bad)
 

@@ -7,6 +7,7 @@ import pytest
 
 from llamabatch.server.anthropic.messages_response import MessageEvents
 from llamabatch.server.llama_server.completion_response import LlamaCompletionChunks
+from llamabatch.server.openai import responses_response
 from llamabatch.server.openai.chat_response import ChatChunks
 from llamabatch.server.openai.completion_response import CompletionChunks
 from llamabatch.server.openai.responses_response import ResponseEvents
@@ -123,6 +124,25 @@ def test_a_stream_whose_pieces_take_long_is_written_on_threads_too(client, path,
     assert answer.status_code == small.status_code == 200
     assert CHANGES.sub("", answer.text) == CHANGES.sub("", small.text)
     assert {name.rpartition("_")[0] for name in threads} == {"llamabatch-server"}
+
+
+def test_a_stream_that_repeats_many_tools_writes_them_on_threads(client, monkeypatch):
+    threads = []
+    real = ResponseEvents.large_event
+
+    def watched(self, kind, more):
+        threads.append(threading.current_thread().name)
+        return real(self, kind, more)
+
+    monkeypatch.setattr(ResponseEvents, "large_event", watched)
+    monkeypatch.setattr(responses_response, "_MUCH", 2**12)
+    tool = {"type": "function", "description": "d", "parameters": {"type": "object", "properties": {}}}
+    body = {"input": "a", "stream": True, "tools": [tool | {"name": f"f{number}"} for number in range(30)]}
+    answer = client.post("/v1/responses", json=body | {"tool_choice": "none"})
+    assert answer.text.count('"name":"f29"') == 3
+    assert {name.rpartition("_")[0] for name in threads} == {"llamabatch-server"}
+    response_id = re.search('"id":"(resp_[^"]*)"', answer.text)[1]
+    assert len(client.get(f"/v1/responses/{response_id}").json()["tools"]) == 30
 
 
 def test_a_large_answer_is_made_while_it_is_sent():
