@@ -17,7 +17,7 @@ from llamabatch.tools.compare.baseline import Loop
 from llamabatch.tools.compare.measure import BASELINE
 from llamabatch.tools.compare.run import Settings, run
 from tests.processes import alive
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -159,7 +159,7 @@ def test_ctrl_c_leaves_no_child_behind(prompts, strategies, baseline, in_a_later
         until(lambda: "requests in" in process.stderr.readline())
     children += children_of(process)
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert out == ""
     assert "Traceback" not in err

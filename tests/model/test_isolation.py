@@ -20,7 +20,7 @@ from llamabatch.request.request import Request
 from llamabatch.utils import system
 from tests.model.adapter_files import write_lora
 from tests.unit.fakes import Clock
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.workers.poisoned_worker import BUG, POISON
 
 SHORT = SamplingParams(max_tokens=5)
@@ -178,19 +178,19 @@ def test_an_abort_a_deadline_and_an_end_do_not_wait_for_a_restart():
     client = poisoned(first_s=3600.0, longest_s=3600.0)
     events = queue.SimpleQueue()
     client.submit([Request("poison", (*POISON, 5), SHORT)], events.put)
-    [ended] = events.get(timeout=30)
+    [ended] = events.get(timeout=PATIENCE_S)
     assert "ended 2 times while it computed this request alone, at last with SIGSEGV" in ended.finished.error
     assert client.pids == []  # the third child is far away
     client.submit([Request("taken back", (5, 6), SHORT), Request("left", (5, 6), SHORT)], events.put)
     assert client.stats().waiting == 2
     client.abort(["taken back"])
-    [ended] = events.get(timeout=30)
+    [ended] = events.get(timeout=PATIENCE_S)
     assert (ended.request_id, ended.finished.finish_reason) == ("taken back", FinishReason.ABORT)
     client.submit([Request("late", (5, 6), SamplingParams(max_tokens=5, deadline_s=0.5))], events.put)
-    [ended] = events.get(timeout=30)
+    [ended] = events.get(timeout=PATIENCE_S)
     assert (ended.request_id, ended.finished.error[:16]) == ("late", "DeadlineExceeded")
     client.close()
-    [ended] = events.get(timeout=30)
+    [ended] = events.get(timeout=PATIENCE_S)
     assert (ended.request_id, ended.finished.error) == ("left", "the engine is closed")
     with pytest.raises(EngineClosedError):
         client.stats()
@@ -231,7 +231,7 @@ def test_a_question_that_the_child_does_not_survive_is_an_error_of_its_asker(tmp
     threading.Thread(target=ask).start()
     until(lambda: client._children[0]._child._answers)
     os.kill(client.pids[0], signal.SIGKILL)
-    assert asked.get(timeout=20)
+    assert asked.get(timeout=PATIENCE_S)
     assert llm.generate("x", SHORT)[0].error is None
     client.close()
 

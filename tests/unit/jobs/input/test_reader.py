@@ -31,6 +31,7 @@ from llamabatch.jobs.input.total import Seen
 from llamabatch.jobs.rows import BadRow, ReadOptions, Row
 from llamabatch.request.sampling_params import ALIASES, SamplingParams
 from tests.long import many_rows
+from tests.waiting import PATIENCE_S
 
 USER = {"role": "user", "content": "hi"}
 
@@ -340,9 +341,9 @@ def test_a_row_of_a_pipe_comes_before_the_next_one_is_written(kind, with_fingerp
             file.write(b"prompt\n")
         for i in range(5):
             file.write(sent(f"row {i}\n".encode() if kind == "csv" else b'{"prompt": "row %d"}\n' % i))
-            assert got.get(timeout=20) == f"row {i}"
+            assert got.get(timeout=PATIENCE_S) == f"row {i}"
         file.write(zipped.flush() if kind == "gzip" else b"")
-    assert got.get(timeout=20) is None
+    assert got.get(timeout=PATIENCE_S) is None
     thread.join(20)
 
 
