@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
@@ -60,6 +61,11 @@ async def delete(request: HttpRequest) -> Any:
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
+async def compact(request: HttpRequest) -> Any:
+    """Refuses as a path that is not there: it is no response that would take GET and DELETE."""
+    raise HTTPException(404)
+
+
 def _not_found(request: HttpRequest) -> ApiError:
     response_id = request.path_params["response_id"]
     return ApiError(404, f"there is no response {show(response_id)}", param="response_id")
@@ -87,6 +93,7 @@ async def _read(request: HttpRequest, serving: Serving) -> ResponsesBody:
 routes = [
     Route("/v1/responses", responses, methods=["POST"]),
     Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
+    Route("/v1/responses/compact", compact, methods=["POST"], include_in_schema=False),
     Route("/v1/responses/{response_id}", retrieve, methods=["GET"]),
     Route("/v1/responses/{response_id}", delete, methods=["DELETE"]),
 ]

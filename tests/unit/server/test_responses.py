@@ -291,3 +291,8 @@ def test_arguments_of_a_call_may_be_an_object():
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": "é"}}
     [_, answer] = read(input=[{"role": "user", "content": "go"}, call]).chat.conversation
     assert answer["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "é"}'}
+
+
+def test_no_compaction_is_a_path_that_is_not_there(client):
+    assert client.post("/v1/responses/compact", json={"input": "a"}).status_code == 404
+    assert client.post("/v1/responses/resp_1", json={}).status_code == 405
