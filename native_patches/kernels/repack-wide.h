@@ -154,10 +154,11 @@ template <typename BASE> class wide_traits : public BASE {
         char * scratch = aligned(rows + ggml_nrows(in) * row) + params->ith * scratch_size(k);
         quantize(params, in, rows, row);
 
-        // pairs of strips by chunks, four for each thread where there are as many, of sizes that differ by a pair at most
+        // Pairs of strips in chunks. The last chunk of a thread may leave the others waiting, so chunks are small: with four
+        // for each thread, one of two threads had 10 of the 18 pairs of a matrix of 576 columns.
         const int64_t strips = weights->ne[1] / STRIP;
         const int64_t pairs = (strips + 1) / 2;
-        const int64_t chunks = std::min<int64_t>(pairs, params->nth == 1 ? 1 : params->nth * 4);
+        const int64_t chunks = std::min<int64_t>(pairs, params->nth == 1 ? 1 : params->nth * 16);
         if (params->ith == 0) {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
