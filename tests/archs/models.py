@@ -28,7 +28,7 @@ _LLAMA_CPP = f"{source.FOLDER}/vendor/llama.cpp/"
 _NEEDED = tuple(_LLAMA_CPP + folder for folder in ("src/", "include/", "ggml/include/", "tests/test-llama-archs.cpp"))
 _COMPILERS = ("c++", "g++", "clang++")
 _SEED = "1"
-OURS = ("apertus", "bert", "gemma4", "rwkv6", "rwkv7", "step35", "t5")
+OURS = ("apertus", "bert", "gemma3n", "gemma4", "rwkv6", "rwkv7", "step35", "t5")
 """Architectures that tests/model/architectures.py writes in its place."""
 
 

@@ -356,6 +356,41 @@ def _gemma4() -> Iterator[Tensor]:
         yield f"{at}layer_output_scale.weight", (1,), np.ones(1, np.float32)
 
 
+# Gemma 3n has four streams of each token (AltUp), of which one goes through attention and the rest are predicted; the
+# layers from the twentieth on read K and V of earlier ones. llama.cpp fixes the widths and that number. Random weights
+# double a rounding in each of the many layers (weights that differ by 1e-7 gave logprobs 0.7 apart), so keys are weak,
+# and little of a layer is added.
+_LAYERS_3N, _WIDTH_3N, _STREAMS, _LAUREL_3N = 23, 256, 4, 64
+
+
+def _gemma3n() -> Iterator[Tensor]:
+    yield from _ends()
+    yield "altup_proj.weight", (N_EMBD, N_EMBD, _STREAMS - 1)
+    yield "altup_unembd_proj.weight", (N_EMBD, N_EMBD, _STREAMS - 1)
+    yield "per_layer_token_embd.weight", (_WIDTH_3N * _LAYERS_3N, N_VOCAB)
+    yield "per_layer_model_proj.weight", (N_EMBD, _WIDTH_3N * _LAYERS_3N)
+    yield "per_layer_proj_norm.weight", (_WIDTH_3N,)
+    for layer in range(_LAYERS_3N):
+        at = f"blk.{layer}."
+        yield f"{at}attn_norm.weight", (N_EMBD,)
+        yield from _attention(at)
+        yield f"{at}attn_q_norm.weight", (HEAD,), np.full(HEAD, 0.1, np.float32)
+        yield f"{at}attn_k_norm.weight", (HEAD,)
+        yield from _feed_forward(at)
+        for norm in ("post_attention", "post_ffw", "post"):
+            yield f"{at}{norm}_norm.weight", (N_EMBD,), np.full(N_EMBD, 0.5, np.float32)
+        yield f"{at}inp_gate.weight", (N_EMBD, _WIDTH_3N)
+        yield f"{at}proj.weight", (_WIDTH_3N, N_EMBD)
+        yield f"{at}altup_router_norm.weight", (N_EMBD,)
+        yield f"{at}altup_router.weight", (N_EMBD, _STREAMS)
+        yield f"{at}altup_predict_coef.weight", (_STREAMS, _STREAMS * _STREAMS)
+        yield f"{at}altup_correct_coef.weight", (_STREAMS, _STREAMS)
+        yield f"{at}altup_correct_scale.weight", (N_EMBD,), np.ones(N_EMBD, np.float32)
+        yield f"{at}laurel_l.weight", (N_EMBD, _LAUREL_3N)
+        yield f"{at}laurel_r.weight", (_LAUREL_3N, N_EMBD)
+        yield f"{at}laurel_post_norm.weight", (N_EMBD,), np.full(N_EMBD, 0.5, np.float32)
+
+
 def _bert() -> Iterator[Tensor]:
     yield "token_embd.weight", (N_EMBD, N_VOCAB)
     yield "token_types.weight", (N_EMBD, 2)
@@ -478,6 +513,12 @@ KINDS: dict[str, Kind] = {
         | {"attention.key_length_swa": HEAD, "attention.value_length_swa": HEAD, "rope.dimension_count_swa": HEAD}
         | {"embedding_length_per_layer_input": _WIDTH_4, "final_logit_softcapping": 30.0},
         _gemma4,
+    ),
+    "gemma3n": (
+        _ATTENTION
+        | {"block_count": _LAYERS_3N, "attention.sliding_window": WINDOW, "attention.layer_norm_rms_epsilon": 1e-2}
+        | {"attention.key_length": HEAD, "attention.value_length": HEAD},
+        _gemma3n,
     ),
     "bert": (
         {"context_length": 512, "attention.head_count": N_HEAD, "attention.layer_norm_epsilon": 1e-5}
