@@ -440,6 +440,12 @@ class ResolvedConfig(EngineConfig):
         slots, start = -(-self.n_slots // n), -(-self.start_slots // n)
         return replace(self, instances=1, n_slots=slots, start_slots=start, cache_ram=self.cache_ram // n)
 
+    @property
+    def n_snapshots(self) -> int:
+        """Older states that a sequence keeps, where llama.cpp can: one for each guess that may be wrong, and no more
+        than a pass with two further tokens has (llama-batch.cpp, split_equal)."""
+        return 0 if self.speculate == "off" else max(0, min(self.n_draft, self.n_ubatch - 2))
+
     def prompt_rows(self, n_vocab: int) -> int:
         """Output rows of one call at most, where several are of one sequence: for logprobs of its prompt."""
         return max(1, min(_MOST_PROMPT_ROWS, self.n_batch, _MOST_PROMPT_ROW_BYTES // (4 * n_vocab)))

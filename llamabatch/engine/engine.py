@@ -442,10 +442,10 @@ def import_the_rest() -> None:
     import llamabatch.sampling.grammar_compiler  # noqa: F401  # with llguidance, which `import llamabatch` leaves out
 
 
-def check_can_speculate(config: EngineConfig | ResolvedConfig, model: Model) -> None:
+def check_can_speculate(config: ResolvedConfig, model: Model) -> None:
     """Raises ConfigError where the cells of wrong guesses could not be taken back."""
     why = model.uncuttable(config)
-    if config.speculate != "off" and why is not None:
+    if config.speculate != "off" and why is not None and not model.n_snapshots(config):
         raise ConfigError(
             f"speculate is {config.speculate!r}, but {model.path.name} has {why}, from which the tokens of wrong "
             "guesses cannot be taken back; give 'off'"
@@ -457,4 +457,5 @@ def speculation(config: ResolvedConfig, limits: Limits, model: Model, draft: Mod
     if config.speculate == "off":
         return None
     proposer: Proposer = NgramProposer() if draft is None else DraftModelProposer(draft, model, config, limits.n_slots)
-    return SpecDecoder(proposer, limits, config.n_draft, config.n_ctx, config.speculate_always)
+    n_draft = model.n_snapshots(config) if model.is_recurrent else config.n_draft
+    return SpecDecoder(proposer, limits, n_draft, config.n_ctx, config.speculate_always)

@@ -1,4 +1,4 @@
-"""Layers that attend over a sliding window: which of a model's they are, and how wide it is."""
+"""The memory of architectures: which layers attend over a sliding window, and what can be done with their state."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ _PERIODS: dict[str, int | None] = {
 _DEFAULTS = {"gemma2": 4096}  # where the file does not name the window
 # A copy of a sequence, or of its saved state, gives other logits than the sequence itself: llama-kv-cache-dsv4.cpp.
 UNCOPIED = frozenset({"deepseek4"})
+# llama.cpp keeps snapshots of their recurrent state, one for each of the last tokens: llm_arch_supports_rs_rollback
+_SNAPSHOTS = frozenset({
+    "bailingmoe3", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe",
+    "qwen4exp",
+})  # fmt: skip
 
 
 def windows(architecture: str, own: Mapping[str, str], n_layer: int) -> tuple[int, ...]:
@@ -37,6 +42,11 @@ def windows(architecture: str, own: Mapping[str, str], n_layer: int) -> tuple[in
 def keeps_windows_whole(architecture: str) -> bool:
     """True if `swa_full` makes llama.cpp keep the cells of this architecture's window layers as those of the others."""
     return architecture in _PERIODS
+
+
+def keeps_snapshots(architecture: str) -> bool:
+    """True if the state of a sequence can be rolled back by some tokens, as wrong guesses need it."""
+    return architecture in _SNAPSHOTS
 
 
 def _number(text: str) -> int:

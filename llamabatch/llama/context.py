@@ -69,6 +69,7 @@ class Context:
         params.n_batch = config.n_batch
         params.n_ubatch = config.n_ubatch
         params.n_seq_max = n_slots
+        params.n_rs_seq = model.n_snapshots(config)
         # unset it reserves n_batch rows of logits
         params.n_outputs_max = config.output_rows(n_slots, model.n_vocab)
         params.n_threads = config.n_threads

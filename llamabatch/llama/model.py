@@ -18,7 +18,7 @@ from llamabatch.gguf.overrides import KvOverrides, overridden
 from llamabatch.gguf.pooling import NO_DENSE_LAYER, RANK, default_pooling, lacks_dense_layer, read_labels
 from llamabatch.gguf.reader import TensorInfo, Value
 from llamabatch.gguf.resolve import file_bytes
-from llamabatch.gguf.windows import UNCOPIED, keeps_windows_whole
+from llamabatch.gguf.windows import UNCOPIED, keeps_snapshots, keeps_windows_whole
 from llamabatch.llama import devices, library, log, overrides
 from llamabatch.llama.adapters import Adapters
 from llamabatch.llama.halt import Halt
@@ -221,6 +221,11 @@ class Model:
         if config.kv == "unified":  # a sequence may be given the older cells of another one
             return f"{found}, and kv is 'unified'"
         return None if keeps_windows_whole(self.metadata.get("general.architecture", "")) else found
+
+    def n_snapshots(self, config: ResolvedConfig) -> int:
+        """Tokens by which a state that cannot be cut can be rolled back, once after each pass that computed them."""
+        architecture = self.metadata.get("general.architecture", "")
+        return config.n_snapshots if self.is_recurrent and keeps_snapshots(architecture) else 0
 
     def can_copy(self, config: EngineConfig | ResolvedConfig) -> bool:
         """True if a sequence can copy all that another one holds, and go on with equal logits.

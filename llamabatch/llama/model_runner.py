@@ -37,6 +37,7 @@ from llamabatch.scheduler.output import (
     Call,
     DecodeStatus,
     Limits,
+    PrefixCopy,
     Restore,
     Save,
     ScheduledSpan,
@@ -106,6 +107,7 @@ class ModelRunner:
         self._config = config
         self._unflushed = False  # copies between slots or shifts of positions wait for the next decode
         self._unfilled: set[int] = set()  # slots whose saved prefix llama.cpp refused
+        self._rolled_back: set[int] = set()  # slots whose state is an older one, until the next pass computes it
         self._growth: _Growth | None = None
         start = min(config.start_slots, n_slots)
         self._context = _largest_context(model, config, start)
@@ -236,14 +238,8 @@ class ModelRunner:
             self._save(save)
         for restore in batch.restores:
             self._restore(restore)
-        self._unflushed = self._unflushed or bool(batch.copies)
         for copy in batch.copies:
-            if copy.source in self._unfilled:
-                self._context.clear(copy.target)
-                self._unfilled.add(copy.target)
-            else:
-                self._context.copy_prefix(copy.source, copy.target, copy.count)
-                self._unfilled.discard(copy.target)
+            self._copy(copy)
         for cut in batch.cuts:
             self._context.clear(cut.slot, cut.count)
         self._unflushed = self._unflushed or bool(batch.shifts)
@@ -267,14 +263,39 @@ class ModelRunner:
                 save.prefix.state = self._context.raw_state(save.slot)
                 save.prefix.save_s = time.perf_counter() - began
 
+    def _copy(self, copy: PrefixCopy) -> None:
+        """Copies what a slot holds to another one. llama.cpp copies the newest state of a slot that was rolled back
+        (llama-memory-recurrent.cpp, seq_cp), so that such a slot is saved and restored instead."""
+        if copy.target in self._rolled_back:
+            self._context.clear(copy.target)  # a rollback of the target would be one of the copy
+            self._rolled_back.discard(copy.target)
+        if copy.source in self._unfilled:
+            self._context.clear(copy.target)
+            self._unfilled.add(copy.target)
+        elif copy.source in self._rolled_back:
+            self._context.clear(copy.target)
+            self._flush(copy.target)
+            state = self._context.raw_state(copy.source)
+            if state is None or not self._context.restore(copy.target, state, copy.count):
+                raise EngineError(f"the state of slot {copy.source} cannot be copied to slot {copy.target}")
+            self._unfilled.discard(copy.target)
+        else:
+            self._unflushed = True
+            self._context.copy_prefix(copy.source, copy.target, copy.count)
+            self._unfilled.discard(copy.target)
+
+    def _flush(self, slot: int) -> None:
+        """Lets llama.cpp make the copies and shifts that wait, by a dummy row in a slot that is empty."""
+        if self._unflushed:
+            self._context.decode(self._batch.fill_rows([0], [0], [slot]))
+            self._context.clear(slot)
+            self._unflushed = False
+
     def _restore(self, restore: Restore) -> None:
         """Fills a slot with a saved prefix. If llama.cpp refuses it, the slot stays empty and is noted as unfilled, so
         that nothing is computed behind tokens that are not there: the request of a file fails, that of a checkpoint is
         computed from its beginning."""
-        if self._unflushed:  # waiting copies may still read the slot, so a dummy row is decoded first
-            self._context.decode(self._batch.fill_rows([0], [0], [restore.slot]))
-            self._context.clear(restore.slot)
-            self._unflushed = False
+        self._flush(restore.slot)  # waiting copies may still read the slot
         state: Any = restore.prefix.state
         if not self._context.restore(restore.slot, state, restore.count):
             restore.prefix.is_refused = True
@@ -283,6 +304,7 @@ class ModelRunner:
             self._unfilled.add(restore.slot)
         else:
             self._unfilled.discard(restore.slot)
+            self._rolled_back.discard(restore.slot)
 
     def _run_filled(self, call: Call) -> list[SpanOutput]:
         """As _run_call, but spans in unfilled slots fail."""
@@ -320,6 +342,8 @@ class ModelRunner:
         if code is not DecodeCode.OK:
             return self._recover(call, code)
         self._unflushed = False
+        if self._rolled_back:
+            self._rolled_back.difference_update(span.slot for span in call.spans)
         self._count(call)
         if not outputs:
             return [_COMPUTED] * len(call.spans)
@@ -434,10 +458,14 @@ class ModelRunner:
         for span, state, tokens, found in zip(spans, states, accepted, logprobs, strict=True):
             if not tokens:
                 results.append(_result(state, NO_TOKEN))
-            elif len(tokens) < span.length and not self._context.clear(span.slot, span.start + len(tokens)):
-                results.append(SpanOutput(DecodeStatus.FAILED, error="the model's state cannot be cut back"))
-            else:
-                results.append(SpanOutput(DecodeStatus.OK, tokens, None, found))
+                continue
+            if len(tokens) < span.length:
+                if not self._context.clear(span.slot, span.start + len(tokens)):
+                    results.append(SpanOutput(DecodeStatus.FAILED, error="the model's state cannot be cut back"))
+                    continue
+                if not self.limits.can_cut:
+                    self._rolled_back.add(span.slot)
+            results.append(SpanOutput(DecodeStatus.OK, tokens, None, found))
         return results
 
     def _recover(self, call: Call, code: DecodeCode) -> list[SpanOutput]:

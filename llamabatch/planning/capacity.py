@@ -41,6 +41,8 @@ _CUDA_HEADS = frozenset({40, 64, 72, 80, 96, 112, 128, 192, 256, 320, 512, 576})
 _MOST_CACHE_RAM = 8192  # MiB of an engine: llama-server's --cache-ram
 _CACHE_RAM_PART = 4  # of what is left
 _CACHED_SLOTS = 64  # more cells than those of so many full slots are not kept, so that a small model stays a small one
+_SLOTS_OF_SNAPSHOTS = 8  # states of so many slots, with a snapshot for each guess, take no more than this share
+_SNAPSHOTS_SHARE = 0.125  # of the memory that is free
 _UBATCH = 512  # llama.cpp's own default
 # zeroed within a tenth of a second: 1.5 GiB take 0.6 s, or 0.4 s in new pages
 _CHEAP_CELLS = 256 * MIB
@@ -162,6 +164,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
             "pooling": _pooling(config, facts, reasons),
         }
     )
+    one_slot = replace(one_slot, n_draft=_n_draft(config, facts, one_slot, machine, reasons))
     if config.n_ctx == "fit":
         one_slot = replace(one_slot, n_ctx=_fitted(config, facts, one_slot, machine, reasons))
     found = _kv_cache(facts, config, one_slot, machine, reasons, profile if n_instances == 1 else None)
@@ -472,6 +475,23 @@ def _why_not_on_cuda(config: EngineConfig, facts: ModelFacts) -> str:
     if width and width not in _CUDA_HEADS:
         return f"flash attention on CUDA has no kernel for heads of {width}"
     return ""
+
+
+def _n_draft(
+    config: EngineConfig, facts: ModelFacts, one_slot: ResolvedConfig, machine: Machine, reasons: dict[str, str]
+) -> int:
+    """Guesses for each sequence in a step at most. A recurrent state is kept once for each of them, in all slots."""
+    states = 1 + facts.n_snapshots(one_slot)
+    if states == 1:
+        return config.n_draft
+    n_slots = config.n_slots if config.n_slots != "auto" else _SLOTS_OF_SNAPSHOTS
+    free = machine.available_bytes
+    if _is_on_gpus(facts, one_slot, machine):
+        free = sum(gpu.free_bytes for gpu in machine.gpus)
+    most = int(free * _SNAPSHOTS_SHARE / (n_slots * 4 * facts.state_values))
+    each = mib(4 * facts.state_values)
+    reasons["n_draft"] = f"the state of a sequence, {each}, is kept once more for each guess that may be wrong"
+    return max(1, min(states - 1, most - 1))
 
 
 def _instances(config: EngineConfig, machine: Machine, small_on_cpu: bool, reasons: dict[str, str]) -> int:

@@ -29,6 +29,7 @@ class Widths:
         masks: kinds of attention masks: 2 if some layers attend over a window.
         values: elements of V alone.
         per_layer: embeddings of a token that layers of their own read (Gemma 3n and 4), kept until the last layer.
+        streams: vectors of n_embd for each token that go from layer to layer (Gemma 3n: AltUp).
     """
 
     n_embd: int
@@ -42,6 +43,7 @@ class Widths:
     masks: int = 1
     values: int = 0
     per_layer: int = 0
+    streams: int = 1
 
 
 def graph_bytes(
@@ -51,6 +53,7 @@ def graph_bytes(
     n_outputs: int,
     flash: bool,
     state_bytes: int = 0,
+    n_snapshots: int = 0,
     n_fed: int | None = None,
     *,
     follows: bool = False,
@@ -65,6 +68,7 @@ def graph_bytes(
         n_outputs: rows of logits.
         flash: flash attention is on, which keeps no scores.
         state_bytes: size of all states of one recurrent layer, which a pass gathers.
+        n_snapshots: older states of each sequence that a recurrent layer writes.
         n_fed: tokens that enter a feed-forward network; None: all. In the last layer only output rows do.
         follows: the first layer is on another device; else the embeddings that it starts from stay until the end.
         apart: what enters lies in copies of its own, which are not counted but for one.
@@ -84,8 +88,10 @@ def graph_bytes(
         feeds -= min(feeds, mask // _F32)
     keeps = n_tokens * widths.recurrent
     ends = min(n_tokens, n_outputs) * (widths.n_vocab + _LIVE_EMBEDDINGS * widths.n_embd)
+    begins = n_tokens * (3 * widths.per_layer + 2 * widths.n_embd) if widths.per_layer else 0
+    mixes = n_tokens * (6 * widths.streams + 2) * widths.n_embd if widths.streams > 1 else 0
     kept = mask + _F32 * n_tokens * widths.per_layer
-    return kept + max(_F32 * max(attends, feeds, ends), _F32 * keeps + 2 * state_bytes)
+    return kept + max(_F32 * max(begins, mixes, attends, feeds, ends), _F32 * keeps + (2 + n_snapshots) * state_bytes)
 
 
 PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES

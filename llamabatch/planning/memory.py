@@ -157,7 +157,8 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
         config = replace(config, device_sampling="off")
     layers = facts.layers or (Layer(facts.k_values, facts.v_values, facts.state_values),)
     contexts = _contexts(config)
-    kept = [sum(_kept(layer, config, n_slots) for n_slots in contexts) for layer in layers]
+    states = 1 + facts.n_snapshots(config)
+    kept = [sum(_kept(layer, config, n_slots, states) for n_slots in contexts) for layer in layers]
     passes = [pass_bytes(facts, config, n_slots, _attended(config, n_slots)) for n_slots in contexts]
     buffers = GpuBuffers.of(facts, config, _attended(config, config.n_slots), len(gpu_shares), passes[0].written)
     gpus = [_on_gpu(number, placement, config, kept, buffers) for number in range(len(gpu_shares))]
@@ -214,14 +215,14 @@ def _attended(config: ResolvedConfig, n_slots: int) -> int:
     return min(cells * n_slots, padded(config.kv_cells)) if config.kv == "unified" else cells
 
 
-def _kept(layer: Layer, config: ResolvedConfig, n_slots: int) -> int:
-    """Bytes of the cells and states that a layer keeps."""
+def _kept(layer: Layer, config: ResolvedConfig, n_slots: int, states: int) -> int:
+    """Bytes of the cells that a layer keeps, and of so many states of each slot."""
     is_unified, cells = config.kv == "unified", _attended(config, n_slots)
     per_cell = layer.k_values * TYPE_BYTES[config.type_k] + layer.v_values * TYPE_BYTES[config.type_v]
     if layer.window and not config.swa_full:  # llama-kv-cache-iswa.cpp: the windows, and the tokens of a pass
         window = layer.window * (n_slots if is_unified else 1)
         cells = min(cells, padded(window + min(config.n_ubatch, config.n_batch)))
-    return int((1 if is_unified else n_slots) * cells * per_cell) + n_slots * layer.state_values * 4
+    return int((1 if is_unified else n_slots) * cells * per_cell) + n_slots * states * layer.state_values * 4
 
 
 def _listed(facts: ModelFacts, config: ResolvedConfig) -> int:

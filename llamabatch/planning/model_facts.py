@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llamabatch.config import ResolvedConfig
 from llamabatch.gguf.header import Header, read_parts
 from llamabatch.gguf.pooling import declared_pooling, default_pooling, head_width, lacks_dense_layer
 from llamabatch.gguf.reader import TensorInfo
-from llamabatch.gguf.windows import windows
+from llamabatch.gguf.windows import keeps_snapshots, windows
 from llamabatch.planning.compute_buffers import Widths
 from llamabatch.planning.machine import Machine
 
@@ -105,6 +106,10 @@ class ModelFacts:
     def has_state(self) -> bool:
         """True if layers keep a state that cannot be cut at a position, as far as that is known here."""
         return self.state_values > 0 or self.arch in _STATES
+
+    def n_snapshots(self, config: ResolvedConfig) -> int:
+        """Older states that a sequence keeps."""
+        return config.n_snapshots if self.state_values and keeps_snapshots(self.arch) else 0
 
     @property
     def n_layer(self) -> int:
@@ -202,6 +207,8 @@ def _layers(own: Mapping[str, str], architecture: str) -> tuple[Layer, ...]:
         feeds = _each_layer(own, "feed_forward_length", n_layer, 0)
         heads = [0 if width else n for n, width in zip(heads, feeds, strict=True)]
         states = [0 if width else n for n, width in zip(states, feeds, strict=True)]
+    own_cells = n_layer - _first(own, "attention.shared_kv_layers", 0)  # the last layers read those of earlier ones
+    heads = [n if i < own_cells else 0 for i, n in enumerate(heads)]
     over = windows(architecture, own, n_layer) or (0,) * n_layer
     return tuple(
         Layer(n * k_head, n * v_head, values, window) for n, values, window in zip(heads, states, over, strict=True)
@@ -241,6 +248,7 @@ def _widths(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_vocab: in
         latent=_first(own, "attention.key_length_mla", 0) > 0,
         values=kv_heads * v_head,
         masks=2 if _first(own, "attention.sliding_window", 0) else 1,
+        streams=_first(own, "altup.num_inputs", 1),
         per_layer=_first(own, "embedding_length_per_layer_input", 0) * _first(own, "block_count", 0),
     )
 

@@ -35,6 +35,7 @@ class Pass(NamedTuple):
     n_outputs: int
     flash: bool
     state_bytes: int
+    n_snapshots: int
 
     @classmethod
     def of(cls, facts: ModelFacts, config: ResolvedConfig, n_slots: int, cells: int) -> Pass:
@@ -46,6 +47,7 @@ class Pass(NamedTuple):
             config.output_rows(n_slots, facts.n_vocab),
             config.flash_attn != "off",  # auto is on wherever a kernel is there: capacity._flash_attn
             n_slots * 4 * max((layer.state_values for layer in facts.layers), default=facts.state_values),
+            facts.n_snapshots(config),
         )
 
 

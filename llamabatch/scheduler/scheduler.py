@@ -574,7 +574,10 @@ class Scheduler:
             return SequenceOutput.of_step(sequence.request.request_id, accepted, text, logprobs)
         output = self._retire(sequence, accepted, text, logprobs)
         if n_accepted < len(sampled):
-            self._kv_cache.cut(span.slot, sequence.num_cells)
+            if self.limits.can_cut:
+                self._kv_cache.cut(span.slot, sequence.num_cells)
+            else:
+                self._kv_cache.evict(span.slot, is_lost=True)
         return output
 
     def _failed(self, sequence: Sequence, error: Exception) -> SequenceOutput:

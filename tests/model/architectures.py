@@ -517,7 +517,9 @@ KINDS: dict[str, Kind] = {
     "gemma3n": (
         _ATTENTION
         | {"block_count": _LAYERS_3N, "attention.sliding_window": WINDOW, "attention.layer_norm_rms_epsilon": 1e-2}
-        | {"attention.key_length": HEAD, "attention.value_length": HEAD},
+        | {"attention.key_length": HEAD, "attention.value_length": HEAD}
+        | {"embedding_length_per_layer_input": _WIDTH_3N, "altup.num_inputs": _STREAMS}
+        | {"attention.shared_kv_layers": _LAYERS_3N - 20},
         _gemma3n,
     ),
     "bert": (

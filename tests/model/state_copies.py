@@ -6,6 +6,7 @@ Each request has a fresh engine's bits: those of the same prompt alone, without 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,18 @@ from llamabatch.engine.engine import Engine
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.request.sequence import Sequence
 
 N_CTX = 256
 N_VOCAB = 128
-MOST_TOKENS = 3
+N_TOKENS = 3
+N_TOKENS_GUESSED = 9
 SIZES: dict[str, Any] = {
     "n_ctx": N_CTX, "n_threads": 1, "n_threads_batch": 1, "n_batch": 64, "n_ubatch": 32, "profile": False,
     "trial": "off",
 }  # fmt: skip
+# Rollbacks of one to three tokens between forks, saves, restores and preemptions.
+GUESSING: dict[str, Any] = {"speculate": "lookup", "speculate_always": True, "n_draft": 3}
 # architecture, options, tolerance: 0 for equal bits
 KINDS: list[tuple[str, dict[str, Any], float]] = [
     ("llama", {}, 0.0),
@@ -34,6 +39,12 @@ KINDS: list[tuple[str, dict[str, Any], float]] = [
     ("mamba2", {}, 0.0),
     ("qwen35", {"kv": "unified", "kv_cells": 512}, 1e-4),
     ("lfm2", {}, 1e-4),
+    ("llama", GUESSING, 0.0),
+    ("qwen35", GUESSING, 0.0),
+    ("nemotron_h", GUESSING, 0.0),
+    ("qwen4exp", GUESSING, 0.0),
+    ("lfm2", GUESSING, 1e-4),
+    ("qwen35", {**GUESSING, "kv": "unified", "kv_cells": 512}, 1e-4),
     ("gpt-oss", {}, 1e-4),
     ("gpt-oss", {"swa_full": False}, 1e-4),
 ]
@@ -56,6 +67,10 @@ class Histories:
         self._alone = Engine(EngineConfig(str(path), **alone))
         self._tolerance = tolerance
         self._known: dict[tuple[int, ...], Text] = {}
+        self._n_tokens = N_TOKENS
+        if self.engine._speculation is not None:
+            self._n_tokens = N_TOKENS_GUESSED
+            self.engine._speculation._proposer = _Guesses(self)
 
     def close(self) -> None:
         self.engine.close()
@@ -74,9 +89,9 @@ class Histories:
                 chat = rng.randrange(len(chats))
                 prompt, name = tuple(chats[chat]), f"{number}.{turn}.{len(asked)}"
                 asked[name] = prompt
-                self.engine.add(_request(name, prompt, rng.choice([0, 0, 1]), salts[chat]))
+                self.engine.add(_request(name, prompt, rng.choice([0, 0, 1]), self._n_tokens, salts[chat]))
                 if len(prompt) < 170:
-                    own = self._text(prompt)[0] if rng.random() < 0.6 else ()
+                    own = self.text(prompt)[0] if rng.random() < 0.6 else ()
                     chats[chat] = [*prompt, *own, *_tokens(rng, 1, 12)]
             for _ in range(rng.randrange(1, 9)):
                 self._step(outputs)
@@ -96,9 +111,10 @@ class Histories:
             if output.finished is not None:
                 outputs[output.request_id] = output.finished
 
-    def _text(self, prompt: tuple[int, ...]) -> Text:
+    def text(self, prompt: tuple[int, ...]) -> Text:
+        """What a fresh engine writes."""
         if prompt not in self._known:
-            self._alone.add(_request("alone", prompt, 0))
+            self._alone.add(_request("alone", prompt, 0, self._n_tokens))
             while self._alone.has_work:
                 for output in self._alone.step():
                     if output.finished is not None:
@@ -106,7 +122,7 @@ class Histories:
         return self._known[prompt]
 
     def _compare(self, prompt: tuple[int, ...], found: Text) -> None:
-        wanted = self._text(prompt)
+        wanted = self.text(prompt)
         if not self._tolerance:
             assert found == wanted, f"{len(prompt)} tokens: {found} in place of {wanted}"
             return
@@ -116,12 +132,34 @@ class Histories:
                 return
 
 
+class _Guesses:
+    """A Proposer that knows the texts, and often guesses one token of a run wrong."""
+
+    is_free = True
+
+    def __init__(self, histories: Histories) -> None:
+        self._histories = histories
+        self._rng = random.Random(0)
+
+    def propose(self, sequences: Iterable[Sequence], n: int) -> list[list[int]]:
+        found = []
+        for sequence in sequences:
+            text, at = self._histories.text(tuple(sequence.token_ids[: sequence.num_prompt]))[0], sequence.num_output
+            guesses = list(text[at : at + self._rng.randint(0, n)])
+            wrong = self._rng.randrange(n + 1)
+            found.append([(token + (place == wrong)) % N_VOCAB for place, token in enumerate(guesses)])
+        return found
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
 def _tokens(rng: random.Random, least: int, most: int) -> list[int]:
     return [rng.randrange(N_VOCAB) for _ in range(rng.randint(least, most))]
 
 
-def _request(name: str, prompt: tuple[int, ...], priority: int, salt: str | None = None) -> Request:
-    params = SamplingParams(temperature=0, max_tokens=MOST_TOKENS, ignore_eos=True, logprobs=1, priority=priority)
+def _request(name: str, prompt: tuple[int, ...], priority: int, n_tokens: int, salt: str | None = None) -> Request:
+    params = SamplingParams(temperature=0, max_tokens=n_tokens, ignore_eos=True, logprobs=1, priority=priority)
     return Request(name, prompt, replace(params, cache_salt=salt))
 
 

@@ -9,6 +9,7 @@ import pytest
 from llamabatch import LLM, ConfigError, Engine, EngineConfig, Request, SamplingParams
 from llamabatch.engine.engine import check_can_speculate
 from tests.model.conftest import HELDOUT, mixed_conversations
+from tests.unit.configs import resolved
 
 FORCED = {"speculate": "lookup", "speculate_always": True}
 
@@ -154,6 +155,8 @@ def test_nothing_is_guessed_unless_asked(greedy):
 )
 def test_models_whose_state_cannot_be_cut_are_refused_by_name(found, message):
     facts = {"path": SimpleNamespace(name="m.gguf"), "uncuttable": lambda config: found}
-    check_can_speculate(EngineConfig("tiny"), SimpleNamespace(**facts))
+    unkept, kept = (SimpleNamespace(**facts, n_snapshots=lambda config, n=n: n) for n in (0, 8))
+    check_can_speculate(resolved("tiny"), unkept)
+    check_can_speculate(resolved("tiny", speculate="lookup"), kept)
     with pytest.raises(ConfigError, match=f"speculate is 'lookup', but m.gguf has .*{message}"):
-        check_can_speculate(EngineConfig("tiny", speculate="lookup"), SimpleNamespace(**facts))
+        check_can_speculate(resolved("tiny", speculate="lookup"), unkept)

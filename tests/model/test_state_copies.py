@@ -43,6 +43,8 @@ def test_random_histories_have_the_bits_of_fresh_engines(paths, name, options, t
             histories.close()
     assert min(stats.shared_tokens, stats.prefix_tokens) > 20 * CASES
     assert stats.preemptions > 1
+    if "speculate" in options:
+        assert 10 * CASES < stats.accepted_tokens < stats.drafted_tokens - 5 * CASES
 
 
 def test_equal_bits_are_asked_of_builds_that_have_them():

@@ -51,6 +51,34 @@ def test_elements_that_layers_keep():
     assert ModelFacts.from_metadata(common | attention | latent, 1, 1).v_values == 0
 
 
+def test_a_state_is_kept_once_for_each_guess_where_llama_cpp_can_roll_it_back():
+    common = {"block_count": "4", "embedding_length": "64", "attention.head_count": "4", "ssm.conv_kernel": "4"}
+    ssm = {"ssm.inner_size": "8192", "ssm.state_size": "256"}
+
+    def planned(architecture="qwen35", free=16 * GIB, **options):
+        own = {f"{architecture}.{key}": value for key, value in (common | ssm).items()}
+        facts = ModelFacts.from_metadata({"general.architecture": architecture, **own}, 1, 1)
+        return facts, resolve(EngineConfig("m", n_ctx=256, instances=1, **options), facts, Machine(8, free))
+
+    _, plain = planned(n_slots=4)
+    assert (plain.config.n_draft, "n_draft" in plain.reasons) == (8, False)
+    facts, guessing = planned(n_slots=4, speculate="lookup")
+    assert guessing.config.n_draft == 8
+    assert "kept once more for each guess" in guessing.reasons["n_draft"]
+    assert guessing.memory.kv_cache - plain.memory.kv_cache == 8 * 4 * 4 * facts.state_values
+    _, little = planned(n_slots=8, speculate="lookup", free=8 * GIB)
+    assert little.config.n_draft == 8 * GIB // 8 // (8 * 4 * facts.state_values) - 1 == 4
+    assert planned(n_slots=4, speculate="lookup", n_batch=8, n_ubatch=6)[1].config.n_draft == 4
+    assert "n_draft" not in planned("jamba", speculate="lookup")[1].reasons
+
+
+def test_layers_that_read_the_cells_of_others_keep_none():
+    own = {"block_count": "6", "embedding_length": "64", "attention.head_count": "4", "attention.shared_kv_layers": "2"}
+    named = {f"gemma4.{key}": value for key, value in own.items()}
+    facts = ModelFacts.from_metadata({"general.architecture": "gemma4", **named}, 1, 1)
+    assert facts.k_values == 4 * 64
+
+
 def test_layers_of_hybrids_that_keep_no_cells_or_no_state():
     """tests/model/test_graph_buffers.py compares small models of these with what llama.cpp allocates."""
 

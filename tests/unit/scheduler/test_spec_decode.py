@@ -115,10 +115,13 @@ def test_right_wrong_and_half_right_guesses_change_no_text(
     memory_for=st.sampled_from([None, None, 3]),
     growth_steps=st.sampled_from([0, 3]),
     carries=st.booleans(),
+    can_cut=st.booleans(),
 )
-def test_arrivals_aborts_and_growth_between_guesses(seed, name, right, always, memory_for, growth_steps, carries):
+def test_arrivals_aborts_and_growth_between_guesses(
+    seed, name, right, always, memory_for, growth_steps, carries, can_cut
+):
     rng = random.Random(seed)
-    limits = replace(LIMITS, start_slots=2)
+    limits = replace(LIMITS, start_slots=2, can_cut=can_cut, can_pad=can_cut)
     speculation = SpecDecoder(Guesser(rng, right), limits, 5, N_CTX, always)
     scheduler = Scheduler(policy(name), limits, spec_decoder=speculation)
     runner = FakeModelRunner(limits, memory_for=memory_for, growth_steps=growth_steps, carries=carries)
@@ -316,12 +319,14 @@ def test_output_rows_are_bounded():
     assert all(n * 65 <= longer.output_rows(n, 152_000) for n in (1, 2, 4))
 
 
-def test_a_run_past_a_stop_string_leaves_no_cells_of_guesses_to_the_next_turn():
-    """The next request begins with all that the finished one came to be: its cells end where that text ends."""
-    cut = 0
+@pytest.mark.parametrize("can_cut", [True, False])
+def test_a_run_past_a_stop_string_leaves_no_cells_of_guesses_to_the_next_turn(can_cut):
+    """The next request begins with all that the finished one came to be: its cells end where that text ends. A state
+    of more tokens is of no use."""
+    cut, limits = 0, replace(LIMITS, can_cut=can_cut, can_pad=can_cut)
     for seed in range(30):
-        speculation = SpecDecoder(Guesser(random.Random(seed), 1.0, ragged=False), LIMITS, 8, N_CTX, always=True)
-        scheduler, runner = Scheduler(policy("batched"), LIMITS, spec_decoder=speculation), FakeModelRunner(LIMITS)
+        speculation = SpecDecoder(Guesser(random.Random(seed), 1.0, ragged=False), limits, 8, N_CTX, always=True)
+        scheduler, runner = Scheduler(policy("batched"), limits, spec_decoder=speculation), FakeModelRunner(limits)
         prompt = tuple(1 + (seed + i) % 60 for i in range(60))
         whole = expected_output(prompt, 100)
         stop = chr(whole[min(len(whole) - 1, 5)])
@@ -329,8 +334,9 @@ def test_a_run_past_a_stop_string_leaves_no_cells_of_guesses_to_the_next_turn():
         output = drain(scheduler, runner)["first"]
         assert list(output.token_ids) == whole[: len(output.token_ids)]
         following = (*prompt, *output.token_ids)
-        cut += any(len(cells) > len(following) - 1 for cells in runner.cells)
+        is_cut = any(len(cells) > len(following) - 1 for cells in runner.cells)
+        cut += is_cut
         scheduler.add(sequence("next", (*following, 7), 20))
         assert list(drain(scheduler, runner)["next"].token_ids) == expected_output((*following, 7), 20)
-        assert scheduler.prefix_cache.num_prefix_hits == 1
+        assert scheduler.prefix_cache.num_prefix_hits == int(can_cut or not is_cut)
     assert cut > 10
