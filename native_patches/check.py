@@ -33,9 +33,9 @@ MODEL = Path(__file__).parents[1] / "llamabatch" / "bundled" / "tiny.gguf"
 GIGABYTES = 4.0
 TIMEOUT_S = 3600
 
-_KERNELS = ("flash_attention_check", "matmul_check")
+_KERNELS = ("flash_attention_check", "matmul_check", "state_check")
 _ALL = (*_KERNELS, "decode_check", "sampler_check", "tokenizer_check")
-_OPERATIONS = ("FLASH_ATTN_EXT", "MUL_MAT", "MUL_MAT_ID")
+_OPERATIONS = ("FLASH_ATTN_EXT", "GATED_DELTA_NET", "MUL_MAT", "MUL_MAT_ID", "SSM_SCAN")
 _CMAKE = (
     *("-DLLAMA_BUILD_COMMON=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_TOOLS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"),
     *("-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_OPENSSL=OFF"),

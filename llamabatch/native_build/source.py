@@ -46,11 +46,13 @@ _LLAMA_CPP = Path("vendor", "llama.cpp")
 _CPU = _LLAMA_CPP / "ggml" / "src" / "ggml-cpu"
 
 KERNELS = {
+    "delta-net.h": _CPU,
     "fattn-block.cpp": _CPU,
     "fattn-block.h": _CPU,
     "fattn-few.h": _CPU,
     "fattn-many.h": _CPU,
     "llama-ragged.cpp": _LLAMA_CPP / "src",
+    "llama-states.cpp": _LLAMA_CPP / "src",
     "repack-any-rows.h": _CPU,
     "repack-floats.h": _CPU / "arch" / "x86",
     "repack-rows.cpp": _CPU / "arch" / "x86",

@@ -19,7 +19,7 @@ COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.w
 
 # 31 has no factor in common with the counts of types, shapes, rows and threads, so that each of them has its turn.
 @pytest.mark.parametrize("every", [1, pytest.param(31, marks=pytest.mark.guard)])
-@pytest.mark.parametrize("name", ["flash_attention_check", "matmul_check"])
+@pytest.mark.parametrize("name", ["flash_attention_check", "matmul_check", "state_check"])
 @pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 @pytest.mark.skipif(not library.has_fast_attention(), reason="llama.cpp is not the patched build")
 def test_types_shapes_and_threads(tmp_path, name, every):
