@@ -32,8 +32,12 @@ TARGETS: Mapping[str, Mapping[str, float]] = {
     "long prompt among talkers": dict.fromkeys(SERVERS, 1.0),
     "busy laptop": {STOCK: 5.0, STOCK_BEST: 5.0, PATCHED: 3.0, PATCHED_BEST: 1.5, LOOP: 5.0},
     "tiny": {STOCK: 3.0, STOCK_BEST: 3.0, PATCHED: 1.5, PATCHED_BEST: 1.5, LOOP: 5.0, LIMIT: 0.85},
+    "burst, hybrid": {STOCK: 2.0, STOCK_BEST: 2.0},
+    "one request, hybrid": {STOCK: 1.0, STOCK_BEST: 1.0},
     "shared prefix, hybrid": {STOCK: 4.0, STOCK_BEST: 4.0},
     "second turn, hybrid": {},
+    "burst, window": {},
+    "one request, window": {},
     "shared prefix, window": {},
     "second turn, window": {},
 }

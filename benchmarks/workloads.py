@@ -162,6 +162,8 @@ WORKLOADS = {
             workload
             for kind in ("hybrid", "window")
             for workload in (
+                Workload(f"burst, {kind}", f"synth {kind}", _BURST, n_ctx=256),
+                Workload(f"one request, {kind}", f"synth {kind}", (Shape(64, 128),), n_ctx=256, loop_every=1),
                 Workload(f"shared prefix, {kind}", f"synth {kind}", _SHARED, n_ctx=768, shared=512),
                 Workload(
                     f"second turn, {kind}", f"synth {kind}", (Shape(2100, 32),), n_ctx=2304, shared=2000, warm=True,

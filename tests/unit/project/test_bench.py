@@ -277,8 +277,8 @@ def test_the_staircase_adds_prefill_and_steps():
 
 def test_the_limit_leaves_out_what_it_cannot_say():
     applies = [name for name, workload in WORKLOADS.items() if limit.Limit().applies(workload)]
-    shared = ["shared prefix, hybrid", "shared prefix, window"]
-    assert applies == ["burst", "burst, 1B Q4_K_M", "ragged", "shared prefix", "tiny", *shared]
+    others = [f"{name}, {kind}" for kind in ("hybrid", "window") for name in ("burst", "shared prefix")]
+    assert applies == ["burst", "burst, 1B Q4_K_M", "ragged", "shared prefix", "tiny", *others]
 
 
 # --- the report ---------------------------------------------------------------------------------------------------
