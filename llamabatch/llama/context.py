@@ -69,7 +69,8 @@ class Context:
         params.n_batch = config.n_batch
         params.n_ubatch = config.n_ubatch
         params.n_seq_max = n_slots
-        params.n_rs_seq = model.n_snapshots(config)
+        if snapshots := model.n_snapshots(config):
+            params.n_rs_seq = snapshots
         # unset it reserves n_batch rows of logits
         params.n_outputs_max = config.output_rows(n_slots, model.n_vocab)
         params.n_threads = config.n_threads
@@ -96,6 +97,12 @@ class Context:
             self._free_chains()
             reason = log.reason()
             raise EngineError(f"no context of {n_slots} slots of {n_ctx} tokens can be made: {reason}")
+        if snapshots and lib.llama_n_rs_seq(self.handle) < snapshots:
+            self.close()
+            raise ConfigError(
+                f"speculate is {config.speculate!r}, but this llama.cpp keeps no older states of {model.path.name}, to "
+                "which wrong guesses would go back; give 'off'"
+            )
         self._memory = lib.llama_get_memory(self.handle)
         self._window = 0 if config.swa_full else model.window  # older cells of some layers may be gone
         self._n_vocab = model.n_vocab

@@ -224,8 +224,8 @@ class Model:
 
     def n_snapshots(self, config: ResolvedConfig) -> int:
         """Tokens by which a state that cannot be cut can be rolled back, once after each pass that computed them."""
-        architecture = self.metadata.get("general.architecture", "")
-        return config.n_snapshots if self.is_recurrent and keeps_snapshots(architecture) else 0
+        known = keeps_snapshots(self.metadata.get("general.architecture", ""))
+        return config.n_snapshots if self.is_recurrent and known and hasattr(self._lib, "llama_n_rs_seq") else 0
 
     def can_copy(self, config: EngineConfig | ResolvedConfig) -> bool:
         """True if a sequence can copy all that another one holds, and go on with equal logits.

@@ -2,8 +2,9 @@
 
 import pytest
 
-from llamabatch import LLM, SamplingParams
+from llamabatch import LLM, ConfigError, SamplingParams
 from llamabatch.config import EngineConfig
+from llamabatch.llama import library
 from llamabatch.llama.model import Model
 from llamabatch.llama.model_runner import ModelRunner
 from llamabatch.native_build.tools import SetupFailure
@@ -49,6 +50,12 @@ def test_random_histories_have_the_bits_of_fresh_engines(paths, name, options, t
 
 def test_equal_bits_are_asked_of_builds_that_have_them():
     assert choose().build.marker is None or {tolerance for _, _, tolerance in KINDS} == {0.0, 1e-4}
+
+
+def test_a_llama_cpp_without_snapshots_of_a_state_is_named(paths, monkeypatch):
+    monkeypatch.setattr(library.load(), "llama_n_rs_seq", lambda context: 0)
+    with pytest.raises(ConfigError, match="speculate is 'lookup', but this llama.cpp keeps no older states of qwen35"):
+        LLM(str(paths["qwen35"]), strategy="batched", n_slots=2, speculate="lookup", **SIZES)
 
 
 @pytest.fixture
