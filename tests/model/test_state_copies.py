@@ -54,7 +54,7 @@ def test_equal_bits_are_asked_of_builds_that_have_them():
 
 def test_a_llama_cpp_without_snapshots_of_a_state_is_named(paths, monkeypatch):
     monkeypatch.setattr(library.load(), "llama_n_rs_seq", lambda context: 0)
-    with pytest.raises(ConfigError, match="speculate is 'lookup', but this llama.cpp keeps no older states of qwen35"):
+    with pytest.raises(ConfigError, match="keeps no older states of qwen35"):
         LLM(str(paths["qwen35"]), strategy="batched", n_slots=2, speculate="lookup", **SIZES)
 
 
