@@ -26,7 +26,7 @@ from benchmarks.process import PeerFailure, environment
 from llamabatch.native_build.tools import make_folder, run_logged
 from llamabatch.utils.paths import cache_dir
 
-COMPARED = ("burst", "ragged", "tiny")
+COMPARED = ("burst", "ragged", "tiny", "burst, hybrid", "one request, hybrid")
 
 
 def unpack(reference: str) -> tuple[str, Path]:

@@ -57,6 +57,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 # Groups of `llamabatch serve` alone, behind its own options.
 SERVER_GROUPS: dict[str, tuple[str, ...]] = {
+    "Several models": (
+        *("models_dir", "models_preset", "models_max", "models_autoload", "models_fifo", "sleep_idle_seconds"),
+    ),
     "Address": ("host", "port", "uds", "reuse_port", "root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"),
     "Callers": (
         *("api_keys", "api_key_file", "no_key", "metrics_without_key", "allowed_hosts", "cors_origins"),
@@ -82,8 +85,8 @@ SHORT: dict[str, tuple[str, ...]] = {
         *("n_gpu_layers", "help"),
     ),
     "serve": (
-        *("model", "served_model_names", "loras", "host", "port", "api_keys", "no_key", "batches", "data_dir"),
-        *("log_level", "access_log", "max_tokens", "temperature", "others", "n_slots", "max_queue", *_ENGINE, "help"),
+        *("model", "models_dir", "served_model_names", "loras", "host", "port", "api_keys", "no_key", "batches"),
+        *("data_dir", "log_level", "max_tokens", "temperature", "others", "n_slots", "max_queue", *_ENGINE, "help"),
     ),
 }
 ALL = "--help-all"

@@ -183,6 +183,10 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]
 
     name = "model"
 
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """One name, although it may have blanks and the option may be given several times."""
+        return [rv]
+
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         names = [TINY] if TINY.startswith(incomplete) else []
         return [CompletionItem(name) for name in (*names, *_files(incomplete, (".gguf",)), *_cached(incomplete))]

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,18 @@ import click
 from llamabatch.cli import echo_wrapped
 from llamabatch.cli.help_groups import GROUPS, SERVER_GROUPS, GroupedCommand
 from llamabatch.cli.options import (
+    MODEL_VARIABLE,
     chat_template_option,
     engine_options,
     lora_option,
-    model_option,
     sampling_options,
     variable_of,
 )
-from llamabatch.cli.param_types import Text
+from llamabatch.cli.param_types import ModelName, Text
 from llamabatch.cli.serve_flags import Translated, from_environment, translate
-from llamabatch.config import MIN_CTX
-from llamabatch.errors import ConfigError, MemoryPlanError
+from llamabatch.cli.serve_models import NamedModel, named_models, options_of
+from llamabatch.config import MIN_CTX, EngineConfig
+from llamabatch.errors import ConfigError, LlamaBatchError, MemoryPlanError
 from llamabatch.gguf.resolve import local, resolve
 from llamabatch.planning.memory import mib
 from llamabatch.request.samplers import KNOWN, known_samplers
@@ -55,6 +56,7 @@ _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_[0-9]+_|$)")
 _KEY_VARIABLES = (variable_of("api_key"), "LLAMA_API_KEY", "VLLM_API_KEY")
 _FLAGS = {"api_keys": "--api-key", "allowed_hosts": "--allowed-host", "served_model_names": "--served-model-name"}
 _FLAGS["threads"] = "--threads-http"  # --threads is llama-server's, for the engine
+_LINE, _MODEL = "llamabatch.line", "llamabatch.model"  # keys of a context's meta
 _ELSEWHERE = ("sampling", "chat_template", "chat_template_kwargs", "default_adapters")  # options of their own
 
 
@@ -81,6 +83,7 @@ class ServeCommand(GroupedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # a completion, whose line is not whole
             return super().parse_args(ctx, args)
+        ctx.meta.setdefault(_LINE, tuple(args))
         options = {flag: each for each in self.params if isinstance(each, click.Option) for flag in each.opts}
         negatives = {
             flag: each for each in self.params if isinstance(each, click.Option) for flag in each.secondary_opts
@@ -89,19 +92,22 @@ class ServeCommand(GroupedCommand):
         given = translate(args, takes | dict.fromkeys(negatives, 0))
         named = (each.envvar for each in self.params if each.envvar)
         known = {name for one in named for name in ([one] if isinstance(one, str) else one)}
-        for message in unknown_variables(os.environ, known | _ELSEWHERE_VARIABLES):
+        is_first = _MODEL not in ctx.meta  # of the line's readings, one for each of several models
+        for message in unknown_variables(os.environ, known | _ELSEWHERE_VARIABLES) if is_first else ():
             echo_wrapped(message)
         theirs = from_environment(os.environ)
         known = {
             arg.partition("=")[0] for arg, before in zip(given.args[1:], given.args, strict=False) if before == "-P"
         }
         ctx.default_map = {**(ctx.default_map or {}), **_as_defaults(theirs, options, negatives)}
+        if isinstance(model := ctx.default_map.get("model"), str):  # of the user's file
+            ctx.default_map["model"] = [model]
         if known and "others" in ctx.default_map:  # click takes either the line's or these
             more = [each for each in ctx.default_map["others"] if each.partition("=")[0] not in known]
             given.args = [*(arg for each in more for arg in ("-P", each)), *given.args]
         for name, value in {**theirs.environ, **given.environ}.items():
             os.environ.setdefault(name, value) if name in theirs.environ else os.environ.__setitem__(name, value)
-        for note in (*theirs.notes, *given.notes):
+        for note in (*theirs.notes, *given.notes) if is_first else ():
             echo_wrapped(note)
         return super().parse_args(ctx, given.args)
 
@@ -158,7 +164,39 @@ def _hidden(name: str, help: str, **more: Any) -> Callable[[Command], Command]:
 
 @click.command(cls=ServeCommand)
 @click.argument("model_tag", metavar="[MODEL]", required=False)
-@model_option
+@click.option(
+    "-m",
+    "--model",
+    default=(TINY,),
+    multiple=True,
+    type=ModelName(),
+    envvar=MODEL_VARIABLE,
+    show_default=True,
+    help="Path of a .gguf file, 'tiny' for the bundled model, owner/repo:Q4_K_M on Hugging Face's hub, or the https "
+    f"address of a file; else {MODEL_VARIABLE}. NAME=PATH, several times: several models, which requests name.",
+)
+@click.option(
+    "--models-dir",
+    type=click.Path(path_type=Path),
+    help="Folder of models; each .gguf file in it is served by its name.",
+)
+@click.option(
+    "--models-preset",
+    type=click.Path(path_type=Path),
+    help="File with a section of options for each model: TOML, or llama-server's INI.",
+)
+@click.option("--models-max", type=int, help="Of several models, those that are loaded at once at most (0: that fit).")
+@click.option(
+    "--models-autoload/--no-models-autoload",
+    default=None,
+    help="Whether a request loads its model, of several; otherwise POST /models/load does.  [default: true]",
+)
+@click.option(
+    "--models-fifo", is_flag=True, help="Of several models, serve them in the order of requests, with more loads."
+)
+@click.option(
+    "--sleep-idle-seconds", type=float, help="Seconds without a request after which a model is unloaded until the next."
+)
 @_server_options
 @chat_template_option
 @click.option(
@@ -185,12 +223,11 @@ def _hidden(name: str, help: str, **more: Any) -> Callable[[Command], Command]:
 @(lambda command: sampling_options(command, short=False))
 @engine_options()
 def serve(
-    model_tag: str | None, model: str, chat_template: str | None, template_kwargs: tuple[str, ...],
-    loras: tuple[tuple[str, float], ...], modules: tuple[str, ...], ctx_size: int | None, n_predict: int | None,
-    samplers: str | None, sampler_seq: str | None, lora_init_without_apply: bool, hf_repo: str | None,
-    hf_file: str | None, engine: dict[str, Any], sampling: dict[str, Any], **server: Any,
-) -> None:  # fmt: skip
-    """Serve a model over HTTP: OpenAI's endpoints, llama-server's and vLLM's. Needs llamabatch[server].
+    model_tag: str | None, model: tuple[str, ...], models_dir: Path | None, models_preset: Path | None,
+    models_max: int | None, models_autoload: bool | None, models_fifo: bool, sleep_idle_seconds: float | None,
+    **given: Any,
+) -> Any:  # fmt: skip
+    """Serve a model over HTTP, or several: OpenAI's endpoints, llama-server's and vLLM's. Needs llamabatch[server].
 
     The flags of llama-server and of `vllm serve` are understood, and LLAMA_ARG_… in the environment;
     docs/serve_flags.md lists them. Each option here has a variable LLAMABATCH_…, too: LLAMABATCH_PORT. The values of
@@ -198,11 +235,31 @@ def serve(
 
     Exit code 1 if the engine does not fit in memory; the sum is shown before anything is loaded.
     """
-    from llamabatch.server.application import engine_config  # late: they need the extra
-    from llamabatch.server.http.logs import configure
-    from llamabatch.server.run import serve as run
+    context = click.get_current_context()
+    if _MODEL in context.meta:  # the options of one of several models are wanted
+        return _read(context.meta[_MODEL], **given)
+    tagged = _tagged(model_tag, model, given["hf_repo"], given["hf_file"])
+    named = named_models(tagged, models_dir, models_preset)
+    if named is None and sleep_idle_seconds is None:
+        _serve_one(*_read(NamedModel("", tagged[0]), **given))
+        return None
+    wanted: dict[str, Any] = {"max_loaded": models_max, "autoload": models_autoload, "sleep_idle_s": sleep_idle_seconds}
+    pool = {name: value for name, value in wanted.items() if value is not None} | {"in_order": models_fifo}
+    _serve_several([NamedModel("", tagged[0], on_startup=True)] if named is None else named, pool)
+    return None
 
-    model = _model(model_tag, model, hf_repo, hf_file)
+
+def _read(
+    model: NamedModel, *, chat_template: str | None, template_kwargs: tuple[str, ...],
+    loras: tuple[tuple[str, float], ...], modules: tuple[str, ...], ctx_size: int | None, n_predict: int | None,
+    samplers: str | None, sampler_seq: str | None, lora_init_without_apply: bool, hf_repo: str | None,
+    hf_file: str | None, engine: dict[str, Any], sampling: dict[str, Any], **server: Any,
+) -> tuple[EngineConfig, ServerOptions]:  # fmt: skip
+    """The options of a model's engine, and of the server over it."""
+    from llamabatch.server.application import engine_config  # late: it needs the extra
+
+    path = local(_on_hub(hf_repo, hf_file)) if model.path is None and hf_repo is not None else model.path
+    assert path is not None
     if n_predict is not None and "max_tokens" not in sampling:
         sampling["max_tokens"] = None if n_predict < 0 else n_predict
     sampling |= _samplers(samplers, sampler_seq)
@@ -211,6 +268,9 @@ def serve(
     }
     engine["adapters"], scales = _adapters(loras, modules, lora_init_without_apply)
     given = {name: value for name, value in given.items() if value is not None and value != ""}
+    if model.name:
+        others = [name for name in given.get("served_model_names", "").split(",") if name and name != model.name]
+        given["served_model_names"] = ",".join([model.name, *others])
     options = ServerOptions(
         **given,
         sampling=sampling,
@@ -220,8 +280,14 @@ def serve(
     )
     options.check_exposure()
     if ctx_size is not None and "n_ctx" not in engine:
-        engine |= _context(ctx_size, engine, model)
-    config = engine_config(model, engine)
+        engine |= _context(ctx_size, engine, path)
+    return engine_config(path, engine), options
+
+
+def _serve_one(config: EngineConfig, options: ServerOptions) -> None:
+    from llamabatch.server.http.logs import configure  # late: they need the extra
+    from llamabatch.server.run import serve as run
+
     configure(options)
     try:
         plan = _planned(config)
@@ -234,14 +300,88 @@ def serve(
 
     def started(urls: list[str]) -> None:
         slots = f"{plan.config.n_slots} slots of {plan.config.n_ctx:,} tokens"
-        key = "with a key" if options.api_keys else "without a key"
         name = one_line(Path(config.model).name)
-        echo_wrapped(f"{name} is served at {', '.join(urls)}: {slots}, {key}; the model is being loaded")
+        echo_wrapped(f"{name} is served at {', '.join(urls)}: {slots}, {_key(options)}; the model is being loaded")
 
-    def ready(seconds: float) -> None:
-        echo_wrapped(f"ready after {seconds:.1f} s")
+    run(config, options, started, _say_ready)
 
-    run(config, options, started, ready)
+
+def _key(options: ServerOptions) -> str:
+    return "with a key" if options.api_keys else "without a key"
+
+
+def _say_ready(seconds: float) -> None:
+    echo_wrapped(f"ready after {seconds:.1f} s")
+
+
+def _serve_several(models: list[NamedModel], pool: dict[str, Any]) -> None:
+    """Serves models that are loaded by the requests that name them."""
+    from llamabatch.server.http.logs import configure  # late: they need the extra
+    from llamabatch.server.pool.options import PoolOptions
+    from llamabatch.server.pool.specs import free_bytes, spec_of
+    from llamabatch.server.run import serve_several as run
+
+    checked = PoolOptions((0,), **pool)
+    read = [(model, *_of_one(model)) for model in models]
+    options = read[0][2]
+    configure(options)
+    free = free_bytes(read[0][1])
+    share = 1 / min(checked.max_loaded or len(read), len(read))
+    specs = []
+    for model, config, server in read:
+        try:
+            spec = spec_of(config, server, share, on_startup=model.on_startup)
+        except LlamaBatchError as error:
+            echo_wrapped(f"{show(model.name)} is left out: {error}")
+            continue
+        plan = spec.plan
+        name = spec.options.served_model_names[0] if spec.options.served_model_names else Path(config.model).name
+        echo_wrapped(
+            f"{one_line(name)}: {mib(plan.total_bytes)}, {plan.config.n_slots} slots of {plan.config.n_ctx:,} tokens"
+        )
+        specs.append(spec)
+    if not specs:
+        echo_wrapped("Error: there is no model to serve")
+        click.get_current_context().exit(1)
+    together = sum(spec.bytes[0] for spec in specs)
+    fits = "which fit together" if together <= free[0] and not checked.max_loaded else "loaded by turns"
+
+    def started(urls: list[str]) -> None:
+        where = f"served at {', '.join(urls)}"
+        if len(specs) == 1:
+            echo_wrapped(f"the model is {where}, {_key(options)}")
+            return
+        memory = f"{mib(together)} of the {mib(free[0])} that are free, {fits}"
+        echo_wrapped(f"{len(specs)} models are {where}: {memory}, {_key(options)}; requests load what they name")
+
+    run(specs, options, PoolOptions(free, **pool), started)
+
+
+def _of_one(model: NamedModel) -> tuple[EngineConfig, ServerOptions]:
+    """The options of one of several models: those of its section below those of the command line."""
+    context = click.get_current_context()
+    command = context.command
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    positive = {flag: each for each in options for flag in each.opts}
+    negative = {flag: each for each in options for flag in each.secondary_opts}
+    takes = {flag: 0 if each.is_flag else each.nargs for flag, each in positive.items()}
+    theirs = options_of(model, takes, negative)
+    defaults = _as_defaults(theirs, positive, negative)
+    path = defaults.pop("model", [model.path])[-1]
+    if path is None and "hf_repo" not in defaults:
+        raise ConfigError(f"the section {show(model.name)} names no model; give it a line model = PATH")
+    context.meta[_MODEL] = replace(model, path=path if path is None else local(path))
+    for note in theirs.notes:
+        echo_wrapped(note)
+    inner = command.make_context(
+        "serve", list(context.meta[_LINE]), context, default_map={**(context.default_map or {}), **defaults}
+    )
+    try:
+        with inner:
+            found: tuple[EngineConfig, ServerOptions] = command.invoke(inner)
+            return found
+    finally:
+        del context.meta[_MODEL]
 
 
 def _planned(config: Any) -> Any:
@@ -251,16 +391,20 @@ def _planned(config: Any) -> Any:
     return plan(config, resolve(config.model))
 
 
-def _model(tag: str | None, model: str, repo: str | None, file: str | None) -> str:
-    """The model of the positional argument, of -hf and -hff, or of -m."""
+def _tagged(tag: str | None, models: tuple[str, ...], repo: str | None, file: str | None) -> list[str]:
+    """The models of the positional argument, of -hf and -hff, and of -m."""
     if repo is not None and tag is None:
-        name = f"{repo.removeprefix('hf:').partition(':')[0]}:{file}" if file else repo.removeprefix("hf:")
-        tag = f"hf:{name}"
+        tag = _on_hub(repo, file)
     if tag is None:
-        return model
-    if model not in (tag, TINY, local(tag)):
-        raise click.UsageError(f"two models are given, {show(tag)} and {show(model)}; give one")
-    return local(tag)
+        return [each if "=" in each else local(each) for each in models]
+    if any(each not in (tag, TINY, local(tag)) for each in models):
+        raise click.UsageError(f"two models are given, {show(tag)} and {show(models[0])}; give one")
+    return [local(tag)]
+
+
+def _on_hub(repo: str, file: str | None) -> str:
+    name = f"{repo.removeprefix('hf:').partition(':')[0]}:{file}" if file else repo.removeprefix("hf:")
+    return f"hf:{name}"
 
 
 def _context(total: int, engine: Mapping[str, Any], model: str) -> dict[str, Any]:

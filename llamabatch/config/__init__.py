@@ -14,5 +14,6 @@ from llamabatch.config.values import MAX_BATCH as MAX_BATCH
 from llamabatch.config.values import MAX_CTX as MAX_CTX
 from llamabatch.config.values import MAX_SLOTS as MAX_SLOTS
 from llamabatch.config.values import MIN_CTX as MIN_CTX
+from llamabatch.config.values import MIN_GUESSING_UBATCH as MIN_GUESSING_UBATCH
 from llamabatch.config.values import ROPE_OPTIONS as ROPE_OPTIONS
 from llamabatch.config.values import SPLIT_MODES as SPLIT_MODES

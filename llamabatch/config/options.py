@@ -25,6 +25,7 @@ from llamabatch.config.values import (
     MAX_CTX,
     MAX_DRAFT,
     MAX_SLOTS,
+    MIN_GUESSING_UBATCH,
     NUMA,
     RANGES,
     ROPE_NUMBERS,
@@ -442,9 +443,9 @@ class ResolvedConfig(EngineConfig):
 
     @property
     def n_snapshots(self) -> int:
-        """Older states that a sequence keeps, where llama.cpp can: one for each guess that may be wrong, and no more
-        than a pass with two further tokens has (llama-batch.cpp, split_equal)."""
-        return 0 if self.speculate == "off" else max(0, min(self.n_draft, self.n_ubatch - 2))
+        """Older states that a sequence keeps, where llama.cpp can: one for each guess that may be wrong."""
+        most = self.n_ubatch - MIN_GUESSING_UBATCH + 1
+        return 0 if self.speculate == "off" else max(0, min(self.n_draft, most))
 
     def prompt_rows(self, n_vocab: int) -> int:
         """Output rows of one call at most, where several are of one sequence: for logprobs of its prompt."""

@@ -10,6 +10,7 @@ from llamabatch.scheduler.policies import POLICIES, STRATEGIES
 # planning/capacity.py.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 KV_LAYOUTS = ("auto", "split", "unified")
+MIN_GUESSING_UBATCH = 3  # of recurrent states: a pass has two tokens more than snapshots (llama-batch.cpp, split_equal)
 MIN_CTX = 32  # n_ctx = 1 aborts llama.cpp, and fewer than these serve no request
 MAX_CTX = 2**24
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ; seq ids beyond it abort the process

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from llamabatch.config import EngineConfig, ResolvedConfig
+from llamabatch.config import MIN_GUESSING_UBATCH, EngineConfig, ResolvedConfig
 from llamabatch.engine import prefix_file
 from llamabatch.engine.embedding import Embeddings
 from llamabatch.engine.engine_state import MAX_WAITING, EngineState
@@ -445,11 +445,17 @@ def import_the_rest() -> None:
 def check_can_speculate(config: ResolvedConfig, model: Model) -> None:
     """Raises ConfigError where the cells of wrong guesses could not be taken back."""
     why = model.uncuttable(config)
-    if config.speculate != "off" and why is not None and not model.n_snapshots(config):
+    if config.speculate == "off" or why is None or model.n_snapshots(config):
+        return
+    if model.n_snapshots(replace(config, n_ubatch=MIN_GUESSING_UBATCH)):
         raise ConfigError(
-            f"speculate is {config.speculate!r}, but {model.path.name} has {why}, from which the tokens of wrong "
-            "guesses cannot be taken back; give 'off'"
+            f"n_ubatch is {config.n_ubatch}, too small for guesses of {model.path.name}, which has {why}; raise it to "
+            f"{MIN_GUESSING_UBATCH} or more, or give speculate 'off'"
         )
+    raise ConfigError(
+        f"speculate is {config.speculate!r}, but {model.path.name} has {why}, from which the tokens of wrong "
+        "guesses cannot be taken back; give 'off'"
+    )
 
 
 def speculation(config: ResolvedConfig, limits: Limits, model: Model, draft: Model | None) -> SpecDecoder | None:

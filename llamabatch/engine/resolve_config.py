@@ -34,12 +34,16 @@ _LIBRARY_SPACE = 96 * MIB  # address space of llama.cpp's libraries for CPUs
 _UNLIMITED = 2**62
 
 
-def plan(config: EngineConfig, path: Path, *, loaded: bool = False, computes_here: bool = True) -> Plan:
+def plan(
+    config: EngineConfig, path: Path, *, loaded: bool = False, computes_here: bool = True, share: float = 1.0
+) -> Plan:
     """Fills in "auto" for this model, and its draft model, on this machine. Loads llama.cpp's library, and no model.
 
     Args:
         loaded: another engine of this process has the weights already and has made room for this one.
         computes_here: False: child processes will compute, and this one makes no context on a GPU.
+        share: of the free memory, of this machine and of each GPU, that this engine may have; other engines have the
+            rest.
 
     Raises:
         ModelFileError: the header of a file is damaged.
@@ -49,6 +53,9 @@ def plan(config: EngineConfig, path: Path, *, loaded: bool = False, computes_her
     _check_library_fits(config, facts)
     profile = profile_for(path, config)
     machine = machine_here(config, computes_here=computes_here)
+    if share < 1:
+        gpus = tuple(replace(gpu, free_bytes=int(gpu.free_bytes * share)) for gpu in machine.gpus)
+        machine = replace(machine, available_bytes=int(machine.available_bytes * share), gpus=gpus)
     if loaded:
         # the memory is in use by now, partly by the other engines
         machine = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())

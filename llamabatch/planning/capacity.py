@@ -208,7 +208,8 @@ def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
     """Refuses a plan that needs more than this share of what is free. Raises MemoryPlanError with the sum."""
     need, n = plan.memory, plan.config.instances
     sums = f"{f'{n} engines of ' if n > 1 else ''}{need.describe()}"
-    cure = "lower n_ctx, n_slots, kv_cells or instances, or quantise the KV cache (type_k, type_v)"
+    guesses = "" if plan.config.speculate == "off" else "n_draft, "
+    cure = f"lower n_ctx, n_slots, {guesses}kv_cells or instances, or quantise the KV cache (type_k, type_v)"
     if plan.total_bytes - (need.reclaimable if share == 1 else 0) > machine.available_bytes * share:
         raise MemoryPlanError(
             f"{mib(plan.total_bytes)} are needed, but {mib(machine.available_bytes)} are free: {sums}; {cure}"
@@ -238,6 +239,12 @@ def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
                 f"{mib(gpu.compute)} buffers = {mib(total)}, but {mib(there.free_bytes)} are free there; lower "
                 f"n_gpu_layers, n_ctx{', n_slots or instances' if engines > 1 else ' or n_slots'}"
             )
+
+
+def bytes_by_place(plan: Plan, n_gpus: int) -> tuple[int, ...]:
+    """Memory of all engines of a plan: main memory, then that of each of the machine's GPUs."""
+    on_gpus = [n * gpu.total for gpu, n in _on_gpus(plan, n_gpus)]
+    return (plan.total_bytes, *(on_gpus + [0] * n_gpus)[:n_gpus])
 
 
 def _on_gpus(plan: Plan, n_gpus: int) -> list[tuple[GpuNeed, int]]:

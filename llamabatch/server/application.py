@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from llamabatch.config import EngineConfig
@@ -55,6 +55,9 @@ from llamabatch.server.openai import (
 from llamabatch.server.openai.batch_lines import reader_of
 from llamabatch.server.openai.kept_responses import KeptResponses
 from llamabatch.server.page import files as page
+from llamabatch.server.pool.model_pool import ModelPool, PooledModel
+from llamabatch.server.pool.options import ModelSpec, PoolOptions
+from llamabatch.server.pool.routes import routes as pool_routes
 from llamabatch.server.serving.checks import MAX_QUEUE
 from llamabatch.server.serving.serving import Connect, Serving
 from llamabatch.server.vertex import with_vertex_routes
@@ -114,9 +117,59 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
         connect: starts the engine; tests have others.
     """
     serving = Serving(config, options, connect)
+    routes = _routes(options)
+    made = _passed(options, serving, routes, routes)
+    _set_state(made, serving)
+    return made
+
+
+def make_pool_app(
+    models: Sequence[ModelSpec], options: ServerOptions, pool_options: PoolOptions, connect: Connect = connect_engine
+) -> Starlette:
+    """An application of several models; its `state.serving` is the ModelPool.
+
+    Args:
+        models: the first is that of requests without a model. Each has options of its own for its requests.
+        options: for what all requests pass: keys, limits, logs.
+        connect: starts an engine; tests have others.
+    """
+    pool = ModelPool(pool_options, takes_any=options.any_model)
+    made = _passed(options, pool, pool_routes(pool), _routes(options))
+    kept = KeptResponses(options.max_responses_bytes)
+    for spec in models:
+        serving = Serving(spec.config, replace(spec.options, batches=False, api_key_file=None), connect)
+        app = Starlette(routes=_routes(options), exception_handlers=exception_handlers())
+        _set_state(app, serving)
+        app.state.kept_responses = kept
+        app.state.http_counts, app.state.keys = made.state.http_counts, made.state.keys
+        pool.models.append(PooledModel(spec, serving, app))
+    return made
+
+
+def _routes(options: ServerOptions) -> list[BaseRoute]:
+    """All routes over one model."""
+    found = [route for routes in (*([page.routes] if options.page else []), *ROUTES) for route in routes]
+    return with_vertex_routes(found, os.environ)
+
+
+def _set_state(app: Starlette, serving: Serving) -> None:
+    """Sets what the handlers of one model's routes look for."""
+    service = BatchService(serving, reader_of)
+    serving.parts.append(service)
+    app.state.serving = serving
+    app.state.batches = service
+    app.state.kept_responses = KeptResponses(serving.options.max_responses_bytes)
+
+
+def _passed(
+    options: ServerOptions, serving: Serving | ModelPool, routes: list[BaseRoute], counted: list[BaseRoute]
+) -> Starlette:
+    """An application with the checks, limits, logs and counts of all requests, whose lifespan is that of `serving`.
+
+    Args:
+        counted: routes whose requests are counted apart.
+    """
     keys = KeyRing(options.keys) if options.api_keys else None
-    batch_service = BatchService(serving, reader_of)
-    serving.parts.append(batch_service)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -132,9 +185,7 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
                 watching.cancel()
             await serving.aclose()
 
-    found = [route for routes in (*([page.routes] if options.page else []), *ROUTES) for route in routes]
-    routes = with_vertex_routes(found, os.environ)
-    counts = HttpCounts(routes, options.root_path)
+    counts = HttpCounts([*routes, *counted], options.root_path)
     made = Starlette(
         routes=routes,
         middleware=[
@@ -156,8 +207,6 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
         lifespan=lifespan,
     )
     made.state.serving = serving
-    made.state.batches = batch_service
-    made.state.kept_responses = KeptResponses(options.max_responses_bytes)
     made.state.http_counts = counts
     made.state.keys = keys
     return made

@@ -19,7 +19,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -35,9 +35,13 @@ try:
 except ImportError as error:
     raise SetupError(f'the server needs the extra: pip install "llamabatch[server]" ({error})') from error
 
-from llamabatch.server.application import make_app
+from starlette.applications import Starlette
+
+from llamabatch.server.application import make_app, make_pool_app
 from llamabatch.server.http.file_watch import watch
 from llamabatch.server.http.protocol import allow_open_files, bounded
+from llamabatch.server.pool.model_pool import ModelPool
+from llamabatch.server.pool.options import ModelSpec, PoolOptions
 from llamabatch.utils import interrupts, system
 from llamabatch.utils.checks import show
 
@@ -62,13 +66,32 @@ def serve(
     Raises:
         ConfigError: an address cannot be listened on, or a file of TLS cannot be used. What loading raises.
     """
+    _run(lambda: make_app(config, options), options, started, ready)
+
+
+def serve_several(
+    models: Sequence[ModelSpec],
+    options: ServerOptions,
+    pool_options: PoolOptions,
+    started: Callable[[list[str]], None] | None = None,
+) -> None:
+    """As serve, for several models, which are loaded by the requests that name them."""
+    _run(lambda: make_pool_app(models, options, pool_options), options, started)
+
+
+def _run(
+    make: Callable[[], Starlette],
+    options: ServerOptions,
+    started: Callable[[list[str]], None] | None = None,
+    ready: Callable[[float], None] | None = None,
+) -> None:
     began = time.perf_counter()
     allow_open_files(options.max_connections)
     check_tls(options)
     sockets = listen(options)
     try:
-        application = make_app(config, options)
-        serving: Serving = application.state.serving
+        application = make()
+        serving: Serving | ModelPool = application.state.serving
         server = DrainingServer(uvicorn_config(application, options), serving, options.drain_s)
         if started is not None:
             server.on_started = lambda: started(urls(sockets, options))
@@ -163,7 +186,7 @@ class DrainingServer(uvicorn.Server):
         on_started: called once connections are accepted. on_ready: called once requests are taken.
     """
 
-    def __init__(self, config: uvicorn.Config, serving: Serving, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, serving: Serving | ModelPool, drain_s: float) -> None:
         super().__init__(config)
         self.on_started: Callable[[], None] | None = None
         self.on_ready: Callable[[], None] | None = None

@@ -30,11 +30,12 @@ class RunningServer:
 
     Args:
         engine: options of the engine. options: those of the server.
+        app: another application than that of the bundled model, with `state.serving`.
     """
 
-    def __init__(self, engine: Body, **options: Any) -> None:
+    def __init__(self, engine: Body, app: Any = None, **options: Any) -> None:
         self._options = ServerOptions(port=0, **options)
-        self.app = make_app(engine_config("tiny", engine), self._options)
+        self.app = app or make_app(engine_config("tiny", engine), self._options)
         self.serving: Serving = self.app.state.serving
         self.port = 0
         self._server = uvicorn.Server(uvicorn_config(self.app, self._options))

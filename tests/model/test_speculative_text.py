@@ -160,3 +160,7 @@ def test_models_whose_state_cannot_be_cut_are_refused_by_name(found, message):
     check_can_speculate(resolved("tiny", speculate="lookup"), kept)
     with pytest.raises(ConfigError, match=f"speculate is 'lookup', but m.gguf has .*{message}"):
         check_can_speculate(resolved("tiny", speculate="lookup"), unkept)
+    small = SimpleNamespace(**facts, n_snapshots=lambda config: config.n_snapshots)
+    check_can_speculate(resolved("tiny", speculate="lookup", n_ubatch=3), small)
+    with pytest.raises(ConfigError, match=f"n_ubatch is 2, too small for guesses of m.gguf, which has .*{message}"):
+        check_can_speculate(resolved("tiny", speculate="lookup", n_ubatch=2), small)

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -57,6 +57,23 @@ _SERVER = {
     "num_open_requests": "Calls of HTTP under way.",
     "ready": "1 while an engine takes requests, else 0.",
 }
+_POOL = {
+    "model_loaded": "1 while a model is loaded, else 0.",
+    "model_users": "Calls of HTTP that use a model.",
+}
+
+
+class PooledFigures(NamedTuple):
+    """Figures of one of several models.
+
+    Attributes:
+        name: its first. loaded: 1, or 0. users: calls of HTTP that use it. loads: since the start of the server.
+    """
+
+    name: str
+    loaded: int
+    users: int
+    loads: int
 
 
 class Metrics:
@@ -96,6 +113,34 @@ class Metrics:
         registry.register(_Families(lambda: self._families(stats, machine, states, n_open, ready, http, keys)))
         text: bytes = self._client.generate_latest(registry)
         return text + _longest(stats)
+
+    def text_of_pool(
+        self, models: Sequence[PooledFigures], http: HttpCounts, keys: Mapping[str, KeyCounts] | None
+    ) -> bytes:
+        """The figures of a server of several models, without those of their engines."""
+        registry = self._client.CollectorRegistry()
+        registry.register(_Families(lambda: self._pool(models, http, keys)))
+        text: bytes = self._client.generate_latest(registry)
+        return text
+
+    def _pool(
+        self, models: Sequence[PooledFigures], http: HttpCounts, keys: Mapping[str, KeyCounts] | None
+    ) -> Iterator[Any]:
+        loads = self._core.CounterMetricFamily(
+            prometheus.PREFIX + "model_loads", "Loads of a model.", labels=["model_name"]
+        )
+        gauges = [
+            self._core.GaugeMetricFamily(prometheus.PREFIX + name, text, labels=["model_name"])
+            for name, text in _POOL.items()
+        ]
+        for each in models:
+            loads.add_metric([each.name], each.loads)
+            for gauge, value in zip(gauges, (each.loaded, each.users), strict=True):
+                gauge.add_metric([each.name], value)
+        yield from (loads, *gauges)
+        yield from self._http(http)
+        if keys:
+            yield from self._keys(keys)
 
     def _families(
         self,

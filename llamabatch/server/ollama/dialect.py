@@ -12,7 +12,7 @@ from llamabatch.server.serving.serving import Serving
 API_VERSION = "0.12.11"  # of ollama, whose fields these are: clients compare it with the least that they need
 PATHS = "/api"  # errors of these have the shape before a route is found
 
-_LATEST = ":latest"
+LATEST = ":latest"
 _NANO = 10**9
 
 
@@ -29,7 +29,7 @@ def error_document(error: ApiError) -> dict[str, Any]:
 
 def served_name(name: str, serving: Serving) -> str:
     """The name of a model without the tag that ollama's clients put behind it, unless it is served with the tag."""
-    return name if name in serving.names else name.removesuffix(_LATEST)
+    return name if name in serving.names else name.removesuffix(LATEST)
 
 
 def moment(seconds: float | None = None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -15,10 +15,11 @@ from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rul
 from llamabatch.server.request.reading import check_model, read_body
 from llamabatch.server.response.answer import json_response
 from llamabatch.server.response.model_facts import (
+    FileFacts,
     capabilities,
+    details,
     file_facts,
     model_card,
-    model_details,
     model_names,
 )
 from llamabatch.server.serving.serving import Serving, serving_of
@@ -30,7 +31,7 @@ SHOW: Fields = {
         {"type": ["boolean", "null"]}, "the vocabulary, too", (False,), "/tokenizer_info has it", optional=True
     ),
 }
-_NEVER = "9999-12-31T23:59:59Z"  # the model stays loaded
+NEVER = "9999-12-31T23:59:59Z"  # the model stays loaded
 
 
 def _modified(serving: Serving) -> str:
@@ -48,24 +49,34 @@ def tags_document(serving: Serving) -> Json:
 
 def ps_document(serving: Serving) -> Json:
     """The answer of /api/ps."""
-    more = {"expires_at": _NEVER, "size_vram": 0, "context_length": serving.plan.config.n_ctx}
+    more = {"expires_at": NEVER, "size_vram": 0, "context_length": serving.plan.config.n_ctx}
     return {"models": [model_card(serving, name) | more for name in model_names(serving)]}
 
 
 def show_document(serving: Serving) -> Json:
-    """The answer of /api/show. The file's metadata are without lists and vocabulary."""
-    model, n_params = serving.model, file_facts(serving.model).n_params
-    info: Json = {key: _value(text) for key, text in model.metadata.items() if not key.startswith("tokenizer.")}
-    info["general.parameter_count"] = n_params
+    """The answer of /api/show."""
+    model = serving.model
+    template = serving.options.chat_template or model.chat_template or ""
+    found = shown(model.metadata, file_facts(model), template, _capabilities(serving))
+    return found | {"modified_at": _modified(serving)}
+
+
+def shown(metadata: Mapping[str, str], facts: FileFacts, template: str, uses: Sequence[str]) -> Json:
+    """The same without a time, of a model that may not be loaded. The file's metadata are without lists and vocabulary.
+
+    Args:
+        uses: the model's, in ollama's words.
+    """
+    info: Json = {key: _value(text) for key, text in metadata.items() if not key.startswith("tokenizer.")}
+    info["general.parameter_count"] = facts.n_params
     return {
         "modelfile": "",
         "parameters": "",
-        "template": serving.options.chat_template or model.chat_template or "",
-        "license": model.metadata.get("general.license", ""),
-        "details": model_details(model),
+        "template": template,
+        "license": metadata.get("general.license", ""),
+        "details": details(metadata.get("general.architecture", ""), facts),
         "model_info": info,
-        "capabilities": _capabilities(serving),
-        "modified_at": _modified(serving),
+        "capabilities": list(uses),
     }
 
 

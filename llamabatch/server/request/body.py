@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 IGNORED_HEADER = "X-Llamabatch-Ignored"
 TIMEOUT_HEADER = "X-Request-Timeout"
+SCOPE_BODY = "llamabatch.body"  # the key of a scope: the JSON object of its body, where it has been read before
 MAX_DEPTH = 128  # of lists and objects; Python's own limit lies near 1,000, for all that works on them
 MAX_DIGITS = 40  # of a whole number: reading one takes the square of their count
 

@@ -11,7 +11,7 @@ from llamabatch.chat.conversation import template_variables
 from llamabatch.chat.formats import reasoning_of
 from llamabatch.errors import ConfigError
 from llamabatch.server.http.errors import model_not_found
-from llamabatch.server.request.body import Json, Pause, Rules, read_json, timeout_of
+from llamabatch.server.request.body import SCOPE_BODY, Json, Pause, Rules, read_json, timeout_of
 from llamabatch.server.serving.serving import Serving
 
 if TYPE_CHECKING:
@@ -40,13 +40,14 @@ async def read_body(request: HttpRequest, serving: Serving, read: Callable[[Json
         data += part
     headers = request.headers
     rules = rules_of(serving, timeout_of(headers))
+    known: Json | None = request.scope.pop(SCOPE_BODY, None)
 
     def parse() -> B:
-        return read(read_json(data, headers), rules)
+        return read(read_json(data, headers) if known is None else known, rules)
 
     def parse_in_steps() -> B:
         pause = Pause()
-        value = read_json(data, headers, pause)
+        value = read_json(data, headers, pause) if known is None else known
         pause()
         return read(value, rules)
 

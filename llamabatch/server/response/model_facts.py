@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections import Counter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from llamabatch.errors import LlamaBatchError
@@ -31,22 +32,27 @@ class FileFacts(NamedTuple):
 
 
 def file_facts(model: Model) -> FileFacts:
-    """The facts, read once; zeros where the file is gone."""
+    """The facts of a loaded model's file, read once; zeros where the file is gone."""
     found = _facts.get(model)
     if found is None:
         try:
-            tensors = read_tensors(model.path)
+            found = _facts[model] = facts_of_file(model.path)
         except (OSError, LlamaBatchError):
             return FileFacts()
-        types: Counter[str] = Counter()
-        for each in tensors:
-            types[each.type_name] += each.n_elements
-        n_bytes = sum(each.n_bytes for each in tensors)
-        found = _facts[model] = FileFacts(sum(types.values()), n_bytes, max(types, key=types.__getitem__, default=""))
     return found
 
 
 _facts: weakref.WeakKeyDictionary[Model, FileFacts] = weakref.WeakKeyDictionary()
+
+
+def facts_of_file(path: Path) -> FileFacts:
+    """The facts of a file. Raises OSError and ModelFileError."""
+    tensors = read_tensors(path)
+    types: Counter[str] = Counter()
+    for each in tensors:
+        types[each.type_name] += each.n_elements
+    n_bytes = sum(each.n_bytes for each in tensors)
+    return FileFacts(sum(types.values()), n_bytes, max(types, key=types.__getitem__, default=""))
 
 
 def architecture_of(model: Model) -> str:
@@ -65,23 +71,33 @@ def model_card(serving: Serving, name: str) -> Json:
     Args:
         name: one of model_names.
     """
+    digest = hashlib.sha256(f"{serving.fingerprint}:{name}".encode()).hexdigest()
+    return card(name, file_facts(serving.model), architecture_of(serving.model), digest)
+
+
+def card(name: str, facts: FileFacts, architecture: str, digest: str) -> Json:
+    """Such an entry for a model that may not be loaded."""
     return {
         "name": name,
         "model": name,
-        "size": file_facts(serving.model).n_bytes,
-        "digest": hashlib.sha256(f"{serving.fingerprint}:{name}".encode()).hexdigest(),
-        "details": model_details(serving.model),
+        "size": facts.n_bytes,
+        "digest": digest,
+        "details": details(architecture, facts),
     }
 
 
 def model_details(model: Model) -> Json:
     """The details of such an entry."""
-    family, facts = architecture_of(model), file_facts(model)
+    return details(architecture_of(model), file_facts(model))
+
+
+def details(architecture: str, facts: FileFacts) -> Json:
+    """The details of such an entry for a model that may not be loaded."""
     return {
         "parent_model": "",
         "format": "gguf",
-        "family": family,
-        "families": [family],
+        "family": architecture,
+        "families": [architecture],
         "parameter_size": _short(facts.n_params),
         "quantization_level": facts.weight_type,
     }

@@ -137,7 +137,6 @@ def test_a_line_becomes_ours(line, wanted):
     [
         ("--mmproj a.gguf", "--mmproj a.gguf: models take text alone here"),
         ("--tensor-parallel-size 2", "--tensor-parallel-size 2: give --tensor-split"),
-        ("--models-dir x", "one model"),
         ("--log-prompts-dir x", "never writes prompts down"),
         ("--chat-template", "--chat-template needs a value"),
         ("--api-key", "--api-key needs a value"),

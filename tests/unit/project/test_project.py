@@ -49,7 +49,7 @@ SERVER = (
     ("monitor", "request", "batches"),
     ("response",),
     ("openai", "vllm", "llama_server", "anthropic", "ollama", "page"),
-    ("openapi", "vertex"),
+    ("openapi", "vertex", "pool"),
     ("application",),
     ("run", "__init__"),
 )

@@ -1,0 +1,430 @@
+"""ModelPool: several models of one server, of which those are loaded that requests ask for and that fit in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from llamabatch.errors import EngineClosedError, MemoryPlanError
+from llamabatch.server.http.errors import ApiError, model_not_found
+from llamabatch.server.http.security import App
+from llamabatch.server.monitor.live import live_of
+from llamabatch.server.pool.options import ModelSpec, PoolOptions
+from llamabatch.server.serving.serving import Serving
+
+logger = logging.getLogger(__name__)
+
+ModelState = Literal["unloaded", "loading", "loaded", "unloading", "sleeping"]
+_TICK_S = 0.001  # so that a timer which fires early by rounding is not set again at the same moment
+_FIRST_LOAD_S = 2.0  # taken for the time of a load before there was one
+
+
+class PooledModel:
+    """One model of a pool.
+
+    Args:
+        spec: its options.
+        serving: over it; not started.
+        app: the routes over `serving`.
+
+    Attributes:
+        state: "sleeping" is unloaded after idle time. error: the reason why the last load failed.
+        is_leaving: `unload` waits for the end of its requests; it takes no further ones.
+        n_users: requests that use it. used_s: the loop's time at the end of the last one.
+        idle_s: seconds without a request after which it sleeps; math.inf: never; None: as the pool has it.
+        load_s: seconds that the last load took. n_loads: loads since the start.
+    """
+
+    def __init__(self, spec: ModelSpec, serving: Serving, app: App) -> None:
+        self.spec = spec
+        self.serving = serving
+        self.app = app
+        self.state: ModelState = "unloaded"
+        self.error: BaseException | None = None
+        self.is_leaving = False
+        self.n_users = 0
+        self.used_s = 0.0
+        self.idle_s: float | None = None
+        self.load_s = _FIRST_LOAD_S
+        self.n_loads = 0
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.serving.names[0]
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of its adapters: the loaded ones, or those that a load would load."""
+        if self.state == "loaded" and self.serving.state in ("ready", "restarting"):
+            return self.serving.client.adapters
+        return [name for name, _ in self.serving.config.adapters]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass
+class _Wait:
+    """Requests that wait for one model, since the first of them came.
+
+    Attributes:
+        is_asked: the model is loaded although no request waits for it.
+    """
+
+    since_s: float = field(default_factory=_now)
+    entered: list[asyncio.Future[None]] = field(default_factory=list)
+    is_asked: bool = False
+
+
+class ModelPool:
+    """Models by name. Its methods belong to one event loop.
+
+    A request for a loaded model runs at once. A request for another model waits, with all others for the same one,
+    until that is loaded. Models are loaded one after another, in the order in which they were asked for. Where a model
+    does not fit beside the loaded ones, those that are idle longest are unloaded first. Where all are busy, one of them
+    goes on for as long as the waiting model's last load took, so that requests for both are gathered; then it takes no
+    further requests, and its running ones end.
+
+    Args:
+        takes_any: requests with an unknown name use the first model.
+
+    Attributes:
+        models: the first is that of requests without a model.
+        load_error: None, as of a Serving that could be loaded.
+    """
+
+    def __init__(self, options: PoolOptions, *, takes_any: bool = False) -> None:
+        self.models: list[PooledModel] = []
+        self.options = options
+        self.load_error: BaseException | None = None
+        self._takes_any = takes_any
+        self._waiting: dict[PooledModel, _Wait] = {}
+        self._closing: set[PooledModel] = set()  # busy ones that take no further request
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: dict[PooledModel | None, asyncio.TimerHandle] = {}
+        self._starting: set[PooledModel] = set()
+        self._started: Future[None] | None = None
+        self._is_draining = False
+        self._changed = asyncio.Event()
+
+    # What run.py asks of a Serving, too.
+
+    @property
+    def state(self) -> str:
+        """ "loading" until the models of the start are loaded, or could not be; "ready", or "draining"."""
+        return "draining" if self._is_draining else "loading" if self._starting else "ready"
+
+    @property
+    def is_loading(self) -> bool:
+        """A model is being loaded."""
+        return any(model.serving.is_loading for model in self.models)
+
+    def start(self) -> Future[None]:
+        """Begins to load the models of the start. The result of the future: each is loaded, or could not be."""
+        if self._started is None:
+            self._started = Future()
+            self._starting = {model for model in self.models if model.spec.on_startup}
+            for model in self.models:
+                if model in self._starting:
+                    self._waiting.setdefault(model, _Wait()).is_asked = True
+            self._look()
+        return self._started
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no new work, waits until what runs has ended, and aborts what is left after so long."""
+        self._is_draining = True
+        self._refuse_waiting()
+        await asyncio.gather(*(model.serving.drain(seconds) for model in self._loaded()))
+
+    async def aclose(self) -> None:
+        """Ends all requests and frees all models."""
+        self._is_draining = True
+        self._refuse_waiting()
+        for timer in self._timers.values():
+            timer.cancel()
+        await asyncio.gather(*(model.serving.aclose() for model in self.models))
+
+    def close(self) -> None:
+        """As aclose, on any thread."""
+        for model in self.models:
+            model.serving.close()
+
+    # Names
+
+    def has(self, name: str) -> bool:
+        """True if a model has this name, or this adapter."""
+        return any(name in model.serving.names or name in model.adapters for model in self.models)
+
+    def find(self, name: str | None) -> PooledModel:
+        """The model of a name, of an alias, or of an adapter; None: the first. Raises ApiError (404)."""
+        if name is None:
+            return self.models[0]
+        for model in self.models:
+            if name in model.serving.names:
+                return model
+        for model in self.models:
+            if name in model.adapters:
+                return model
+        if self._takes_any:
+            return self.models[0]
+        raise model_not_found(name, [model.name for model in self.models])
+
+    # The use of a model
+
+    @contextlib.asynccontextmanager
+    async def using(self, model: PooledModel, loads: bool | None = None, *, looks: bool = False) -> AsyncIterator[None]:
+        """Loads a model, unless it is loaded, and keeps it until the end of the block.
+
+        Args:
+            loads: in place of that of the pool.
+            looks: the block does no work, and does not keep the model: it may look on for as long as a page is open.
+
+        Raises:
+            ApiError: it is not loaded, and `loads` is False (400); it cannot be loaded (503); this server ends (503).
+        """
+        if self._is_draining:
+            raise model.serving.unavailable()
+        if self._is_open(model):
+            model.n_users += 1
+        elif model in self._waiting or (self.options.autoload if loads is None else loads):
+            await self._wait_for(model)
+        else:
+            raise ApiError(
+                400, f"the model {model.name} is not loaded; POST /models/load loads it", code="model_not_loaded",
+                param="model",
+            )  # fmt: skip
+        if looks:
+            model.n_users -= 1
+            yield
+            return
+        try:
+            yield
+        finally:
+            model.n_users -= 1
+            model.used_s = _now()
+            self._look()
+
+    def load(self, model: PooledModel) -> None:
+        """Begins to load a model that is not loaded."""
+        if not self._is_open(model):
+            self._waiting.setdefault(model, _Wait()).is_asked = True
+            self._look()
+
+    async def unload(self, model: PooledModel) -> None:
+        """Unloads a model once the requests that use it have ended; later ones load it again."""
+        while model.state in ("loading", "unloading"):
+            await self._next_change()
+        if model.state == "sleeping":
+            model.state = "unloaded"
+        if model.state != "loaded":
+            return
+        model.is_leaving = True
+        try:
+            while model.n_users and model.state == "loaded":
+                await self._next_change()
+        finally:
+            model.is_leaving = False
+            if model.state == "loaded" and not model.n_users:
+                await self._begin_close(model)
+            else:
+                self._look()
+
+    def left_s(self, model: PooledModel) -> float | None:
+        """Seconds until a loaded model sleeps, unless a request comes; None: it does not."""
+        idle_s = self.options.sleep_idle_s if model.idle_s is None else model.idle_s
+        if idle_s is None or idle_s == math.inf:
+            return None
+        return max(0.0, idle_s + (0.0 if model.n_users else model.used_s - _now()))
+
+    def sleep_after(self, model: PooledModel, idle_s: float) -> None:
+        """Lets a model sleep after so many seconds without a request; math.inf: never."""
+        model.idle_s = idle_s
+        self._look()
+
+    # The inside
+
+    def _is_open(self, model: PooledModel) -> bool:
+        return model.state == "loaded" and not model.is_leaving and model not in self._closing
+
+    def _loaded(self) -> list[PooledModel]:
+        return [model for model in self.models if model.state == "loaded"]
+
+    async def _wait_for(self, model: PooledModel) -> None:
+        """Returns once the model is loaded and this request is one of its users."""
+        entered = asyncio.get_running_loop().create_future()
+        wait = self._waiting.setdefault(model, _Wait())
+        wait.entered.append(entered)
+        self._look()
+        try:
+            await entered
+        except asyncio.CancelledError:
+            if entered.done() and not entered.cancelled() and entered.exception() is None:
+                model.n_users -= 1  # it was let in at the same moment
+            if entered in wait.entered:
+                wait.entered.remove(entered)
+            is_over = not (wait.entered or wait.is_asked) and model.state != "loading"
+            if is_over and self._waiting.get(model) is wait:
+                del self._waiting[model]
+            self._look()
+            raise
+
+    def _refuse_waiting(self) -> None:
+        for model, wait in self._waiting.items():
+            for entered in wait.entered:
+                if not entered.done():
+                    entered.set_exception(model.serving.unavailable())
+        self._waiting.clear()
+        self._look()
+
+    def _look(self) -> None:
+        """Takes the next step for the model that has waited longest. Called after each change."""
+        self._changed.set()
+        if not self._is_draining:
+            self._serve_waiting()
+            self._put_to_sleep()
+        self._starting = {model for model in self._starting if model in self._waiting}
+        if self._started is not None and not self._starting and not self._started.done():
+            self._started.set_result(None)
+
+    def _serve_waiting(self) -> None:
+        before, self._closing = self._closing, set()
+        for model, wait in list(self._waiting.items()):
+            if model.state != "loaded":
+                if any(each.state in ("loading", "unloading") for each in self.models):
+                    self._closing = before  # the end of what is under way comes back here
+                else:
+                    self._make_room(model, wait, before)
+                return
+            if not model.is_leaving:
+                self._let_in(model)
+
+    def _let_in(self, model: PooledModel) -> None:
+        for entered in self._waiting.pop(model).entered:
+            if not entered.done():
+                model.n_users += 1
+                entered.set_result(None)
+
+    def _make_room(self, model: PooledModel, wait: _Wait, before: set[PooledModel]) -> None:
+        """Loads the model if it fits; else unloads what is idle, or lets busy models end their work.
+
+        Args:
+            before: models that have begun to end their work.
+        """
+        leaving = self._leaving_for(model, before)
+        busy = [each for each in leaving if each.n_users]
+        left_s = 0.0 if self.options.in_order else wait.since_s + model.load_s - _now()
+        if not leaving:
+            self._begin_load(model)
+        elif not busy:
+            for each in leaving:
+                self._begin_close(each)
+        elif left_s > 0:
+            self._later(None, left_s)
+        else:
+            self._closing.update(busy)
+
+    def _leaving_for(self, model: PooledModel, before: set[PooledModel]) -> list[PooledModel]:
+        """Loaded models to unload for this one: idle ones first, then those of `before`, then those idle longest."""
+        staying = sorted(self._loaded(), key=lambda each: (each.n_users > 0, each not in before, each.used_s))
+        leaving = []
+        while staying and not self._fit([*staying, model]):
+            leaving.append(staying.pop(0))
+        return leaving
+
+    def _fit(self, models: list[PooledModel]) -> bool:
+        """True if these can be loaded together."""
+        options = self.options
+        if options.max_loaded and len(models) > options.max_loaded:
+            return False
+        needs = [each.spec.bytes for each in models]
+        return all(sum(need) <= free for need, free in zip(zip(*needs, strict=True), options.free_bytes, strict=True))
+
+    def _put_to_sleep(self) -> None:
+        for model in self._loaded():
+            left_s = self.left_s(model)
+            if left_s is None or model.n_users or model.is_leaving or model in self._waiting:
+                continue
+            if left_s <= 0:
+                self._begin_close(model, "sleeping")
+            else:
+                self._later(model, left_s)
+
+    def _begin_load(self, model: PooledModel) -> None:
+        model.state, model.error = "loading", None
+        self._begin(self._load(model))
+
+    async def _load(self, model: PooledModel) -> None:
+        error = await self._load_once(model)
+        while isinstance(error, MemoryPlanError):
+            # other programs take what the plan had counted on
+            idle = min(
+                (each for each in self._loaded() if not each.n_users), key=lambda each: each.used_s, default=None
+            )
+            if idle is None:
+                break
+            await self._begin_close(idle)
+            error = await self._load_once(model)
+        if error is None:
+            model.state, model.used_s = "loaded", _now()
+        else:
+            model.state, model.error = "unloaded", error
+            logger.warning("%s could not be loaded: %s", model.name, error)
+            refusal = f"the model {model.name} could not be loaded: {error}"
+            wait = self._waiting.pop(model, None)
+            for entered in wait.entered if wait is not None else ():
+                if not entered.done():
+                    entered.set_exception(ApiError(503, refusal, type="unavailable_error", code="model_failed"))
+        self._look()
+
+    @staticmethod
+    async def _load_once(model: PooledModel) -> BaseException | None:
+        """Loads a model. Returns the error, after which nothing is left of the load."""
+        model.n_loads += 1
+        began_s = _now()
+        try:
+            await asyncio.wrap_future(model.serving.start())
+        except Exception as error:
+            await model.serving.aclose()
+            return error
+        model.load_s = _now() - began_s
+        logger.info("%s is loaded after %.1f s", model.name, model.load_s)
+        return None
+
+    def _begin_close(self, model: PooledModel, state: ModelState = "unloaded") -> asyncio.Task[None]:
+        model.state = "unloading"
+        return self._begin(self._close(model, state))
+
+    async def _close(self, model: PooledModel, state: ModelState) -> None:
+        try:
+            with contextlib.suppress(ApiError, EngineClosedError):
+                await live_of(model.serving).look()  # /metrics has its last figures from then on
+            await model.serving.aclose()
+        except Exception:
+            logger.exception("%s could not be unloaded in good order", model.name)
+        model.state = state
+        logger.info("%s is %s", model.name, state)
+        self._look()
+
+    async def _next_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)  # asyncio itself keeps no reference
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _later(self, which: PooledModel | None, seconds: float) -> None:
+        before = self._timers.pop(which, None)
+        if before is not None:
+            before.cancel()
+        self._timers[which] = asyncio.get_running_loop().call_later(max(seconds, _TICK_S), self._look)

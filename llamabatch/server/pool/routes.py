@@ -1,0 +1,321 @@
+"""The endpoints of a pool, and the way of every other request to the application of the model that it names."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import math
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Match, Mount, Route
+
+from llamabatch.errors import LlamaBatchError
+from llamabatch.gguf.header import read_header
+from llamabatch.gguf.resolve import resolve
+from llamabatch.llama.kv_state import fingerprint
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.http.keys import KeyRing
+from llamabatch.server.http.security import App, Receive, Scope, Send, own_path
+from llamabatch.server.monitor.metrics import CONTENT_TYPE, Metrics, PooledFigures
+from llamabatch.server.monitor.metrics import metrics as engine_metrics
+from llamabatch.server.ollama.dialect import LATEST, moment
+from llamabatch.server.ollama.models import NEVER, shown
+from llamabatch.server.pool.model_pool import ModelPool, PooledModel
+from llamabatch.server.request.body import SCOPE_BODY, Json, Pause, read_json
+from llamabatch.server.response.answer import json_response
+from llamabatch.server.response.model_facts import FileFacts, card, facts_of_file
+from llamabatch.utils.checks import show
+from llamabatch.utils.version import __version__
+
+T = TypeVar("T")
+
+# Answered by the application of the first model, loaded or not.
+_WITHOUT_MODEL = frozenset(("/", "/version", "/api/version", "/openapi.json", "/favicon.ico"))
+_PAGE = "/page/"
+_NO_LOAD = frozenset(("/slots", "/load"))  # a model that is not loaded has none
+_FILES = ("/v1/files", "/v1/batches")
+_OLLAMA = "/api/"
+_ON_LOOP = 2**16  # bytes; a larger body is read on a thread
+_DURATION = re.compile(r"(-?[0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")  # as Go's time.ParseDuration
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_OWNER = "llamabatch"
+_STATES = {"unloading": "loaded"}  # llama-server has no word for it
+
+
+def routes(pool: ModelPool) -> list[BaseRoute]:
+    """The routes of an application over a pool."""
+    own = _Endpoints(pool)
+    return [
+        Route("/livez", own.health, methods=["GET"]),
+        Route("/readyz", own.health, methods=["GET"]),
+        Route("/health", own.health, methods=["GET"]),
+        Route("/v1/health", own.health, methods=["GET"]),
+        Route("/ping", own.health, methods=["GET", "POST"]),
+        Route("/v1/models", own.list_models, methods=["GET"]),
+        Route("/models", own.list_models, methods=["GET"]),
+        Route("/models/load", own.load, methods=["POST"]),
+        Route("/models/unload", own.unload, methods=["POST"]),
+        Route("/v1/models/{name:path}", own.retrieve_model, methods=["GET"]),
+        Route("/metrics", own.metrics, methods=["GET"]),
+        Route("/api/tags", own.tags, methods=["GET"]),
+        Route("/api/ps", own.ps, methods=["GET"]),
+        Mount("/", _Dispatch(pool)),
+    ]
+
+
+class _Endpoints:
+    """What a pool itself answers, whether its models are loaded or not."""
+
+    def __init__(self, pool: ModelPool) -> None:
+        self._pool = pool
+
+    async def health(self, _: HttpRequest) -> Response:
+        """200 once the models of the start are loaded, until the server ends: requests load the others."""
+        state = self._pool.state
+        return JSONResponse(
+            {"status": "ok"} if state == "ready" else {"status": state}, 200 if state == "ready" else 503
+        )
+
+    async def list_models(self, _: HttpRequest) -> Response:
+        """The models and their adapters, with the state of each."""
+        found: list[Json] = []
+        entries: list[Json] = []
+        for model in self._pool.models:
+            found.append(await self._entry(model))
+            found += [await self._entry(model) | {"id": name, "parent": model.name} for name in model.adapters]
+            entries.append(await _on_thread(_ollama_card, model, model.name))
+        return json_response({"object": "list", "data": found, "models": entries})
+
+    async def retrieve_model(self, request: HttpRequest) -> Response:
+        """One model by its name."""
+        name = request.path_params["name"]
+        if not name:
+            return await self.list_models(request)
+        model = self._pool.find(name)
+        more = {"id": name} if name in model.serving.names else {"id": name, "parent": model.name}
+        return json_response(await self._entry(model) | more)
+
+    async def load(self, request: HttpRequest) -> Response:
+        """Begins to load a model."""
+        self._pool.load(await self._named(request))
+        return json_response({"success": True})
+
+    async def unload(self, request: HttpRequest) -> Response:
+        """Unloads a model after its running requests."""
+        model = await self._named(request)
+        await self._pool.unload(model)
+        return json_response({"success": True})
+
+    async def tags(self, _: HttpRequest) -> Response:
+        """All models, as ollama lists them."""
+        return json_response(
+            {"models": [await _on_thread(_ollama_card, m, n) for m in self._pool.models for n in _names(m)]}
+        )
+
+    async def ps(self, _: HttpRequest) -> Response:
+        """The loaded models, as ollama lists them."""
+        found = []
+        for model in self._pool.models:
+            if model.state == "loaded":
+                left_s = self._pool.left_s(model)
+                more: Json = {"size_vram": 0, "context_length": model.spec.plan.config.n_ctx}
+                more["expires_at"] = NEVER if left_s is None else moment(time.time() + left_s)
+                found += [await _on_thread(_ollama_card, model, name) | more for name in _names(model)]
+        return json_response({"models": found})
+
+    async def metrics(self, request: HttpRequest) -> Response:
+        """The figures of the models' loads and of HTTP; with `model` in the query, those of its engine."""
+        name, models = request.query_params.get("model") or None, self._pool.models
+        state = request.app.state
+        if name is not None or len(models) == 1:
+            request.scope["app"] = self._pool.find(name).app
+            of_engine: Response = await engine_metrics(request)
+            return of_engine
+        keys: KeyRing | None = state.keys
+        found = [PooledFigures(m.name, int(m.state == "loaded"), m.n_users, m.n_loads) for m in models]
+        text = await _on_thread(
+            Metrics("").text_of_pool, found, state.http_counts, None if keys is None else keys.counts()
+        )
+        return Response(text, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _named(self, request: HttpRequest) -> PooledModel:
+        body = read_json(await request.body(), request.headers)
+        name = body.get("model")
+        if not isinstance(name, str) or not name:
+            raise ApiError(400, f"model is {show(name)}; give the name of a model", param="model")
+        return self._pool.find(name)
+
+    async def _entry(self, model: PooledModel) -> Json:
+        """An entry of /v1/models."""
+        status: Json = {"value": _STATES.get(model.state, model.state)}
+        if model.error is not None:
+            status |= {"failed": True, "exit_code": 1}
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": model.serving.created,
+            "owned_by": _OWNER,
+            "root": model.name,
+            "parent": None,
+            "aliases": list(model.serving.names[1:]),
+            "max_model_len": model.spec.plan.config.n_ctx,
+            "status": status,
+        }
+
+
+class _Dispatch:
+    """An ASGI application that hands a request to that of its model, which is loaded for it."""
+
+    def __init__(self, pool: ModelPool) -> None:
+        self._pool = pool
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, pool = own_path(scope), self._pool
+        first = pool.find(None)
+        if path in _WITHOUT_MODEL or path.startswith(_PAGE) or not _has_route(first.app, scope):
+            await first.app(scope, receive, send)
+            return
+        if path.startswith(_FILES):
+            raise ApiError(501, "a server of several models has no files and batches; start one of a single model")
+        request = HttpRequest(scope)
+        query = request.query_params
+        name, keep = query.get("model") or None, None
+        if scope["method"] == "POST":
+            body, receive = await _read(request, receive)
+            given = body.get("model")
+            if given is None and path.startswith(_OLLAMA):
+                given = body.get("name")  # the former name of the field
+            name = given if isinstance(given, str) and given else name
+            if path.startswith(_OLLAMA) and name is not None and not pool.has(name):
+                name = name.removesuffix(LATEST)
+            keep = body.get("keep_alive") if path.startswith(_OLLAMA) else None
+            if body:
+                scope[SCOPE_BODY] = body
+            del body
+        elif path == "/props" and name is None and (len(pool.models) > 1 or first.state != "loaded"):
+            await _props(pool)(scope, receive, send)
+            return
+        model = pool.find(name)
+        if path == "/api/show" and model.state != "loaded":  # clients ask for each model of a list
+            await json_response(await _on_thread(_ollama_show, model))(scope, receive, send)
+            return
+        loads = {"true": True, "1": True, "false": False, "0": False}.get(query.get("autoload", ""))
+        looks = scope["method"] == "GET"
+        async with pool.using(model, False if path in _NO_LOAD else loads, looks=looks):
+            await model.app(scope, receive, send)
+        idle_s = _seconds(keep)
+        if idle_s is not None:
+            pool.sleep_after(model, idle_s)
+
+
+async def _read(request: HttpRequest, receive: Receive) -> tuple[Json, Receive]:
+    """The body as a JSON object, {} where it is empty or a list; and a `receive` that brings it once more.
+
+    Raises:
+        ApiError: as read_json.
+    """
+    data = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise asyncio.CancelledError  # the client has left
+        data += message.get("body", b"")
+        more = message.get("more_body", False)
+    body: Json = {}
+    if data.strip() and not data.strip().startswith(b"["):
+        read = functools.partial(read_json, data, request.headers)
+        body = read() if len(data) <= _ON_LOOP else await _on_thread(lambda: read(Pause()))
+    parts = [bytes(data)]
+
+    async def again() -> Any:
+        return {"type": "http.request", "body": parts.pop(), "more_body": False} if parts else await receive()
+
+    return body, again
+
+
+def _has_route(app: Any, scope: Scope) -> bool:
+    """True if the application has an endpoint for this path and method; its own 404 and 405 need no model."""
+    return any(route.matches(scope)[0] is Match.FULL for route in app.routes)
+
+
+def _props(pool: ModelPool) -> App:
+    """/props without a model, as llama-server's router answers it."""
+    return JSONResponse(
+        {
+            "role": "router",
+            "max_instances": pool.options.max_loaded,
+            "models_autoload": pool.options.autoload,
+            "model_alias": _OWNER,
+            "model_path": "",
+            "default_generation_settings": {"params": None, "n_ctx": 0},
+            "build_info": f"b0-{_OWNER}-{__version__}",
+            "is_sleeping": all(model.state == "sleeping" for model in pool.models),
+        }
+    )
+
+
+def _seconds(keep_alive: object) -> float | None:
+    """The seconds of ollama's keep_alive, a number or a duration as 5m; below 0: math.inf; None: it is neither."""
+    if isinstance(keep_alive, bool) or keep_alive is None:
+        return None
+    if isinstance(keep_alive, str):
+        found = _DURATION.findall(keep_alive)
+        if "".join(number + unit for number, unit in found) == keep_alive and found:
+            keep_alive = sum(float(number) * _UNITS_S[unit] for number, unit in found)
+        else:
+            try:
+                keep_alive = float(keep_alive)
+            except ValueError:
+                return None
+    if not isinstance(keep_alive, (int, float)) or math.isnan(keep_alive):
+        return None
+    return math.inf if keep_alive < 0 else float(keep_alive)
+
+
+def _names(model: PooledModel) -> list[str]:
+    return [*model.serving.names, *model.adapters]
+
+
+def _ollama_card(model: PooledModel, name: str) -> Json:
+    """An entry of a list of models by the header of its file; reads the file."""
+    try:
+        path = resolve(model.serving.config.model)
+        state = path.stat()
+        facts, architecture = facts_of_file(path), read_header(path).architecture
+        digest, modified_s = _digest(path, (state.st_size, state.st_mtime_ns)), state.st_mtime
+    except (OSError, LlamaBatchError):  # it is gone
+        facts, architecture, digest, modified_s = FileFacts(), "", "", float(model.serving.created)
+    found = card(name, facts, architecture, hashlib.sha256(f"{digest}:{name}".encode()).hexdigest())
+    return found | {"modified_at": moment(modified_s)}
+
+
+@functools.lru_cache(256)
+def _digest(path: Path, _unchanged: tuple[int, int]) -> str:
+    return fingerprint(path)
+
+
+def _ollama_show(model: PooledModel) -> Json:
+    """The answer of /api/show for a model that is not loaded; reads the file. Raises ModelFileError and OSError."""
+    path = resolve(model.serving.config.model)
+    metadata, serving = read_header(path).texts(), model.serving
+    template = serving.options.chat_template or metadata.get("tokenizer.chat_template", "")
+    uses = {
+        "completion": not model.spec.is_encoder,
+        "tools": not model.spec.is_encoder,
+        "embedding": model.spec.is_encoder,
+    }
+    uses["thinking"] = model.spec.plan.reasoning is not None
+    found = shown(metadata, facts_of_file(path), template, [name for name, can in uses.items() if can])
+    return found | {"modified_at": moment(path.stat().st_mtime)}
+
+
+async def _on_thread(function: Callable[..., T], *arguments: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)

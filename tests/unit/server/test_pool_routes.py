@@ -1,0 +1,205 @@
+"""HTTP over several models: which one answers, lists of them, loads by request."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from llamabatch.client.connect import with_front_client
+from llamabatch.config import EngineConfig
+from llamabatch.gguf.resolve import resolve
+from llamabatch.server.application import make_pool_app
+from llamabatch.server.options import ServerOptions
+from llamabatch.server.pool.options import ModelSpec, PoolOptions
+from llamabatch.testing.answers import Script
+from llamabatch.testing.fake_client import FakeClient
+from tests.waiting import until
+
+HELLO = [{"role": "user", "content": "Hello"}]
+PLAN = SimpleNamespace(config=SimpleNamespace(n_ctx=2048), reasoning=None)
+
+
+@contextlib.contextmanager
+def pool_client(
+    *names: str, options: dict[str, Any] | None = None, headers: Any = None, **pool: Any
+) -> Iterator[TestClient]:
+    """A client of an application of models, each of which answers with its name."""
+    given = options or {}
+    path = str(resolve("tiny"))
+    configs = {name: EngineConfig.from_options(path, {"seed": i}) for i, name in enumerate(names)}
+
+    def connected(config: EngineConfig) -> Any:
+        name = next(name for name, each in configs.items() if each is config)
+        return with_front_client(FakeClient(config, Script(name, None, None, None, None)), config.max_queue)
+
+    specs = [
+        ModelSpec(config, ServerOptions(**given, served_model_names=f"{name},{name}-alias"), PLAN, (10,))
+        for name, config in configs.items()
+    ]
+    app = make_pool_app(specs, ServerOptions(**given), PoolOptions((100,), **pool), connected)
+    with TestClient(app, raise_server_exceptions=False, headers=headers) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with pool_client("red", "blue", "green") as client:
+        yield client
+
+
+def states(client: TestClient) -> dict[str, str]:
+    return {each["id"]: each["status"]["value"] for each in client.get("/v1/models").json()["data"]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("named", "answers"),
+    [("red", "red"), ("blue", "blue"), ("blue-alias", "blue"), (None, "red")],
+)
+def test_chats_are_answered_by_the_model_that_they_name(client, named, answers, stream):
+    body = {"messages": HELLO, "stream": stream} | ({"model": named} if named else {})
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200
+    assert answers in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/completion", {"prompt": "x"}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 9}),
+        ("/v1/responses", {"input": "x"}),
+        ("/api/chat", {"messages": HELLO, "stream": False}),
+        ("/api/generate", {"prompt": "x", "stream": False}),
+        ("/api/generate", {"model": "green:latest", "prompt": "x", "stream": False}),
+    ],
+)
+def test_all_dialects_reach_the_named_model(client, path, body):
+    response = client.post(path, json={"model": "green", **body})
+    assert response.status_code == 200
+    assert "green" in response.text
+
+
+def test_lists_of_models_need_no_load():
+    with pool_client("red", "blue") as client:
+        assert states(client) == {"red": "unloaded", "blue": "unloaded"}
+        tags = client.get("/api/tags").json()["models"]
+        assert [each["name"] for each in tags] == ["red", "red-alias", "blue", "blue-alias"]
+        assert tags[0]["details"]["family"] == "llama"
+        assert client.get("/v1/models/blue").json()["id"] == "blue"
+        assert client.get("/v1/models/blue-alias").json()["root"] == "blue"
+        shown = client.post("/api/show", json={"model": "blue"}).json()
+        assert shown["capabilities"] == ["completion", "tools"]
+        assert shown["model_info"]["general.architecture"] == "llama"
+        assert client.get("/api/ps").json() == {"models": []}
+        assert client.get("/props").json()["role"] == "router"
+        for path in ("/", "/version", "/api/version", "/openapi.json", "/health", "/livez", "/readyz", "/metrics"):
+            assert client.get(path).status_code == 200
+        assert client.get("/nowhere").status_code == 404
+        assert client.get("/v1/chat/completions").status_code == 405
+        assert client.get("/v1/files").status_code == 501
+        assert client.get("/slots?model=red").status_code == 400
+        assert states(client) == {"red": "unloaded", "blue": "unloaded"}
+
+
+def test_an_unknown_model_is_named_in_the_shape_of_its_dialect(client):
+    assert client.get("/v1/models/black").status_code == 404
+    for path, body in (("/v1/chat/completions", {}), ("/api/chat", {}), ("/v1/messages", {"max_tokens": 4})):
+        response = client.post(path, json={"model": "black", "messages": HELLO, **body})
+        assert response.status_code == 404
+        assert "served are red, blue, green" in response.text
+        assert ("type" in response.json()) == (path == "/v1/messages")
+
+
+def test_any_model_takes_the_first():
+    with pool_client("red", "blue", options={"any_model": True}) as client:
+        assert "red" in client.post("/v1/chat/completions", json={"model": "gpt-5", "messages": HELLO}).text
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b'{"model": "red", ', 400),
+        (b'"red"', 400),
+        (b'{"model": "red", "model": "blue"}', 400),
+        (b"", 400),
+        (b"[]", 400),
+    ],
+)
+def test_bodies_that_cannot_be_read_are_errors_of_the_client(client, content, status):
+    headers = {"content-type": "application/json"}
+    assert client.post("/v1/chat/completions", content=content, headers=headers).status_code == status
+
+
+def test_a_large_body_reaches_its_model(client):
+    text = "word " * 60_000
+    body = {"model": "blue", "prompt": text, "max_tokens": 1}
+    assert client.post("/v1/completions", json=body).status_code in (200, 400)  # 400: it is too long for the model
+    assert client.post("/tokenize", json={"model": "blue", "prompt": text}).json()["count"] > 60_000
+
+
+def test_load_and_unload():
+    with pool_client("red", "blue", autoload=False) as client:
+        refused = client.post("/v1/chat/completions", json={"model": "blue", "messages": HELLO})
+        assert refused.status_code == 400
+        assert "POST /models/load" in refused.json()["error"]["message"]
+        assert client.post("/models/load", json={"model": "blue"}).json() == {"success": True}
+        until(lambda: states(client)["blue"] == "loaded")
+        assert "blue" in client.post("/v1/chat/completions", json={"model": "blue", "messages": HELLO}).text
+        assert [each["name"] for each in client.get("/api/ps").json()["models"]] == ["blue", "blue-alias"]
+        assert client.post("/models/unload", json={"model": "blue"}).json() == {"success": True}
+        assert states(client) == {"red": "unloaded", "blue": "unloaded"}
+        assert client.post("/v1/completions?autoload=true", json={"model": "red", "prompt": "x"}).status_code == 200
+        for body in ({}, {"model": 5}, {"model": "black"}):
+            assert client.post("/models/load", json=body).status_code in (400, 404)
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "state"),
+    [(0, "sleeping"), ("0s", "sleeping"), (-1, "loaded"), ("1h30m", "loaded"), ("soon", "loaded"), (None, "loaded")],
+)
+def test_keep_alive_of_ollamas_clients(keep_alive, state):
+    with pool_client("red") as client:
+        body = {"model": "red", "messages": HELLO, "stream": False, "keep_alive": keep_alive}
+        assert client.post("/api/chat", json=body).status_code == 200
+        until(lambda: states(client)["red"] == state)
+        listed = client.get("/api/ps").json()["models"]
+        assert [each["expires_at"] < "2100" for each in listed] == (
+            [] if state == "sleeping" else [keep_alive == "1h30m"] * 2
+        )
+
+
+def test_metrics_of_the_pool_and_of_an_engine(client):
+    client.post("/v1/completions", json={"model": "red", "prompt": "x"})
+    text = client.get("/metrics").text
+    assert 'llamabatch:model_loaded{model_name="red"} 1.0' in text
+    assert 'llamabatch:model_loads_total{model_name="red"} 1.0' in text
+    assert 'handler="/v1/completions"' in text
+    assert 'vllm:num_requests_running{engine="0",model_name="red"}' in client.get("/metrics?model=red").text
+
+
+def test_keys_hold_for_the_pool():
+    with pool_client("red", options={"api_keys": "secret"}) as client:
+        assert client.get("/v1/models").status_code == 401
+        assert client.post("/models/load", json={"model": "red"}).status_code == 401
+        assert client.get("/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
+        assert states_with(client, "secret") == {"red": "unloaded"}
+
+
+def states_with(client: TestClient, key: str) -> dict[str, str]:
+    found = client.get("/v1/models", headers={"authorization": f"Bearer {key}"}).json()["data"]
+    return {each["id"]: each["status"]["value"] for each in found}
+
+
+def test_one_model_alone_keeps_its_own_answers():
+    with pool_client("red", sleep_idle_s=1000.0) as client:
+        assert client.get("/props").json()["is_sleeping"] is False
+        client.post("/completion", json={"prompt": "x"})
+        assert client.get("/props").json()["model_alias"] == "red"
+        assert "vllm:" in client.get("/metrics").text
