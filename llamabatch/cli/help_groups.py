@@ -57,9 +57,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 # Groups of `llamabatch serve` alone, behind its own options.
 SERVER_GROUPS: dict[str, tuple[str, ...]] = {
-    "Several models": (
-        *("models_dir", "models_preset", "models_max", "models_autoload", "models_fifo", "sleep_idle_seconds"),
-    ),
+    "Several models": (*("models_preset", "models_max", "models_autoload", "models_fifo", "sleep_idle_seconds"),),
     "Address": ("host", "port", "uds", "reuse_port", "root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"),
     "Callers": (
         *("api_keys", "api_key_file", "no_key", "metrics_without_key", "allowed_hosts", "cors_origins"),

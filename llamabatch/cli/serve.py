@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,13 +27,16 @@ from llamabatch.cli.param_types import ModelName, Text
 from llamabatch.cli.serve_flags import Translated, from_environment, translate
 from llamabatch.cli.serve_models import NamedModel, named_models, options_of
 from llamabatch.config import MIN_CTX, EngineConfig
-from llamabatch.errors import ConfigError, LlamaBatchError, MemoryPlanError
+from llamabatch.errors import ConfigError, LlamaBatchError, MemoryPlanError, ModelFileError
 from llamabatch.gguf.resolve import local, resolve
 from llamabatch.planning.memory import mib
 from llamabatch.request.samplers import KNOWN, known_samplers
 from llamabatch.server.options import LOG_LEVELS, ServerOptions
 from llamabatch.utils.checks import nearest, show
 from llamabatch.utils.paths import TINY, one_line
+
+if TYPE_CHECKING:
+    from llamabatch.server.pool.options import ModelSpec
 
 Command = Callable[..., Any]
 
@@ -322,27 +326,25 @@ def _serve_several(models: list[NamedModel], pool: dict[str, Any]) -> None:
     from llamabatch.server.run import serve_several as run
 
     checked = PoolOptions((0,), **pool)
-    read = [(model, *_of_one(model)) for model in models]
-    options = read[0][2]
-    configure(options)
-    free = free_bytes(read[0][1])
-    share = 1 / min(checked.max_loaded or len(read), len(read))
-    specs = []
+    read: list[tuple[NamedModel, EngineConfig, ServerOptions]] = []
+    for model in models:
+        with _left_out(model, ModelFileError, MemoryPlanError):
+            read.append((model, *_of_one(model)))
+    if read:
+        configure(read[0][2])
+    specs: list[ModelSpec] = []
+    free = free_bytes(read[0][1]) if read else (0,)
+    share = 1 / max(1, min(checked.max_loaded or len(read), len(read)))
     for model, config, server in read:
-        try:
-            spec = spec_of(config, server, share, on_startup=model.on_startup)
-        except LlamaBatchError as error:
-            echo_wrapped(f"{show(model.name)} is left out: {error}")
-            continue
-        plan = spec.plan
-        name = spec.options.served_model_names[0] if spec.options.served_model_names else Path(config.model).name
-        echo_wrapped(
-            f"{one_line(name)}: {mib(plan.total_bytes)}, {plan.config.n_slots} slots of {plan.config.n_ctx:,} tokens"
-        )
-        specs.append(spec)
+        with _left_out(model, LlamaBatchError):
+            specs.append(spec_of(config, server, share, on_startup=model.on_startup))
+            plan = specs[-1].plan
+            slots = f"{plan.config.n_slots} slots of {plan.config.n_ctx:,} tokens"
+            echo_wrapped(f"{one_line(model.name or Path(config.model).name)}: {mib(plan.total_bytes)}, {slots}")
     if not specs:
         echo_wrapped("Error: there is no model to serve")
         click.get_current_context().exit(1)
+    options = read[0][2]
     together = sum(spec.bytes[0] for spec in specs)
     fits = "which fit together" if together <= free[0] and not checked.max_loaded else "loaded by turns"
 
@@ -355,6 +357,15 @@ def _serve_several(models: list[NamedModel], pool: dict[str, Any]) -> None:
         echo_wrapped(f"{len(specs)} models are {where}: {memory}, {_key(options)}; requests load what they name")
 
     run(specs, options, PoolOptions(free, **pool), started)
+
+
+@contextlib.contextmanager
+def _left_out(model: NamedModel, *errors: type[LlamaBatchError]) -> Iterator[None]:
+    """Leaves a model out, with a line, for whose sake the others need not be refused."""
+    try:
+        yield
+    except errors as error:
+        echo_wrapped(f"{show(model.name) if model.name else 'the model'} is left out: {error}")
 
 
 def _of_one(model: NamedModel) -> tuple[EngineConfig, ServerOptions]:

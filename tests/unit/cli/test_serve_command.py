@@ -225,7 +225,7 @@ def test_every_option_has_a_variable_and_a_group(invoke):
     shown = CliRunner().invoke(cli, ["serve", "--help-all"], terminal_width=80).output
     assert all(len(line) <= 80 for line in shown.splitlines())
     titles = [line[:-1] for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles[:7] == ["Options", "Address", "Callers", "Bounds", "Batches", "Log", "Sampling"]
+    assert titles[:8] == ["Options", "Several models", "Address", "Callers", "Bounds", "Batches", "Log", "Sampling"]
 
 
 def test_the_page_of_flags_is_current():

@@ -1,0 +1,147 @@
+"""Two models that do not fit together behind one server, beside the stock llama-server's router.
+
+    python -m benchmarks.model_pool [--requests 200] [--callers 16] [--rounds 3] [--json FILE]
+
+The models are two names of the 0.5B shape of llamabatch synth, of which one may be loaded at a time. Each caller sends
+a request to one of them at random, 64 + 32 tokens, waits for the answer, and sends the next. Printed are the seconds of
+all requests, the loads, and the wait of a request, from its call to its end: median, 95 % and longest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks import places
+from benchmarks.facts import command_line, facts
+from llamabatch.planning.machine import Machine
+
+NAMES = ("one", "other")
+PROMPT, GENERATED, SLOTS, N_CTX = 64, 32, 16, 256
+_START_S, _REQUEST_S = 60.0, 600.0
+OURS, FIFO, ROUTER = "llamabatch serve", "llamabatch serve --models-fifo", "llama-server's router"
+
+
+def commands(folder: Path, port: int, threads: int, router: Path | None) -> dict[str, list[str]]:
+    """The command lines of the servers by their names."""
+    common = ["--models-dir", str(folder), "--models-max", "1", "--port", str(port)]
+    ours = [sys.executable, "-m", "llamabatch", "serve", *common, "--n-slots", str(SLOTS), "--n-ctx", str(N_CTX)]
+    ours += ["--n-threads", str(threads), "--n-threads-batch", str(threads)]
+    theirs = ["-np", str(SLOTS), "-c", str(SLOTS * N_CTX), "-t", str(threads), "--no-webui"]
+    found = {OURS: ours, FIFO: [*ours, "--models-fifo"]}
+    return found if router is None else found | {ROUTER: [str(router), *common, *theirs]}
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int, log: Path) -> Iterator[None]:
+    """The server, once it answers."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except (OSError, urllib.error.URLError):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise click.ClickException(f"{command[0]} did not start (log: {log})") from None
+                time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def measure(port: int, requests: int, callers: int, seed: int) -> list[float]:
+    """Seconds of each request."""
+    rng = random.Random(seed)
+    jobs = [
+        {
+            "model": rng.choice(NAMES),
+            "prompt": [rng.randrange(1000, 100_000) for _ in range(PROMPT)],
+            "n_predict": GENERATED,
+            "ignore_eos": True,
+            "temperature": 0,
+            "cache_prompt": False,
+        }
+        for _ in range(requests)
+    ]
+
+    def ask(job: dict[str, Any]) -> float:
+        began = time.monotonic()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/completion", json.dumps(job).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=_REQUEST_S) as response:
+            answer = json.load(response)
+        if answer["tokens_predicted"] != GENERATED:
+            raise click.ClickException(f"{answer['tokens_predicted']} tokens came, not {GENERATED}")
+        return time.monotonic() - began
+
+    with ThreadPoolExecutor(callers) as pool:
+        return list(pool.map(ask, jobs))
+
+
+def loads(log: Path) -> int:
+    """Loads by the lines of a server's log."""
+    return len(re.findall(r"is loaded after|spawning server instance with name=", log.read_text(errors="replace")))
+
+
+@click.command()
+@click.option("--requests", default=200, show_default=True, type=click.IntRange(min=1))
+@click.option("--callers", default=16, show_default=True, type=click.IntRange(min=1))
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1))
+@click.option("--port", default=8791, show_default=True)
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False))
+def main(requests: int, callers: int, rounds: int, port: int, json_file: Path | None) -> None:
+    """Measure requests for two models that take turns."""
+    model = places.synth_model(click.echo)
+    stock = places.stock_programs(click.echo)
+    threads = Machine.here().cores
+    found: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory(prefix="llamabatch-pool-") as place:
+        for name in NAMES:
+            (Path(place) / f"{name}.gguf").symlink_to(model)
+        servers = commands(Path(place), port, threads, None if stock is None else stock / "llama-server")
+        for number in range(rounds):
+            for name, command in servers.items() if number % 2 == 0 else reversed(servers.items()):
+                log = places.log_folder() / "model-pool.log"
+                with running(command, port, log):
+                    began = time.monotonic()
+                    seconds = sorted(measure(port, requests, callers, number))
+                    all_s = time.monotonic() - began
+                figures = {
+                    "all_s": round(all_s, 1),
+                    "loads": loads(log),
+                    "median_s": round(statistics.median(seconds), 2),
+                    "p95_s": round(seconds[int(0.95 * (len(seconds) - 1))], 2),
+                    "longest_s": round(seconds[-1], 2),
+                }
+                found.setdefault(name, []).append(figures)
+                click.echo(f"{name:34} {figures}")
+                shutil.copy(log, log.with_suffix(f".{number}.log"))
+    if json_file is not None:
+        settings = {"requests": requests, "callers": callers, "slots": SLOTS, "prompt": PROMPT, "generated": GENERATED}
+        document = {**facts(command_line("python -m benchmarks.model_pool")), **settings, "servers": found}
+        json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""`llamabatch serve` with several models: which ones, and the options of each, without starting the server."""
+
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from llamabatch.cli import cli
+from llamabatch.utils.paths import bundled_model
+
+run = pytest.importorskip("llamabatch.server.run")
+
+
+@pytest.fixture
+def several(monkeypatch, tmp_path):
+    """Runs the command up to the start of the server; gives the result, the models by name, and the pool's options."""
+    monkeypatch.setenv("LLAMABATCH_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.delenv("LLAMABATCH_MODEL", raising=False)
+    monkeypatch.setattr("llamabatch.server.http.logs.configure", lambda options: None)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        found = {}
+
+        def served(specs, options, pool, started):
+            found.update({each.options.served_model_names: each for each in specs}, pool=pool, options=options)
+            started(["http://127.0.0.1:8080"])
+
+        monkeypatch.setattr(run, "serve_several", served)
+        result = CliRunner().invoke(cli, ["serve", *map(str, arguments)])
+        pool = found.pop("pool", None)
+        found.pop("options", None)
+        return result, {names[0] if names else "": spec for names, spec in found.items()}, pool
+
+    return call
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a blank in its name, and models in it."""
+    made = tmp_path / "my models"
+    (made / "in parts").mkdir(parents=True)
+    for name in ("b.gguf", "a c.gguf", "in parts/x-00001-of-00002.gguf", "mmproj-a.gguf"):
+        shutil.copy(bundled_model(), made / name)
+    (made / "in parts" / "x-00002-of-00002.gguf").write_bytes(b"GGUF")
+    (made / "readme.txt").write_text("no model")
+    return made
+
+
+def test_the_models_of_a_folder(several, folder):
+    result, specs, pool = several("--models-dir", "my models", "--n-ctx", "512")
+    assert result.exit_code == 0, result.output
+    assert list(specs) == ["a c", "b"]
+    assert "'in parts' is left out" in result.stderr  # the bundled model is whole, not the first of two parts
+    assert specs["b"].config.model == str(folder / "b.gguf")
+    assert {spec.config.n_ctx for spec in specs.values()} == {512}
+    assert all(isinstance(spec.config.n_slots, int) for spec in specs.values())
+    assert pool.max_loaded == 0
+    assert "2 models are served at http://127.0.0.1:8080" in result.stderr
+    assert "which fit together, without a key" in result.stderr
+
+
+def test_named_models_and_those_named_by_their_files(several, folder):
+    result, specs, pool = several("-m", f"chat={folder}/b.gguf", "-m", f"{folder}/a c.gguf", "--models-max", "1")
+    assert result.exit_code == 0, result.output
+    assert list(specs) == ["chat", "a c"]
+    assert pool.max_loaded == 1
+    assert "loaded by turns" in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["toml", "ini"])
+def test_a_file_of_presets(several, folder, tmp_path, kind):
+    model = f'"{folder}/b.gguf"' if kind == "toml" else f"{folder}/b.gguf"
+    name = '"a c"' if kind == "toml" else "a c"
+    text = '"quoted"' if kind == "toml" else "quoted"
+    everything = '["*"]' if kind == "toml" else "[*]"
+    (tmp_path / f"models.{kind}").write_text(
+        f"version = 1\n{everything}\nc = 2048\nn-slots = 2\ntemp = 0.5\njinja = true\n"
+        f"[chat]\nmodel = {model}\nalias = {text}\ntemperature = 0.25\nload-on-startup = true\n"
+        f"[{name}]\nnp = 4\nLLAMA_ARG_CACHE_TYPE_K = {text.replace('quoted', 'q8_0')}\nflash_attn = true\n"
+        "kv-unified = false\n",
+        encoding="utf-8",
+    )  # fmt: skip
+    result, specs, pool = several(
+        "--models-preset", f"models.{kind}", "--models-dir", folder, "--sleep-idle-seconds", "9"
+    )
+    assert result.exit_code == 0, result.output
+    assert sorted(specs) == ["a c", "b", "chat"]
+    chat, other = specs["chat"], specs["a c"]
+    assert (chat.options.served_model_names, chat.on_startup) == (("chat", "quoted"), True)
+    assert (chat.config.n_ctx, chat.config.n_slots, chat.options.sampling["temperature"]) == (1024, 2, 0.25)
+    assert (other.config.n_slots, other.config.type_k, other.config.flash_attn) == (4, "q8_0", "on")
+    assert (other.config.kv, other.config.n_ctx, other.on_startup) == ("split", 512, False)
+    assert pool.sleep_idle_s == 9
+
+
+def test_the_command_line_goes_before_a_section(several, folder, tmp_path):
+    (tmp_path / "models.toml").write_text(f'[chat]\nmodel = "{folder}/b.gguf"\nn-slots = 4\nn-ctx = 256\n')
+    result, specs, _ = several("--models-preset", "models.toml", "--n-slots", "3")
+    assert result.exit_code == 0, result.output
+    assert (specs["chat"].config.n_slots, specs["chat"].config.n_ctx) == (3, 256)
+
+
+def test_one_model_that_sleeps_keeps_its_names(several, folder):
+    result, specs, pool = several("-m", f"{folder}/b.gguf", "--sleep-idle-seconds", "5")
+    assert result.exit_code == 0, result.output
+    [spec] = specs.values()
+    assert (spec.options.served_model_names, spec.on_startup, pool.sleep_idle_s) == ((), True, 5)
+
+
+def test_names_and_folders_from_variables_may_have_blanks(several, folder, monkeypatch):
+    monkeypatch.setenv("LLAMABATCH_MODELS_DIR", str(folder))
+    assert list(several()[1]) == ["a c", "b"]
+    monkeypatch.setenv("LLAMABATCH_MODEL", f"chat={folder}/a c.gguf")
+    assert list(several()[1]) == ["chat", "a c", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[x]\nn-slots = 2\n", "the section 'x' names no model; give it a line model = PATH"),
+        ('[x]\nmodel = "tiny"\nn-slotz = 2\n', "the section 'x' has no option 'n-slotz'; did you mean 'n-slots'?"),
+        ('[x]\nmodel = "tiny"\njinja = "perhaps"\n', "jinja is 'perhaps'; give true or false"),
+        ('[x]\nmodel = "tiny"\n[x.sampling]\ntop_k = 1\n', "sampling of 'x' is a table; give a value"),
+        ('model = "tiny"\n', "'model' outside a section; give each model one, as [name]"),
+        ('[x]\nmodel = "tiny"\nmmproj = "a"\n', "models take text alone here"),
+        ("[x\n", "models_preset 'models.toml'"),
+        ("", "there is no model in models.toml"),
+    ],
+)
+def test_presets_that_cannot_be_used_are_named(several, tmp_path, text, told):
+    (tmp_path / "models.toml").write_text(text)
+    result, _, _ = several("--models-preset", "models.toml")
+    assert result.exit_code != 0
+    assert told in " ".join(f"{result.output} {result.exception}".split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--models-dir", "nowhere"), "models_dir 'nowhere' cannot be read: No such file or directory"),
+        (("--models-preset", "nowhere.toml"), "models_preset 'nowhere.toml' cannot be read"),
+        (("-m", "a=tiny", "-m", "a=tiny"), "two models have the name 'a'"),
+        (("-m", "a=tiny", "-m", "b=tiny", "--models-max", "-1"), "models_max is -1"),
+        (("-m", "tiny", "--sleep-idle-seconds", "-5"), "sleep_idle_seconds is -5"),
+        (("-m", "a=nowhere.gguf", "-m", "b=nowhere.gguf"), "there is no model to serve"),
+    ],
+)
+def test_models_that_are_not_there_are_named(several, arguments, told):
+    result, _, _ = several(*arguments)
+    assert result.exit_code != 0
+    assert told in " ".join(f"{result.output} {result.exception}".split())
