@@ -61,6 +61,13 @@ _KEY_VARIABLES = (variable_of("api_key"), "LLAMA_API_KEY", "VLLM_API_KEY")
 _FLAGS = {"api_keys": "--api-key", "allowed_hosts": "--allowed-host", "served_model_names": "--served-model-name"}
 _FLAGS["threads"] = "--threads-http"  # --threads is llama-server's, for the engine
 _LINE, _MODEL = "llamabatch.line", "llamabatch.model"  # keys of a context's meta
+# Options of the server that a section of a preset file may have; the others are those of all models.
+_OF_A_MODEL = (
+    *("served_model_names", "any_model", "strict", "max_logprobs", "enable_thinking", "trust_request_chat_template"),
+    *("lora_dir", "slots", "props", "threads"),
+)
+_OF_THE_SERVER = {each.name for each in fields(ServerOptions)} - {*_OF_A_MODEL, "sampling", "chat_template"}
+_OF_THE_SERVER |= {"models_dir", "models_preset", "models_max", "models_autoload", "models_fifo"}
 _ELSEWHERE = ("sampling", "chat_template", "chat_template_kwargs", "default_adapters")  # options of their own
 
 
@@ -244,12 +251,17 @@ def serve(
         return _read(context.meta[_MODEL], **given)
     tagged = _tagged(model_tag, model, given["hf_repo"], given["hf_file"])
     named = named_models(tagged, models_dir, models_preset)
+    if named is None and (models_max is not None or models_autoload is not None or models_fifo):
+        echo_wrapped("--models-max, --models-autoload and --models-fifo have no effect on a single model")
     if named is None and sleep_idle_seconds is None:
         _serve_one(*_read(NamedModel("", tagged[0]), **given))
         return None
     wanted: dict[str, Any] = {"max_loaded": models_max, "autoload": models_autoload, "sleep_idle_s": sleep_idle_seconds}
     pool = {name: value for name, value in wanted.items() if value is not None} | {"in_order": models_fifo}
-    _serve_several([NamedModel("", tagged[0], on_startup=True)] if named is None else named, pool)
+    _, options = _read(NamedModel("", TINY), **{**given, "ctx_size": None})
+    if named is None:
+        named = [NamedModel("", tagged[0], on_startup=True)]
+    _serve_several(named, options, pool)
     return None
 
 
@@ -270,11 +282,11 @@ def _read(
     given: dict[str, Any] = {
         name: ",".join(value) if isinstance(value, tuple) else value for name, value in server.items()
     }
+    names = tuple(name for each in server["served_model_names"] for name in each.split(",") if name)
     engine["adapters"], scales = _adapters(loras, modules, lora_init_without_apply)
     given = {name: value for name, value in given.items() if value is not None and value != ""}
     if model.name:
-        others = [name for name in given.get("served_model_names", "").split(",") if name and name != model.name]
-        given["served_model_names"] = ",".join([model.name, *others])
+        given["served_model_names"] = tuple(dict.fromkeys((model.name, *names)))
     options = ServerOptions(
         **given,
         sampling=sampling,
@@ -318,8 +330,12 @@ def _say_ready(seconds: float) -> None:
     echo_wrapped(f"ready after {seconds:.1f} s")
 
 
-def _serve_several(models: list[NamedModel], pool: dict[str, Any]) -> None:
-    """Serves models that are loaded by the requests that name them."""
+def _serve_several(models: list[NamedModel], options: ServerOptions, pool: dict[str, Any]) -> None:
+    """Serves models that are loaded by the requests that name them.
+
+    Args:
+        options: for what all requests pass. pool: options of a ModelPool.
+    """
     from llamabatch.server.http.logs import configure  # late: they need the extra
     from llamabatch.server.pool.options import PoolOptions
     from llamabatch.server.pool.specs import free_bytes, spec_of
@@ -329,34 +345,38 @@ def _serve_several(models: list[NamedModel], pool: dict[str, Any]) -> None:
     read: list[tuple[NamedModel, EngineConfig, ServerOptions]] = []
     for model in models:
         with _left_out(model, ModelFileError, MemoryPlanError):
-            read.append((model, *_of_one(model)))
-    if read:
-        configure(read[0][2])
+            read.append(_of_one(model))
+    configure(options)
     specs: list[ModelSpec] = []
     free = free_bytes(read[0][1]) if read else (0,)
     share = 1 / max(1, min(checked.max_loaded or len(read), len(read)))
     for model, config, server in read:
         with _left_out(model, LlamaBatchError):
-            specs.append(spec_of(config, server, share, on_startup=model.on_startup))
-            plan = specs[-1].plan
-            slots = f"{plan.config.n_slots} slots of {plan.config.n_ctx:,} tokens"
-            echo_wrapped(f"{one_line(model.name or Path(config.model).name)}: {mib(plan.total_bytes)}, {slots}")
+            found = spec_of(config, server, share, on_startup=model.on_startup, sleep_idle_s=model.sleep_idle_s)
+            specs.append(found)
+            slots = f"{found.plan.config.n_slots} slots of {found.plan.config.n_ctx:,} tokens"
+            echo_wrapped(f"{_shown(found)}: {mib(found.plan.total_bytes)}, {slots}")
     if not specs:
         echo_wrapped("Error: there is no model to serve")
         click.get_current_context().exit(1)
-    options = read[0][2]
     together = sum(spec.bytes[0] for spec in specs)
-    fits = "which fit together" if together <= free[0] and not checked.max_loaded else "loaded by turns"
+    fit = together <= free[0] and not 0 < checked.max_loaded < len(specs)
 
     def started(urls: list[str]) -> None:
         where = f"served at {', '.join(urls)}"
         if len(specs) == 1:
-            echo_wrapped(f"the model is {where}, {_key(options)}")
+            echo_wrapped(f"{_shown(specs[0])} is {where}, {_key(options)}")
             return
-        memory = f"{mib(together)} of the {mib(free[0])} that are free, {fits}"
+        memory = f"{mib(together)} of the {mib(free[0])} that are free, {'which fit together' if fit else 'by turns'}"
         echo_wrapped(f"{len(specs)} models are {where}: {memory}, {_key(options)}; requests load what they name")
 
     run(specs, options, PoolOptions(free, **pool), started)
+
+
+def _shown(spec: ModelSpec) -> str:
+    """A model's name in the lines of the start."""
+    names = spec.options.served_model_names
+    return one_line(names[0] if names else Path(spec.config.model).name)
 
 
 @contextlib.contextmanager
@@ -368,7 +388,7 @@ def _left_out(model: NamedModel, *errors: type[LlamaBatchError]) -> Iterator[Non
         echo_wrapped(f"{show(model.name) if model.name else 'the model'} is left out: {error}")
 
 
-def _of_one(model: NamedModel) -> tuple[EngineConfig, ServerOptions]:
+def _of_one(model: NamedModel) -> tuple[NamedModel, EngineConfig, ServerOptions]:
     """The options of one of several models: those of its section below those of the command line."""
     context = click.get_current_context()
     command = context.command
@@ -381,18 +401,38 @@ def _of_one(model: NamedModel) -> tuple[EngineConfig, ServerOptions]:
     path = defaults.pop("model", [model.path])[-1]
     if path is None and "hf_repo" not in defaults:
         raise ConfigError(f"the section {show(model.name)} names no model; give it a line model = PATH")
-    context.meta[_MODEL] = replace(model, path=path if path is None else local(path))
-    for note in theirs.notes:
-        echo_wrapped(note)
-    inner = command.make_context(
-        "serve", list(context.meta[_LINE]), context, default_map={**(context.default_map or {}), **defaults}
-    )
+    idle_s = defaults.pop("sleep_idle_seconds", None)
+    for name in (*defaults, *theirs.environ):
+        if name in _OF_THE_SERVER or name in theirs.environ:
+            flag = next((each for each in positive if positive[each].name == name), name)
+            raise ConfigError(
+                f"{flag} in the section {show(model.name)} is an option of the whole server; give it on the command "
+                "line"
+            )
     try:
+        wanted = replace(model, path=path if path is None else local(path), sleep_idle_s=_number(idle_s))
+        context.meta[_MODEL] = wanted
+        for note in theirs.notes:
+            echo_wrapped(note)
+        inner = command.make_context(
+            "serve", list(context.meta[_LINE]), context.parent, default_map={**(context.default_map or {}), **defaults}
+        )
         with inner:
             found: tuple[EngineConfig, ServerOptions] = command.invoke(inner)
-            return found
+        return wanted, *found
+    except click.UsageError as error:
+        if not model.options:
+            raise
+        raise ConfigError(f"the section {show(model.name)}: {error.format_message()}") from error
     finally:
-        del context.meta[_MODEL]
+        context.meta.pop(_MODEL, None)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise ConfigError(f"sleep_idle_seconds is {show(text)}; give a number") from None
 
 
 def _planned(config: Any) -> Any:

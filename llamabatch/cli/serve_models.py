@@ -15,8 +15,9 @@ from typing import Any
 
 from llamabatch.cli.config_file import parse_toml
 from llamabatch.cli.flag_table import FALSE, TRUE
-from llamabatch.cli.serve_flags import BY_NAME, Translated, from_environment, translate
-from llamabatch.errors import ConfigError
+from llamabatch.cli.serve_flags import BY_NAME, ROWS, Translated, from_environment, translate
+from llamabatch.errors import ConfigError, LlamaBatchError
+from llamabatch.gguf.header import read_header
 from llamabatch.utils.checks import nearest, show
 from llamabatch.utils.paths import TINY
 
@@ -26,6 +27,7 @@ _VARIABLE = "LLAMA_ARG_"
 _ON_STARTUP = "load-on-startup"
 _OF_THE_ROUTER = ("version", "stop-timeout", "dedup-cache-models", _ON_STARTUP)  # llama-server's own
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
+_LINE = re.compile(r"\[line\s+(\d+)\]")  # of configparser, which counts the line of _TOP
 _NO_MODEL = ("mmproj", "ggml-vocab")  # first letters of other GGUF files
 
 
@@ -37,12 +39,14 @@ class NamedModel:
         path: as for LLM; None: one of `options` says it.
         options: keys and values of sections.
         on_startup: it is loaded when the server starts.
+        sleep_idle_s: seconds without a request after which it sleeps; None: as all do.
     """
 
     name: str
     path: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     on_startup: bool = False
+    sleep_idle_s: float | None = None
 
 
 def named_models(models: Sequence[str], folder: Path | None, presets: Path | None) -> list[NamedModel] | None:
@@ -74,7 +78,7 @@ def named_models(models: Sequence[str], folder: Path | None, presets: Path | Non
         if name == _GLOBAL:
             common = section
             continue
-        on_startup = str(section.get(_ON_STARTUP, False)).lower() in TRUE
+        on_startup = _switch(_ON_STARTUP, section.get(_ON_STARTUP, False))
         found[name] = replace(found.get(name, NamedModel(name)), options=section, on_startup=on_startup)
     if not found:
         raise ConfigError(f"there is no model in {presets or folder}; give a folder with files that end in .gguf")
@@ -91,6 +95,7 @@ def options_of(model: NamedModel, takes: Mapping[str, int], negatives: Iterable[
         ConfigError: there is no such option. click.UsageError: one of llama-server's is refused.
     """
     known = {*takes, *negatives, *BY_NAME}
+    variables = {name for row in ROWS for name in row.env.split()}
     line: list[str] = []
     environ: dict[str, str] = {}
     for key, value in model.options.items():
@@ -98,7 +103,7 @@ def options_of(model: NamedModel, takes: Mapping[str, int], negatives: Iterable[
             continue
         if isinstance(value, Mapping):
             raise ConfigError(f"{key} of {show(model.name)} is a table; give a value")
-        if key.startswith(_VARIABLE):
+        if key in variables:
             environ[key] = str(value)
             continue
         name = key.replace("_", "-")
@@ -106,6 +111,8 @@ def options_of(model: NamedModel, takes: Mapping[str, int], negatives: Iterable[
         if flag is None:
             advice = nearest(name, sorted(each.lstrip("-") for each in known if each.startswith("--")))
             raise ConfigError(f"the section {show(model.name)} has no option {show(key)}{advice}")
+        if isinstance(value, list) and key in ("model", "m"):
+            raise ConfigError(f"model of {show(model.name)} is a list; give one path")
         for each in value if isinstance(value, list) else [value]:
             line += _words(flag, str(each).lower() if isinstance(each, bool) else str(each), takes)
     found, more = translate(line, {**takes, **dict.fromkeys(negatives, 0)}), from_environment(environ)
@@ -117,12 +124,17 @@ def _words(flag: str, value: str, takes: Mapping[str, int]) -> list[str]:
     row = BY_NAME[flag][0] if flag in BY_NAME else None
     if row.takes if row is not None else takes.get(flag):
         return [flag, value]
-    if value.lower() in TRUE:
+    if _switch(flag.lstrip("-"), value):
         return [flag]
-    if value.lower() not in FALSE:
-        raise ConfigError(f"{flag.lstrip('-')} is {show(value)}; give true or false")
     opposite = row.negatives[0] if row is not None and row.negatives else f"--no-{flag.lstrip('-')}"
     return [opposite] if opposite in takes or (row is not None and row.negatives) else []
+
+
+def _switch(name: str, value: object) -> bool:
+    text = str(value).lower()
+    if text not in TRUE and text not in FALSE:
+        raise ConfigError(f"{name} is {show(value)}; give true or false")
+    return text in TRUE
 
 
 def _pair(value: str) -> tuple[str | None, str]:
@@ -134,7 +146,7 @@ def _pair(value: str) -> tuple[str | None, str]:
 
 
 def _stem(path: Path) -> str:
-    name = path.name.removesuffix(".gguf")
+    name = path.stem if path.suffix.lower() == ".gguf" else path.name
     return _PART.sub("", name) or path.name
 
 
@@ -143,16 +155,17 @@ def _of_folder(folder: Path) -> dict[str, str]:
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
-        raise ConfigError(f"models_dir {show(str(folder))} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"--models-dir {show(str(folder))} cannot be read: {error.strerror}") from error
     found: dict[str, str] = {}
     for entry in entries:
-        if entry.is_dir():
-            files = _first_files(entry.glob("*.gguf"))
-            if len(files) == 1:
-                found[entry.name] = str(files[0])
-            found |= {_stem(file): str(file) for file in files if len(files) > 1}
-        else:
-            found |= {_stem(file): str(file) for file in _first_files([entry])}
+        files = _first_files(entry.iterdir() if entry.is_dir() else [entry])
+        for file in files:
+            name = entry.name if entry.is_dir() and len(files) == 1 else _stem(file)
+            if name in found:
+                raise ConfigError(
+                    f"{show(str(file))} and {show(found[name])} have one name, {show(name)}; rename one of them"
+                )
+            found[name] = str(file)
     return found
 
 
@@ -160,11 +173,25 @@ def _first_files(files: Iterable[Path]) -> list[Path]:
     """Those that are models, of several parts of one the first."""
     found = []
     for file in sorted(files):
-        part = _PART.search(file.name.removesuffix(".gguf"))
-        if file.suffix != ".gguf" or file.name.startswith(_NO_MODEL) or (part and not part[0].startswith("-00001-")):
-            continue
-        found.append(file)
+        part = _PART.search(file.stem)
+        is_later = part is not None and not part[0].startswith("-00001-")
+        if (
+            file.suffix.lower() == ".gguf"
+            and not is_later
+            and not file.name.startswith(_NO_MODEL)
+            and not _is_aid(file)
+        ):
+            found.append(file)
     return found
+
+
+def _is_aid(file: Path) -> bool:
+    """True for a file that says that it is none of a model, but an adapter or the like."""
+    try:
+        kind = read_header(file).metadata.get("general.type", "model")
+    except (OSError, LlamaBatchError):
+        return False  # its error is told where it is read as a model
+    return kind != "model"
 
 
 def _sections(path: Path) -> dict[str, dict[str, Any]]:
@@ -173,11 +200,12 @@ def _sections(path: Path) -> dict[str, dict[str, Any]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no UTF-8"
-        raise ConfigError(f"models_preset {show(str(path))} cannot be read: {reason}") from error
+        raise ConfigError(f"--models-preset {show(str(path))} cannot be read: {reason}") from error
     try:
         found = parse_toml(text) if path.suffix == ".toml" else _ini(text)
     except (ValueError, configparser.Error) as error:
-        raise ConfigError(f"models_preset {show(str(path))}: {' '.join(str(error).split())}") from error
+        message = _LINE.sub(lambda match: f"line {int(match[1]) - 1}", " ".join(str(error).split()))
+        raise ConfigError(f"--models-preset {show(str(path))}: {message}") from error
     for name, section in list(found.items()):
         if not isinstance(section, Mapping):
             if name not in _OF_THE_ROUTER:
@@ -191,6 +219,6 @@ def _ini(text: str) -> dict[str, Any]:
         delimiters=("=",), comment_prefixes=("#", ";"), interpolation=None, default_section="\0"
     )
     parser.optionxform = str  # type: ignore[method-assign,assignment]
-    parser.read_string(f"[{_TOP}]\n{text}")
+    parser.read_string(f"[{_TOP}]\n{text}", "the file")
     found: dict[str, Any] = {name: dict(parser[name]) for name in parser.sections()}
     return {**found.pop(_TOP), **found}

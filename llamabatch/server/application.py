@@ -56,7 +56,7 @@ from llamabatch.server.openai.batch_lines import reader_of
 from llamabatch.server.openai.kept_responses import KeptResponses
 from llamabatch.server.page import files as page
 from llamabatch.server.pool.model_pool import ModelPool, PooledModel
-from llamabatch.server.pool.options import ModelSpec, PoolOptions
+from llamabatch.server.pool.options import ModelSpec, PoolOptions, check_names
 from llamabatch.server.pool.routes import routes as pool_routes
 from llamabatch.server.serving.checks import MAX_QUEUE
 from llamabatch.server.serving.serving import Connect, Serving
@@ -132,8 +132,13 @@ def make_pool_app(
         models: the first is that of requests without a model. Each has options of its own for its requests.
         options: for what all requests pass: keys, limits, logs.
         connect: starts an engine; tests have others.
+
+    Raises:
+        ConfigError: two models have one name.
     """
-    pool = ModelPool(pool_options, takes_any=options.any_model)
+    check_names(models)
+    has_nameless = any(not spec.options.served_model_names for spec in models)
+    pool = ModelPool(pool_options, takes_any=options.any_model or has_nameless)
     made = _passed(options, pool, pool_routes(pool), _routes(options))
     kept = KeptResponses(options.max_responses_bytes)
     for spec in models:

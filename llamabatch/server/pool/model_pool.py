@@ -16,7 +16,7 @@ from llamabatch.server.http.errors import ApiError, model_not_found
 from llamabatch.server.http.security import App
 from llamabatch.server.monitor.live import live_of
 from llamabatch.server.pool.options import ModelSpec, PoolOptions
-from llamabatch.server.serving.serving import Serving
+from llamabatch.server.serving.serving import Serving, unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,8 @@ class PooledModel:
         state: "sleeping" is unloaded after idle time. error: the reason why the last load failed.
         is_leaving: `unload` waits for the end of its requests; it takes no further ones.
         n_users: requests that use it. used_s: the loop's time at the end of the last one.
-        idle_s: seconds without a request after which it sleeps; math.inf: never; None: as the pool has it.
+        keep_s: seconds without a request after which it sleeps, as its last client wished; math.inf: never; None: no
+            wish.
         load_s: seconds that the last load took. n_loads: loads since the start.
     """
 
@@ -50,7 +51,7 @@ class PooledModel:
         self.is_leaving = False
         self.n_users = 0
         self.used_s = 0.0
-        self.idle_s: float | None = None
+        self.keep_s: float | None = None
         self.load_s = _FIRST_LOAD_S
         self.n_loads = 0
 
@@ -110,7 +111,7 @@ class ModelPool:
         self._closing: set[PooledModel] = set()  # busy ones that take no further request
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: dict[PooledModel | None, asyncio.TimerHandle] = {}
-        self._starting: set[PooledModel] = set()
+        self._starting: list[PooledModel] = []
         self._started: Future[None] | None = None
         self._is_draining = False
         self._changed = asyncio.Event()
@@ -131,10 +132,15 @@ class ModelPool:
         """Begins to load the models of the start. The result of the future: each is loaded, or could not be."""
         if self._started is None:
             self._started = Future()
-            self._starting = {model for model in self.models if model.spec.on_startup}
+            self._started.set_running_or_notify_cancel()  # one who waits may leave, and cancels nothing
             for model in self.models:
-                if model in self._starting:
+                if not model.spec.on_startup:
+                    continue
+                if self._fit([*self._starting, model]):
+                    self._starting.append(model)
                     self._waiting.setdefault(model, _Wait()).is_asked = True
+                else:
+                    logger.warning("%s is not loaded at the start: it does not fit beside the others", model.name)
             self._look()
         return self._started
 
@@ -191,7 +197,7 @@ class ModelPool:
             ApiError: it is not loaded, and `loads` is False (400); it cannot be loaded (503); this server ends (503).
         """
         if self._is_draining:
-            raise model.serving.unavailable()
+            raise unavailable("draining")
         if self._is_open(model):
             model.n_users += 1
         elif model in self._waiting or (self.options.autoload if loads is None else loads):
@@ -203,6 +209,7 @@ class ModelPool:
             )  # fmt: skip
         if looks:
             model.n_users -= 1
+            self._look()
             yield
             return
         try:
@@ -239,14 +246,16 @@ class ModelPool:
 
     def left_s(self, model: PooledModel) -> float | None:
         """Seconds until a loaded model sleeps, unless a request comes; None: it does not."""
-        idle_s = self.options.sleep_idle_s if model.idle_s is None else model.idle_s
-        if idle_s is None or idle_s == math.inf:
+        wishes = (model.keep_s, model.spec.sleep_idle_s, self.options.sleep_idle_s)
+        idle_s = next((each for each in wishes if each is not None), math.inf)
+        if idle_s == math.inf:
             return None
         return max(0.0, idle_s + (0.0 if model.n_users else model.used_s - _now()))
 
-    def sleep_after(self, model: PooledModel, idle_s: float) -> None:
-        """Lets a model sleep after so many seconds without a request; math.inf: never."""
-        model.idle_s = idle_s
+    def keep(self, model: PooledModel, seconds: float | None) -> None:
+        """Keeps a model loaded for so many seconds without a request, until another wish; math.inf: for ever; None: as
+        its options say."""
+        model.keep_s = seconds
         self._look()
 
     # The inside
@@ -277,10 +286,10 @@ class ModelPool:
             raise
 
     def _refuse_waiting(self) -> None:
-        for model, wait in self._waiting.items():
+        for wait in self._waiting.values():
             for entered in wait.entered:
                 if not entered.done():
-                    entered.set_exception(model.serving.unavailable())
+                    entered.set_exception(unavailable("draining"))
         self._waiting.clear()
         self._look()
 
@@ -290,7 +299,7 @@ class ModelPool:
         if not self._is_draining:
             self._serve_waiting()
             self._put_to_sleep()
-        self._starting = {model for model in self._starting if model in self._waiting}
+        self._starting = [model for model in self._starting if model in self._waiting]
         if self._started is not None and not self._starting and not self._started.done():
             self._started.set_result(None)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError
 from llamabatch.planning.capacity import Plan
 from llamabatch.server.options import ServerOptions
-from llamabatch.utils.checks import boolean, integer, number
+from llamabatch.utils.checks import boolean, integer, number, show
 
 _MOST_MODELS = 4096
 _LONGEST_IDLE_S = 10 * 365 * 86_400
@@ -35,8 +36,7 @@ class PoolOptions:
 
     def __post_init__(self) -> None:
         integer(ConfigError, "models_max", self.max_loaded, 0, _MOST_MODELS)
-        if self.sleep_idle_s is not None:
-            number(ConfigError, "sleep_idle_seconds", self.sleep_idle_s, 0, _LONGEST_IDLE_S)
+        check_idle(self.sleep_idle_s)
         boolean(ConfigError, "in_order", self.in_order)
         boolean(ConfigError, "autoload", self.autoload)
 
@@ -51,6 +51,7 @@ class ModelSpec:
         bytes: memory that it takes: main memory, then that of each GPU, as many as PoolOptions.free_bytes has.
         is_encoder: it has no next token.
         on_startup: it is loaded when the server starts.
+        sleep_idle_s: in place of that of PoolOptions.
     """
 
     config: EngineConfig
@@ -59,3 +60,26 @@ class ModelSpec:
     bytes: tuple[int, ...]
     is_encoder: bool = False
     on_startup: bool = False
+    sleep_idle_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_idle(self.sleep_idle_s)
+
+
+def check_idle(seconds: float | None) -> None:
+    """Raises ConfigError."""
+    if seconds is not None:
+        number(ConfigError, "sleep_idle_seconds", seconds, 0, _LONGEST_IDLE_S)
+
+
+def check_names(specs: Sequence[ModelSpec]) -> None:
+    """Raises ConfigError where two models have one name."""
+    known: dict[str, str] = {}
+    for spec in specs:
+        names = spec.options.served_model_names
+        for name in names:
+            if name in known:
+                raise ConfigError(
+                    f"{show(name)} is a name of {show(known[name])} and of {show(names[0])}; give one of them another"
+                )
+            known[name] = names[0]

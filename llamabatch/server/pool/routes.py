@@ -20,7 +20,7 @@ from llamabatch.errors import LlamaBatchError
 from llamabatch.gguf.header import read_header
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.kv_state import fingerprint
-from llamabatch.server.http.errors import ApiError
+from llamabatch.server.http.errors import ApiError, keep_error
 from llamabatch.server.http.keys import KeyRing
 from llamabatch.server.http.security import App, Receive, Scope, Send, own_path
 from llamabatch.server.monitor.metrics import CONTENT_TYPE, Metrics, PooledFigures
@@ -31,6 +31,7 @@ from llamabatch.server.pool.model_pool import ModelPool, PooledModel
 from llamabatch.server.request.body import SCOPE_BODY, Json, Pause, read_json
 from llamabatch.server.response.answer import json_response
 from llamabatch.server.response.model_facts import FileFacts, card, facts_of_file
+from llamabatch.server.serving.serving import unavailable
 from llamabatch.utils.checks import show
 from llamabatch.utils.version import __version__
 
@@ -39,12 +40,14 @@ T = TypeVar("T")
 # Answered by the application of the first model, loaded or not.
 _WITHOUT_MODEL = frozenset(("/", "/version", "/api/version", "/openapi.json", "/favicon.ico"))
 _PAGE = "/page/"
+_KEPT = "/v1/responses/"  # one store for all models
 _NO_LOAD = frozenset(("/slots", "/load"))  # a model that is not loaded has none
 _FILES = ("/v1/files", "/v1/batches")
 _OLLAMA = "/api/"
 _ON_LOOP = 2**16  # bytes; a larger body is read on a thread
 _DURATION = re.compile(r"(-?[0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")  # as Go's time.ParseDuration
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_FOR_EVER_S = 365 * 86_400
 _OWNER = "llamabatch"
 _STATES = {"unloading": "loaded"}  # llama-server has no word for it
 
@@ -53,11 +56,11 @@ def routes(pool: ModelPool) -> list[BaseRoute]:
     """The routes of an application over a pool."""
     own = _Endpoints(pool)
     return [
-        Route("/livez", own.health, methods=["GET"]),
-        Route("/readyz", own.health, methods=["GET"]),
-        Route("/health", own.health, methods=["GET"]),
-        Route("/v1/health", own.health, methods=["GET"]),
-        Route("/ping", own.health, methods=["GET", "POST"]),
+        Route("/livez", own.livez, methods=["GET"]),
+        Route("/readyz", own.readyz, methods=["GET"]),
+        Route("/health", own.readyz, methods=["GET"]),
+        Route("/v1/health", own.readyz, methods=["GET"]),
+        Route("/ping", own.readyz, methods=["GET", "POST"]),
         Route("/v1/models", own.list_models, methods=["GET"]),
         Route("/models", own.list_models, methods=["GET"]),
         Route("/models/load", own.load, methods=["POST"]),
@@ -76,12 +79,18 @@ class _Endpoints:
     def __init__(self, pool: ModelPool) -> None:
         self._pool = pool
 
-    async def health(self, _: HttpRequest) -> Response:
+    async def livez(self, _: HttpRequest) -> Response:
+        """200: a model that fails costs the others nothing."""
+        return JSONResponse({"status": "ok", "state": self._pool.state})
+
+    async def readyz(self, request: HttpRequest) -> Response:
         """200 once the models of the start are loaded, until the server ends: requests load the others."""
         state = self._pool.state
-        return JSONResponse(
-            {"status": "ok"} if state == "ready" else {"status": state}, 200 if state == "ready" else 503
-        )
+        if state == "ready":
+            return JSONResponse({"status": "ok"})
+        error = unavailable(state)
+        keep_error(request.scope, error)
+        return JSONResponse({"status": state, **error.to_openai()}, error.status, error.headers)
 
     async def list_models(self, _: HttpRequest) -> Response:
         """The models and their adapters, with the state of each."""
@@ -179,20 +188,26 @@ class _Dispatch:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, pool = own_path(scope), self._pool
         first = pool.find(None)
-        if path in _WITHOUT_MODEL or path.startswith(_PAGE) or not _has_route(first.app, scope):
+        is_post = scope["method"] == "POST"
+        no_model = path in _WITHOUT_MODEL or path.startswith(_PAGE) or (path.startswith(_KEPT) and not is_post)
+        if no_model or not _has_route(first.app, scope):
             await first.app(scope, receive, send)
             return
         if path.startswith(_FILES):
-            raise ApiError(501, "a server of several models has no files and batches; start one of a single model")
+            raise ApiError(
+                501,
+                "a server that loads its models by request has no files and batches; start one of a single model, "
+                "without --sleep-idle-seconds",
+            )
         request = HttpRequest(scope)
         query = request.query_params
         name, keep = query.get("model") or None, None
-        if scope["method"] == "POST":
+        if is_post:
             body, receive = await _read(request, receive)
             given = body.get("model")
             if given is None and path.startswith(_OLLAMA):
                 given = body.get("name")  # the former name of the field
-            name = given if isinstance(given, str) and given else name
+            name = given if isinstance(given, str) else name
             if path.startswith(_OLLAMA) and name is not None and not pool.has(name):
                 name = name.removesuffix(LATEST)
             keep = body.get("keep_alive") if path.startswith(_OLLAMA) else None
@@ -207,12 +222,11 @@ class _Dispatch:
             await json_response(await _on_thread(_ollama_show, model))(scope, receive, send)
             return
         loads = {"true": True, "1": True, "false": False, "0": False}.get(query.get("autoload", ""))
-        looks = scope["method"] == "GET"
+        looks = scope["method"] in ("GET", "HEAD")
         async with pool.using(model, False if path in _NO_LOAD else loads, looks=looks):
             await model.app(scope, receive, send)
-        idle_s = _seconds(keep)
-        if idle_s is not None:
-            pool.sleep_after(model, idle_s)
+        if not looks:
+            pool.keep(model, _seconds(keep))
 
 
 async def _read(request: HttpRequest, receive: Receive) -> tuple[Json, Receive]:
@@ -277,7 +291,7 @@ def _seconds(keep_alive: object) -> float | None:
                 return None
     if not isinstance(keep_alive, (int, float)) or math.isnan(keep_alive):
         return None
-    return math.inf if keep_alive < 0 else float(keep_alive)
+    return math.inf if keep_alive < 0 or keep_alive > _FOR_EVER_S else float(keep_alive)
 
 
 def _names(model: PooledModel) -> list[str]:

@@ -17,8 +17,9 @@ from llamabatch.server.pool.options import ModelSpec
 _CHOSEN = ("n_ctx", "n_slots", "kv", "kv_cells", "cache_ram")
 
 
-def spec_of(config: EngineConfig, options: ServerOptions, share: float, *, on_startup: bool = False) -> ModelSpec:
-    """A model of a pool, planned for its share of the free memory, or for all of it where that is too little.
+def spec_of(config: EngineConfig, options: ServerOptions, share: float, **more: Any) -> ModelSpec:
+    """A model of a pool, with `more` of its fields. It is planned for its share of the free memory, or for all of it
+    where that is too little.
 
     Raises:
         ModelFileError: the header of a file is damaged. ConfigError, MemoryPlanError: as capacity.resolve.
@@ -34,7 +35,7 @@ def spec_of(config: EngineConfig, options: ServerOptions, share: float, *, on_st
     fixed = {name: value for name, value in chosen.items() if getattr(config, name) in ("auto", "fit")}
     is_encoder = read_facts(config, path).is_encoder
     needs = bytes_by_place(found, len(machine_here(config, computes_here=False).gpus))
-    return ModelSpec(replace(config, **fixed), options, found, needs, is_encoder, on_startup)
+    return ModelSpec(replace(config, **fixed), options, found, needs, is_encoder, **more)
 
 
 def free_bytes(config: EngineConfig) -> tuple[int, ...]:

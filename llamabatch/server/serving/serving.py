@@ -201,8 +201,7 @@ class Serving:
         retry_s = _RETRY_AFTER_S.get(state, usual_s)
         if outage is not None and outage.retry_in_s is not None:
             retry_s = max(1, math.ceil(outage.retry_in_s))
-        headers = {"Retry-After": str(retry_s)}
-        return ApiError(503, message, type="unavailable_error", code=f"model_{state}", headers=headers)
+        return unavailable(state, message, retry_s)
 
     @property
     def state(self) -> State:
@@ -252,6 +251,7 @@ class Serving:
                 # a thread of its own: an abort must not wait for a prompt that is being tokenized
                 self._aborting = ThreadPoolExecutor(1, thread_name_prefix="llamabatch-abort")
                 self._loaded = Future()
+                self._loaded.set_running_or_notify_cancel()  # one who waits may leave, and cancels nothing
                 load = partial(self._load, self._loaded)
                 threading.Thread(target=load, name="llamabatch-load", daemon=True).start()
             return self._loaded
@@ -493,6 +493,13 @@ class Serving:
     def _stop_parts(self) -> None:
         for part in self.parts:
             part.stop()
+
+
+def unavailable(state: str, message: str | None = None, retry_s: int | None = None) -> ApiError:
+    """The error of a call that finds no model, by the state of its server."""
+    headers = {"Retry-After": str(_RETRY_AFTER_S[state] if retry_s is None else retry_s)}
+    found = _MESSAGES[state] if message is None else message
+    return ApiError(503, found, type="unavailable_error", code=f"model_{state}", headers=headers)
 
 
 def serving_of(request: HttpRequest) -> Serving:

@@ -65,7 +65,7 @@ def test_named_models_and_those_named_by_their_files(several, folder):
     assert result.exit_code == 0, result.output
     assert list(specs) == ["chat", "a c"]
     assert pool.max_loaded == 1
-    assert "loaded by turns" in result.stderr
+    assert "that are free, by turns, without a key" in result.stderr
 
 
 @pytest.mark.parametrize("kind", ["toml", "ini"])
@@ -124,7 +124,15 @@ def test_names_and_folders_from_variables_may_have_blanks(several, folder, monke
         ('[x]\nmodel = "tiny"\n[x.sampling]\ntop_k = 1\n', "sampling of 'x' is a table; give a value"),
         ('model = "tiny"\n', "'model' outside a section; give each model one, as [name]"),
         ('[x]\nmodel = "tiny"\nmmproj = "a"\n', "models take text alone here"),
-        ("[x\n", "models_preset 'models.toml'"),
+        ('[x]\nmodel = "tiny"\napi-key = "k"\n', "--api-key in the section 'x' is an option of the whole server"),
+        ('[x]\nmodel = "tiny"\nmodels-max = 2\n', "--models-max in the section 'x' is an option of the whole server"),
+        ('["*"]\nport = 9\n[x]\nmodel = "tiny"\n', "--port in the section 'x' is an option of the whole server"),
+        ('[x]\nmodel = "tiny"\nn-ctx = "many"\n', "the section 'x': Invalid value for '--n-ctx'"),
+        ('[x]\nmodel = "tiny"\nload-on-startup = "perhaps"\n', "load-on-startup is 'perhaps'; give true or false"),
+        ('[x]\nmodel = ["tiny", "tiny"]\n', "model of 'x' is a list; give one path"),
+        ('[x]\nmodel = "tiny"\nLLAMA_ARG_NOPE = 3\n', "the section 'x' has no option 'LLAMA_ARG_NOPE'"),
+        ('[x]\nmodel = "tiny"\nsleep-idle-seconds = "long"\n', "sleep_idle_seconds is 'long'; give a number"),
+        ("[x\n", "--models-preset 'models.toml'"),
         ("", "there is no model in models.toml"),
     ],
 )
@@ -138,8 +146,8 @@ def test_presets_that_cannot_be_used_are_named(several, tmp_path, text, told):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--models-dir", "nowhere"), "models_dir 'nowhere' cannot be read: No such file or directory"),
-        (("--models-preset", "nowhere.toml"), "models_preset 'nowhere.toml' cannot be read"),
+        (("--models-dir", "nowhere"), "--models-dir 'nowhere' cannot be read: No such file or directory"),
+        (("--models-preset", "nowhere.toml"), "--models-preset 'nowhere.toml' cannot be read"),
         (("-m", "a=tiny", "-m", "a=tiny"), "two models have the name 'a'"),
         (("-m", "a=tiny", "-m", "b=tiny", "--models-max", "-1"), "models_max is -1"),
         (("-m", "tiny", "--sleep-idle-seconds", "-5"), "sleep_idle_seconds is -5"),
@@ -150,3 +158,32 @@ def test_models_that_are_not_there_are_named(several, arguments, told):
     result, _, _ = several(*arguments)
     assert result.exit_code != 0
     assert told in " ".join(f"{result.output} {result.exception}".split())
+
+
+def test_two_files_of_one_name_are_refused(several, folder):
+    shutil.copy(bundled_model(), folder / "in parts" / "b.gguf")
+    result, _, _ = several("--models-dir", folder)
+    assert result.exit_code != 0
+    assert "have one name, 'b'; rename one of them" in result.output
+
+
+def test_names_of_files_are_names_of_models(several, tmp_path):
+    for name in ("d,e.gguf", "UPPER.GGUF"):
+        shutil.copy(bundled_model(), tmp_path / name)
+    assert list(several("--models-dir", ".")[1]) == ["UPPER", "d,e"]
+
+
+def test_a_line_of_an_ini_file_is_that_of_the_file(several, tmp_path):
+    (tmp_path / "m.ini").write_text("[a]\nmodel = tiny\n[a]\nmodel = tiny\n")
+    assert "line 3" in several("--models-preset", "m.ini")[0].output
+
+
+def test_options_for_several_models_are_no_option_of_one(several, monkeypatch):
+    monkeypatch.setattr(run, "serve", lambda *arguments: None)
+    assert "have no effect on a single model" in several("-m", "tiny", "--models-max", "2")[0].stderr
+
+
+def test_a_model_has_its_own_time_to_sleep(several, tmp_path):
+    (tmp_path / "m.toml").write_text('[a]\nmodel = "tiny"\nsleep-idle-seconds = 3\n[b]\nmodel = "tiny"\n')
+    _, specs, pool = several("--models-preset", "m.toml", "--sleep-idle-seconds", "60")
+    assert (specs["a"].sleep_idle_s, specs["b"].sleep_idle_s, pool.sleep_idle_s) == (3, None, 60)

@@ -138,6 +138,20 @@ def test_it_answers_while_it_loads():
         assert "the sum" in client.get("/readyz").json()["error"]["message"]
 
 
+def test_one_who_waits_for_a_load_and_leaves_cancels_nothing():
+    go = threading.Event()
+
+    def connect(config):
+        go.wait()
+        raise MemoryPlanError("too large: the sum")
+
+    loading = fake_app(connect=connect).state.serving.start()
+    assert not loading.cancel()
+    go.set()
+    with pytest.raises(MemoryPlanError):
+        loading.result(PATIENCE_S)
+
+
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_cancelled_request_is_cancelled_unless_its_client_has_left(leaves):
     """The end of a server cancels tasks and waits for them; one that swallowed that would seem to have answered."""

@@ -77,7 +77,7 @@ class House:
         self.log: list[str] = []
         self.pool = ModelPool(PoolOptions((free,), **options))
         for name, size in zip("abcdefgh", sizes, strict=False):
-            spec = SimpleNamespace(bytes=(size,), on_startup=False)
+            spec = SimpleNamespace(bytes=(size,), on_startup=False, sleep_idle_s=None)
             self.pool.models.append(PooledModel(spec, FakeServing(name, self.log), None))
 
     def __getitem__(self, name: str) -> PooledModel:
@@ -257,13 +257,64 @@ def test_idle_models_sleep_and_requests_wake_them():
         await asyncio.sleep(0.1)
         assert house.states == {"a": "sleeping", "b": "sleeping"}
         await house.ask("a")
-        house.pool.sleep_after(house["a"], math.inf)
+        house.pool.keep(house["a"], math.inf)
         await asyncio.sleep(1000)
         assert house.states == {"a": "loaded", "b": "sleeping"}
         assert house.pool.left_s(house["a"]) is None
-        house.pool.sleep_after(house["a"], 0)
+        house.pool.keep(house["a"], 0)
         await asyncio.sleep(0.5)
         assert house.states == {"a": "sleeping", "b": "sleeping"}
+
+    run(work())
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_look_that_loads_a_model_holds_nobody_up(in_order):
+    async def work() -> None:
+        house = House(10, 10, max_loaded=1, in_order=in_order, sleep_idle_s=50.0)
+        await house.ask("b")
+        done = asyncio.Event()
+
+        async def look() -> None:
+            async with house.pool.using(house["a"], looks=True):
+                await done.wait()  # a page that stays open
+
+        looking = asyncio.ensure_future(look())
+        await asyncio.sleep(0.1)
+        await asyncio.wait_for(house.ask("b"), 20)
+        done.set()
+        await looking
+        async with house.pool.using(house["a"], looks=True):
+            pass
+        await asyncio.sleep(51)
+        assert house.states == {"a": "sleeping", "b": "unloaded"}
+
+    run(work())
+
+
+def test_a_wish_to_keep_a_model_holds_until_the_next_one():
+    async def work() -> None:
+        house = House(10, 10, sleep_idle_s=5.0)
+        house["b"].spec.sleep_idle_s = 20.0
+        await house.ask("a")
+        await house.ask("b")
+        house.pool.keep(house["a"], math.inf)
+        await asyncio.sleep(19)
+        assert house.states == {"a": "loaded", "b": "loaded"}
+        house.pool.keep(house["a"], None)
+        await asyncio.sleep(2)
+        assert house.states == {"a": "sleeping", "b": "sleeping"}
+
+    run(work())
+
+
+def test_of_the_models_of_the_start_those_are_loaded_that_fit():
+    async def work() -> None:
+        house = House(60, 50, 30)
+        for model in house.pool.models:
+            model.spec.on_startup = True
+        await asyncio.wrap_future(house.pool.start())
+        assert house.log == ["+a", "+c"]
 
     run(work())
 
@@ -334,7 +385,7 @@ def test_at_the_end_those_who_wait_are_refused_and_all_is_freed():
         await house.pool.drain(1.0)
         assert house.pool.state == "draining"
         for refused in (waiting, house.begin("a"), house.begin("b")):
-            with pytest.raises(ApiError, match="the server ends"):
+            with pytest.raises(ApiError, match="the server is shutting down"):
                 await refused
         await running
         await house.pool.aclose()

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from llamabatch.client.connect import with_front_client
 from llamabatch.config import EngineConfig
+from llamabatch.errors import ConfigError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.server.application import make_pool_app
 from llamabatch.server.options import ServerOptions
@@ -105,7 +106,21 @@ def test_lists_of_models_need_no_load():
         assert client.get("/v1/chat/completions").status_code == 405
         assert client.get("/v1/files").status_code == 501
         assert client.get("/slots?model=red").status_code == 400
+        assert client.get("/v1/responses/resp_1").status_code == 404
+        assert client.post("/v1/completions", json={"model": "", "prompt": "x"}).status_code == 404
         assert states(client) == {"red": "unloaded", "blue": "unloaded"}
+
+
+def test_the_server_is_ready_once_the_models_of_the_start_are_loaded():
+    with pool_client("red") as client:
+        pool = client.app.state.serving
+        for state, status in (("ready", 200), ("loading", 503), ("draining", 503)):
+            pool._starting = [pool.models[0]] if state == "loading" else []
+            pool._is_draining = state == "draining"
+            for path in ("/health", "/readyz", "/v1/health", "/ping"):
+                assert client.get(path).status_code == status
+            assert client.get("/livez").json() == {"status": "ok", "state": state}
+        assert client.get("/readyz").json()["error"]["code"] == "model_draining"
 
 
 def test_an_unknown_model_is_named_in_the_shape_of_its_dialect(client):
@@ -173,6 +188,26 @@ def test_keep_alive_of_ollamas_clients(keep_alive, state):
         assert [each["expires_at"] < "2100" for each in listed] == (
             [] if state == "sleeping" else [keep_alive == "1h30m"] * 2
         )
+
+
+def test_a_wish_of_one_client_ends_with_the_next_request():
+    with pool_client("red") as client:
+        body = {"model": "red", "messages": HELLO, "stream": False}
+        for keep_alive in (1e308, "1e400", float(10**12)):
+            client.post("/api/chat", json=body | {"keep_alive": keep_alive})
+            assert client.get("/api/ps").json()["models"][0]["expires_at"].startswith("9999")
+        client.post("/api/chat", json=body | {"keep_alive": 300})
+        assert client.get("/api/ps").json()["models"][0]["expires_at"] < "9999"
+        client.post("/v1/chat/completions", json=body)
+        assert client.get("/api/ps").json()["models"][0]["expires_at"].startswith("9999")
+
+
+def test_two_models_of_one_name_are_refused():
+    with (
+        pytest.raises(ConfigError, match="'red-alias' is a name of 'red' and of 'red-alias'"),
+        pool_client("red", "red-alias"),
+    ):
+        pass
 
 
 def test_metrics_of_the_pool_and_of_an_engine(client):
