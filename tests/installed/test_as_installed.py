@@ -58,12 +58,23 @@ REVIEWS = (
 # a server that is told to end once it answers, as by a service manager; it ends with 0
 SERVED = (
     "timeout 120 llamabatch serve --port 0 {} > serve.log 2>&1 & server=$!; "
-    "for i in $(seq 500); do grep -q 'is served at' serve.log && break; sleep 0.2; done; "
+    "for i in $(seq 500); do grep -q 'served at' serve.log && break; sleep 0.2; done; "
     "kill $server; wait $server; code=$?; cat serve.log; exit $code"
+)
+# a server that is asked once it is ready: options of the command, and of curl
+ASKED = (
+    "timeout 60 llamabatch serve {} --port 0 -n 8 > serve.log 2>&1 & server=$!; "
+    "for i in $(seq 200); do url=$(grep -o 'http://127.0.0.1:[0-9]*' serve.log | head -1); "
+    '[ "$url" ] && curl -sf $url/readyz > /dev/null && break; sleep 0.2; done; '
+    "curl -s $url/v1/chat/completions {}; kill $server; wait $server"
 )
 _CHAT = (
     '-H "content-type: application/json" '
     """-d '{"messages": [{"role": "user", "content": "What is 7 plus 5?"}]}'"""
+)
+_CODER = (
+    '-H "content-type: application/json" '
+    """-d '{"model": "coder", "messages": [{"role": "user", "content": "Write hello world"}]}'"""
 )
 OFFLINE = "cannot be fetched: the hub is out of reach or turned off"
 
@@ -121,11 +132,22 @@ COMMANDS = {
     "llamabatch completion bash": Short("llamabatch completion bash", says="complete -o nosort"),
     "llamabatch config --path": Short("llamabatch config --path", says="config.toml"),
     f"curl http://127.0.0.1:8080/v1/chat/completions {_CHAT}": Short(
-        "timeout 60 llamabatch serve -m model.gguf --port 0 -n 8 > serve.log 2>&1 & server=$!; "
-        "for i in $(seq 200); do url=$(grep -o 'http://127.0.0.1:[0-9]*' serve.log | head -1); "
-        '[ "$url" ] && curl -sf $url/readyz > /dev/null && break; sleep 0.2; done; '
-        f"curl -s $url/v1/chat/completions {_CHAT}; kill $server; wait $server",
-        says='"choices"',
+        ASKED.format("-m model.gguf", _CHAT), says='"choices"'
+    ),
+    f"curl http://127.0.0.1:8080/v1/chat/completions {_CODER}": Short(
+        ASKED.format("-m chat=model.gguf -m coder=model.gguf", _CODER), says='"model":"coder"'
+    ),
+    "llamabatch serve --models-dir ~/models": Short(
+        "cat model.gguf > other.gguf; " + SERVED.format("--models-dir ."),
+        says="2 models are served at http://127.0.0.1:",
+    ),
+    "llamabatch serve -m chat=qwen.gguf -m coder=coder.gguf --n-ctx 8192": Short(
+        SERVED.format("-m chat=model.gguf -m coder=model.gguf --n-ctx 256"), says="slots of 256 tokens"
+    ),
+    "llamabatch serve --models-preset models.toml": Short(
+        """echo '[coder]' > models.toml; echo 'model = "model.gguf"' >> models.toml; """
+        + SERVED.format("--models-preset models.toml"),
+        says="coder is served at http://127.0.0.1:",
     ),
     "llamabatch serve -m model.gguf": Short(SERVED.format("-m model.gguf -n 8"), says="is served at http://127.0.0.1:"),
     "llamabatch serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt": Short(
