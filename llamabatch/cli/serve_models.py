@@ -23,7 +23,6 @@ from llamabatch.utils.paths import TINY
 
 _GLOBAL = "*"  # the section whose options all models have
 _TOP = "llamabatch top"  # for keys of an .ini file before its first section
-_VARIABLE = "LLAMA_ARG_"
 _ON_STARTUP = "load-on-startup"
 _OF_THE_ROUTER = ("version", "stop-timeout", "dedup-cache-models", _ON_STARTUP)  # llama-server's own
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -106,10 +105,9 @@ def options_of(model: NamedModel, takes: Mapping[str, int], negatives: Iterable[
         if key in variables:
             environ[key] = str(value)
             continue
-        name = key.replace("_", "-")
-        flag = next((each for each in (f"-{name}", f"--{name}") if each in known), None)
+        flag = next((each for each in (f"-{key}", f"--{key}") if each in known), None)
         if flag is None:
-            advice = nearest(name, sorted(each.lstrip("-") for each in known if each.startswith("--")))
+            advice = nearest(key, sorted(each.lstrip("-") for each in known if each.startswith("--")))
             raise ConfigError(f"the section {show(model.name)} has no option {show(key)}{advice}")
         if isinstance(value, list) and key in ("model", "m"):
             raise ConfigError(f"model of {show(model.name)} is a list; give one path")
@@ -211,7 +209,14 @@ def _sections(path: Path) -> dict[str, dict[str, Any]]:
             if name not in _OF_THE_ROUTER:
                 raise ConfigError(f"{path} has {show(name)} outside a section; give each model one, as [name]")
             del found[name]
+        else:
+            found[name] = {_as_flag(key): value for key, value in section.items()}
     return found
+
+
+def _as_flag(key: str) -> str:
+    """The key with the hyphens of a flag; llama-server's variables keep their underscores."""
+    return key if key.startswith("LLAMA_ARG_") else key.replace("_", "-")
 
 
 def _ini(text: str) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def routes(pool: ModelPool) -> list[BaseRoute]:
 
 
 class _Endpoints:
-    """What a pool itself answers, whether its models are loaded or not."""
+    """Endpoints that a pool itself answers, whether its models are loaded or not."""
 
     def __init__(self, pool: ModelPool) -> None:
         self._pool = pool

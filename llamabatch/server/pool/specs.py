@@ -39,6 +39,6 @@ def spec_of(config: EngineConfig, options: ServerOptions, share: float, **more: 
 
 
 def free_bytes(config: EngineConfig) -> tuple[int, ...]:
-    """What is free now: main memory, then that of each GPU that `config` chooses."""
+    """Free bytes of main memory, then of each GPU that `config` chooses."""
     machine = machine_here(config, computes_here=False)
     return (machine.available_bytes, *(gpu.free_bytes for gpu in machine.gpus))

@@ -76,7 +76,7 @@ def test_a_file_of_presets(several, folder, tmp_path, kind):
     everything = '["*"]' if kind == "toml" else "[*]"
     (tmp_path / f"models.{kind}").write_text(
         f"version = 1\n{everything}\nc = 2048\nn-slots = 2\ntemp = 0.5\njinja = true\n"
-        f"[chat]\nmodel = {model}\nalias = {text}\ntemperature = 0.25\nload-on-startup = true\n"
+        f"[chat]\nmodel = {model}\nalias = {text}\ntemperature = 0.25\nload_on_startup = true\n"
         f"[{name}]\nnp = 4\nLLAMA_ARG_CACHE_TYPE_K = {text.replace('quoted', 'q8_0')}\nflash_attn = true\n"
         "kv-unified = false\n",
         encoding="utf-8",
