@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from llamabatch.chat.template import BoundedTemplate
 
 Message = Mapping[str, Any]
+PICTURE_TYPES = ("image_url", "input_image", "image", "image_pil")
+"""Types of parts with a picture, in the words of OpenAI's chats, of its responses, of transformers and of vLLM."""
+MEDIA_MARK = "media_mark"  # type of the part that stands for a picture, for which the mark is written
 Conversation = Sequence[Message]
 
 
@@ -421,11 +424,15 @@ def _cut_at(text: str, mark: str) -> str:
     return text[:at] if text.startswith(mark, at) else text[:at].rstrip()
 
 
-def check_conversation(conversation: object) -> Conversation:
-    """The conversation itself, if it has the form of one. Raises PromptError."""
+def check_conversation(conversation: object, *, pictures: bool = False) -> Conversation:
+    """The conversation itself, if it has the form of one. Raises PromptError.
+
+    Args:
+        pictures: its messages may have parts with pictures, which are not looked at.
+    """
     messages = _messages(conversation)
     for message in messages:
-        _message(message)
+        _message(_without_pictures(message) if pictures else message)
     return messages
 
 
@@ -453,9 +460,29 @@ def to_tokens(
     """
     bos = model.special_token("bos")
     text = to_text(model, conversation, options, cancelled)
-    # a template that writes BOS itself must not get a second one
-    add_special = not (bos and text.startswith(bos))
-    return text, tuple(model.tokenize(text, add_special=add_special, parse_special=True))
+    return text, tuple(model.tokenize(text, add_special=not _begins_with(text, bos), parse_special=True))
+
+
+def to_pieces(
+    model: ChatModel,
+    conversation: Conversation,
+    mark: str,
+    options: ChatOptions | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> tuple[str, list[list[int]]]:
+    """As to_tokens, for a conversation with pictures: the token ids before the first mark, between marks, and behind
+    the last one."""
+    bos = model.special_token("bos")
+    text = to_text(model, conversation, options, cancelled)
+    first, *others = text.split(mark)
+    pieces = [model.tokenize(first, add_special=not _begins_with(text, bos), parse_special=True)]
+    pieces += [model.tokenize(each, add_special=False, parse_special=True) if each else [] for each in others]
+    return text, pieces
+
+
+def _begins_with(text: str, bos: str) -> bool:
+    """True for a text whose template wrote BOS itself: it must not get a second one."""
+    return bool(bos) and text.startswith(bos)
 
 
 def to_text(
@@ -475,6 +502,18 @@ def _messages(conversation: object) -> Conversation:
     if not conversation:
         raise PromptError("the conversation is empty; give at least one message")
     return conversation
+
+
+def _without_pictures(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, (list, tuple)):
+        return message
+    return {**message, "content": [part for part in content if not is_picture(part)]}
+
+
+def is_picture(part: object) -> bool:
+    """True for the part of a message with a picture."""
+    return isinstance(part, Mapping) and part.get("type") in PICTURE_TYPES
 
 
 def _message(message: object) -> Message:
@@ -500,15 +539,21 @@ def _content(content: object) -> str | None:
         return content
     if not isinstance(content, (list, tuple)):
         raise PromptError(f"content is {show(content)}; give a text, or a list of text parts")
-    return "\n".join(map(_text_of, content))
+    joined, behind_mark = "", True
+    for part in content:  # a line break stands between two texts, none beside a picture, as in llama-server
+        text, is_mark = _text_of(part)
+        joined += text if is_mark or behind_mark else f"\n{text}"
+        behind_mark = is_mark
+    return joined
 
 
-def _text_of(part: object) -> str:
+def _text_of(part: object) -> tuple[str, bool]:
+    """The text of a part, and True if it is the mark of a picture."""
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    text = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "refusal") else None
+    text = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "refusal", MEDIA_MARK) else None
     if not isinstance(text, str):
-        raise PromptError(f"content has a part of type {show(kind)}; only parts of text can be read")
-    return text
+        raise PromptError(f"content has a part of type {show(kind)}; only parts of text and pictures can be read")
+    return text, kind == MEDIA_MARK
 
 
 def _check_call(call: object) -> None:

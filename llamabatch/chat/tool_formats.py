@@ -255,7 +255,7 @@ def call_id(tool_format: ToolFormat, seed: int, prompt_token_ids: Sequence[int],
         index: number of the call in it.
     """
     digest = hashlib.blake2b(struct.pack("<QII", seed & (2**64 - 1), continuation, index), digest_size=24)
-    digest.update(b"".join(struct.pack("<I", token_id) for token_id in prompt_token_ids))
+    digest.update(b"".join(struct.pack("<i", token_id) for token_id in prompt_token_ids))
     number = int.from_bytes(digest.digest(), "little")
     letters = []
     for _ in range(tool_format.id_letters or 24):

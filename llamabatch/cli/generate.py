@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -34,12 +35,20 @@ from llamabatch.utils import interrupts
 @click.option("--chat", is_flag=True, help="Treat the prompt as a user's message, through the model's chat template.")
 @chat_template_option
 @click.option("--system", help="With --chat: a system message in front.")
+@click.option(
+    "--image",
+    "images",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="With --chat and --mmproj: a picture before the prompt; may be given again.",
+)
 @sampling_options
 @lora_option
 @click.option("--show-plan", is_flag=True, help="Print to stderr the options chosen for this machine, with reasons.")
 @engine_options()
 def generate(
-    prompt: str, model: str, chat: bool, chat_template: str | None, system: str | None, show_plan: bool,
+    prompt: str, model: str, chat: bool, chat_template: str | None, system: str | None, images: tuple[Path, ...],
+    show_plan: bool,
     engine: dict[str, Any], loras: tuple[tuple[str, float], ...], sampling: dict[str, Any],
 ) -> None:  # fmt: skip
     """Continue PROMPT ('-' or nothing: read it from stdin) and stream the text to stdout.
@@ -51,6 +60,8 @@ def generate(
         raise click.UsageError("--system needs --chat")
     if chat_template is not None and not chat:
         raise click.UsageError("--chat-template needs --chat")
+    if images and not (chat and engine.get("mmproj")):
+        raise click.UsageError("--image needs --chat and --mmproj")
     template = template_source(chat_template)  # refused before the model is loaded
     engine["adapters"], scales = adapters_of(loras)
     if chat and template is None:
@@ -63,12 +74,13 @@ def generate(
         interrupts.careful()
         if show_plan:
             echo_wrapped(llm.plan.describe())
-        _print(llm, _conversation(text, system) if chat else text, params, scales, template)
+        _print(llm, _conversation(text, system, images) if chat else text, params, scales, template)
 
 
-def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
+def _conversation(text: str, system: str | None, images: tuple[Path, ...]) -> list[dict[str, Any]]:
     before = [{"role": "system", "content": system}] if system is not None else []
-    return [*before, {"role": "user", "content": text}]
+    parts = [*({"type": "image", "image": path} for path in images), {"type": "text", "text": text}]
+    return [*before, {"role": "user", "content": parts if images else text}]
 
 
 def _print(

@@ -49,6 +49,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         ),
     ),
     "Speculation": ("speculate", "draft_model", "n_draft", "speculate_always"),
+    "Pictures": ("mmproj", "image_min_tokens", "image_max_tokens"),
     "Thinking": ("reasoning_format", "reasoning_tags"),
     "Model file": (
         *("trial", "sha256", "kv_overrides", "rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor"),
@@ -75,7 +76,9 @@ _SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "ot
 _ENGINE = ("n_ctx", "n_threads", "n_gpu_layers")
 # The options that `--help` of a command with many shows; `--help-all` shows all.
 SHORT: dict[str, tuple[str, ...]] = {
-    "generate": ("model", "chat", "system", "loras", *_SAMPLING, "stop", *_ENGINE, "speculate", "show_plan", "help"),
+    "generate": (
+        *("model", "chat", "system", "images", "mmproj", "loras", *_SAMPLING, "stop", *_ENGINE, "show_plan", "help"),
+    ),
     "chat": ("model", "system", "chat_template", "loras", *_SAMPLING, *_ENGINE, "reasoning_format", "help"),
     "run": (
         *("model", "prompt", "chat", "system", "embed", "id_column", "keep", "answer", "json_schema", "parse"),

@@ -101,7 +101,7 @@ def _option(field: Field[Any]) -> Callable[[Command], Command]:
     kind: Any = str  # also of those that EngineConfig reads from llama.cpp's text
     if field.name in _VALUES:
         kind = Text(_VALUES[field.name])
-    elif field.name == "draft_model":
+    elif field.name in ("draft_model", "mmproj"):
         kind = ModelName()
     elif field.name == "tensor_split":
         kind = Shares()

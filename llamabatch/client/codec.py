@@ -1,8 +1,8 @@
 """A codec for dataclasses, made from their type hints: a new field crosses to another process without a line here.
 
-A dataclass crosses as the array of its fields, in order. Fields hold str, int, float, bool, None, enums of str, named
-tuples, tuples, dicts, arrays of float32, dataclasses that have a codec, and any of these `| None`. A wrong number or
-type of fields is refused; plain elements of tuples and dicts come as they are.
+A dataclass crosses as the array of its fields, in order. Fields hold str, bytes, int, float, bool, None, enums of str,
+named tuples, tuples, dicts, arrays of float32, dataclasses that have a codec, and any of these `| None`. A wrong number
+or type of fields is refused; plain elements of tuples and dicts come as they are.
 """
 
 from __future__ import annotations
@@ -202,5 +202,5 @@ def _conversion(hint: Any) -> _Convert | None:
     return _decoders[hint]
 
 
-_PLAIN = (str, int, float, bool, types.NoneType)
+_PLAIN = (str, bytes, int, float, bool, types.NoneType)
 _UNIONS = (typing.Union, types.UnionType)

@@ -33,7 +33,8 @@ def with_front_client(client: EngineClient, max_queue: int | None) -> FrontClien
 def _connect(config: EngineConfig) -> EngineClient:
     reap_collected()
     draft = config.draft_model and local(config.draft_model)
-    config = replace(config, model=local(config.model), draft_model=draft)
+    mmproj = config.mmproj and local(config.mmproj)
+    config = replace(config, model=local(config.model), draft_model=draft, mmproj=mmproj)
     if config.strategy != "multi-instance" and not config.isolate:
         return connect_here(config)
     with late_import("the code of child processes"):  # which most users do not need

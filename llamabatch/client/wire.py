@@ -21,6 +21,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.errors import EngineError, SamplingError
 from llamabatch.request.logprobs import FlatLogprobs
+from llamabatch.request.media import Media
 from llamabatch.request.outputs import CompletionOutput, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.reasoning import Reasoning, ReasoningTags
 from llamabatch.request.request import Request, ResumedOutput
@@ -145,6 +146,7 @@ Codec(ResumedOutput, _LOGPROBS)
 # The requests of a server come one by one and mostly with the same parameters: to check them takes longer than the rest
 # of a request, and an engine prepares each instance by itself.
 Codec(SamplingParams, _CHECKED_BY_PARAMS | {"structured_outputs": Structure | None}, n_kept=_PARAMS_KEPT)
+Codec(Media)
 Codec(ReasoningTags)
 Codec(Reasoning)
 _REQUEST = Codec(Request, left_out=["prompt", "make_parser"])  # the child has no use for them

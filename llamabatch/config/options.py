@@ -59,7 +59,7 @@ _MOST_PROMPT_ROWS = 64
 _MOST_PROMPT_ROW_BYTES = 32 * 2**20
 _NO_SPECULATION: dict[str, Any] = {
     "speculate": "off", "draft_model": None, "speculate_always": False, "sha256": None, "device_sampling": "off",
-    "cache_ram": 0,
+    "cache_ram": 0, "mmproj": None,
 }  # fmt: skip
 _OF_THE_FILE: dict[str, Any] = {
     **dict.fromkeys(ROPE_OPTIONS), "kv_overrides": (), "override_tensor": (), "n_cpu_moe": 0, "cpu_moe": False,
@@ -196,6 +196,9 @@ class EngineConfig:
         "off", "guess tokens and check several in a step, where that pays: off, lookup (in the text so far), draft"
     )
     draft_model: str | None = _option(None, "model that guesses for speculate=draft, of the same vocabulary")
+    mmproj: str | None = _option(None, "file that reads pictures for this model, as the mmproj-….gguf beside it")
+    image_min_tokens: int = _option(0, "tokens of a picture at least, for encoders of any size; 0: as the file says")
+    image_max_tokens: int = _option(0, "tokens of a picture at most, for encoders of any size; 0: as the file says")
     n_draft: int = _option(8, f"guesses for each sequence in a step at most, 1..{MAX_DRAFT}")
     speculate_always: bool = _option(False, "guess in every step, also where it does not pay")
     isolate: bool = _option(False, "run llama.cpp in a child process")
@@ -282,7 +285,17 @@ class EngineConfig:
         if self.draft_model is not None:
             path = _path("draft_model", self.draft_model, "give the path of a .gguf file")
             self._keep("draft_model", model_name(path))
+        if self.mmproj is not None:
+            self._keep("mmproj", model_name(_path("mmproj", self.mmproj, "give the path of an mmproj .gguf file")))
+        low, high = self.image_min_tokens, self.image_max_tokens
+        if low and high and low > high:
+            raise ConfigError(f"image_min_tokens is {low}; it must not exceed image_max_tokens, {high}")
         draft = self.draft_model
+        if draft is not None and self.mmproj is not None:
+            raise ConfigError(
+                "draft_model and mmproj are both given, and a draft model reads no pictures; give speculate='lookup', "
+                "or leave mmproj out"
+            )
         if self.speculate == "draft" and draft is None:
             raise ConfigError("speculate is 'draft', but draft_model is not given; give the path of a .gguf file")
         if self.speculate != "draft" and draft is not None:
@@ -463,7 +476,7 @@ def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises ConfigError.
     """
     found = dict(options)
-    for name in ("model", "draft_model"):
+    for name in ("model", "draft_model", "mmproj"):
         value = found.get(name)
         if isinstance(value, (str, os.PathLike)) and value != "":
             found[name] = model_name(_path(name, value, "give the path of a .gguf file"))
@@ -556,6 +569,9 @@ class EngineOptions(TypedDict, total=False):
     extra_bufts: str
     speculate: str
     draft_model: str | os.PathLike[str] | None
+    mmproj: str | os.PathLike[str] | None
+    image_min_tokens: int
+    image_max_tokens: int
     n_draft: int
     speculate_always: bool
     isolate: bool

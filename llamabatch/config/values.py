@@ -40,6 +40,8 @@ RANGES = (
     ("n_draft", 1, MAX_DRAFT),
     ("max_wait_ms", 0, 60_000),
     ("n_cpu_moe", 0, MAX_LAYERS),
+    ("image_min_tokens", 0, MAX_BATCH),
+    ("image_max_tokens", 0, MAX_BATCH),
 )
 # the rotary embedding, as llama_context_params has it; None: as the file says
 ROPE_NUMBERS = (

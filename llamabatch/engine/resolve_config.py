@@ -24,6 +24,7 @@ from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import MIB
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.placement import Places
+from llamabatch.planning.projector import projector_bytes
 from llamabatch.utils import disk_cache
 from llamabatch.utils.checks import counted, show
 from llamabatch.utils.paths import one_line
@@ -70,6 +71,7 @@ def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
     facts = replace(
         facts,
         adapter_bytes=sum(_adapter_bytes(each) for _, each in config.adapters),
+        projector_bytes=0 if config.mmproj is None else projector_bytes(resolve_path(config.mmproj), config),
         n_ctx_scaled=scaled_ctx(config, facts),
         placed=_placed(config, path, facts),
     )

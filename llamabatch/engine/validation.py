@@ -47,17 +47,19 @@ class RequestLimits:
     Attributes:
         n_ctx: tokens of prompt and output together; the last token sampled is not counted.
         n_text: tokens of a text to embed.
+        n_pass: tokens that one pass computes at most.
         can_shift: overflow="shift" is possible.
     """
 
     n_ctx: int
     n_text: int
+    n_pass: int
     can_shift: bool
 
     @classmethod
     def of(cls, config: ResolvedConfig, model: RequestModel) -> RequestLimits:
         """The limits of an engine with this config, as far as they are known without its context."""
-        return cls(config.n_ctx, longest_text(config), model.can_shift(config.type_k))
+        return cls(config.n_ctx, longest_text(config), config.n_ubatch, model.can_shift(config.type_k))
 
 
 def longest_text(config: ResolvedConfig) -> int:
@@ -73,7 +75,8 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
 
     Raises:
         ConfigError: the model cannot generate, gives no embeddings, or has no classification head.
-        PromptError: the prompt is empty, or holds ids outside the vocabulary.
+        PromptError: the prompt is empty, or holds ids outside the vocabulary; a picture ends it, or needs a larger
+            pass, or asks for something that text alone can have.
         ContextLengthError: it is longer than n_ctx.
         AdapterError: an adapter is not loaded.
         SamplingError: the parameters name token ids outside the vocabulary, ask for too many logprobs, bound a thinking
@@ -88,8 +91,11 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
         return request
     check_budget(request)
     check_shift(request.params, limits)
-    request = fitted(request, limits.n_ctx, model.vocabulary.bos)
-    check_prompt(request.prompt_token_ids, model.n_vocab, limits.n_ctx)
+    if request.media_runs:
+        check_media(request, model.n_vocab, limits)
+    else:
+        request = fitted(request, limits.n_ctx, model.vocabulary.bos)
+        check_prompt(request.prompt_token_ids, model.n_vocab, limits.n_ctx)
     check_token_ids(request.params, model.n_vocab)
     check_logprobs(request.params, len(request.prompt_token_ids), limits.n_ctx, model.n_vocab, request.score_from)
     return request
@@ -117,6 +123,37 @@ def check_prompt(token_ids: tuple[int, ...], n_vocab: int, n_ctx: int) -> None:
     if low < 0 or high >= n_vocab:
         bad = low if low < 0 else high
         raise PromptError(f"token id {show(bad)} is outside the vocabulary; allowed are 0 to {n_vocab - 1}")
+
+
+def check_media(request: Request, n_vocab: int, limits: RequestLimits) -> None:
+    """As check_prompt, for a prompt with pictures, and for what such a prompt cannot ask for."""
+    params, ids = request.params, request.prompt_token_ids
+    not_asked = {
+        "prompt_logprobs": params.prompt_logprobs,
+        "score_from": request.score_from,
+        "overflow": "shift" if params.overflow == "shift" else None,
+    }
+    for name, value in not_asked.items():
+        if value is not None:
+            raise PromptError(f"{name} is {show(value)}, for a prompt with a picture; text alone can have that")
+    text_ids: list[int] = []
+    end = 0
+    for run in request.media_runs:
+        text_ids += ids[end : run.start]
+        end = run.end
+        if not run.is_causal and run.length > limits.n_pass:
+            raise PromptError(
+                f"a picture has {run.length} tokens, which one pass must compute; n_ubatch allows {limits.n_pass}"
+            )
+    if end == len(ids):
+        raise PromptError("the prompt ends with a picture; give at least one token of text behind it")
+    if len(ids) > limits.n_ctx or fitted(request, limits.n_ctx, None) is not request:
+        message = (
+            f"the prompt has {len(ids)} tokens with its pictures; n_ctx allows 1 to {limits.n_ctx}, and a prompt with "
+            "a picture is not cut"
+        )
+        raise _too_long(len(ids), limits.n_ctx, message, is_cured=True)
+    check_prompt((*text_ids, *ids[end:]), n_vocab, limits.n_ctx)
 
 
 def check_length(n_tokens: int, n_ctx: int, place: str = "") -> None:

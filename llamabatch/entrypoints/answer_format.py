@@ -79,7 +79,8 @@ class AnswerFormat:
         tags, params = self.tags, request.params
         if tags is None or request.embed or (params.thinking_token_budget is None and params.structure is None):
             return request
-        tail = self._model.detokenize(list(request.prompt_token_ids[-_TAIL:]), skip_special=False)
+        text_ids = [token_id for token_id in request.prompt_token_ids[-_TAIL:] if token_id >= 0]
+        tail = self._model.detokenize(text_ids, skip_special=False)
         thinking = tags.at_end_of(tail)
         if thinking is Thinking.POSSIBLE and params.structure is not None:
             thinking = Thinking.OVER

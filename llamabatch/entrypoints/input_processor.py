@@ -12,7 +12,7 @@ from functools import partial
 from numbers import Real
 from typing import Any, Protocol, TypeGuard
 
-from llamabatch.chat.conversation import ChatOptions, Conversation, to_text, to_tokens
+from llamabatch.chat.conversation import ChatOptions, Conversation
 from llamabatch.engine.validation import RequestLimits, check_kind, validate
 from llamabatch.entrypoints.answer_format import AnswerFormat
 from llamabatch.entrypoints.classification import pair_tokenizer, relevance_index
@@ -21,6 +21,7 @@ from llamabatch.entrypoints.submission import ErrorPolicy, Refused, Submission
 from llamabatch.errors import AdapterError, ConfigError, InputError, PromptError, SamplingError
 from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.llama.model import Model
+from llamabatch.media.prompt import Prompt, chat_prompt, chat_text
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import AdapterSet, adapter_sets, check_known
 from llamabatch.request.request import Request, new_group
@@ -32,8 +33,8 @@ Params = OneParams | Sequence[OneParams] | None
 OneAdapters = Mapping[str, float] | str | None
 Adapters = OneAdapters | list[OneAdapters]
 
-_Ids = tuple[str | None, tuple[int, ...]]  # a prompt's text, where it has one, and its tokens
-_ToIds = Callable[[Any], _Ids]
+
+_ToIds = Callable[[Any], Prompt]
 
 
 class Host(Protocol):
@@ -215,7 +216,7 @@ class InputProcessor:
         tokenizers = (pair_tokenizer(self._model, each, longest) for each in queries)
         each_document = itertools.repeat(next(tokenizers)) if isinstance(query, str) else tokenizers
 
-        def to_ids(document: object) -> _Ids:
+        def to_ids(document: object) -> Prompt:
             return _pair_ids(next(each_document), document)
 
         return given, self._submission(
@@ -240,35 +241,39 @@ class InputProcessor:
         texts = [self.detokenize(ids, skip_special_tokens) for ids in listed("token_ids", token_ids)]
         return [text for text in texts if isinstance(text, str)]
 
-    def _prompt_ids(self, prompt: object) -> _Ids:
+    def _prompt_ids(self, prompt: object) -> Prompt:
         if isinstance(prompt, str):
-            return prompt, tuple(self._model.tokenize(prompt) if prompt else ())
+            return Prompt(prompt, tuple(self._model.tokenize(prompt) if prompt else ()))
         if is_token_ids(prompt):
-            return None, plain_ids(prompt)
+            return Prompt(None, plain_ids(prompt))
         if isinstance(prompt, (list, tuple)) and not prompt:
-            return None, ()  # refused below, as an empty prompt
+            return Prompt(None, ())  # refused below, as an empty prompt
         if is_prompt_mapping(prompt):
             text, ids = read_mapping(prompt)
-            return (text, ids) if ids is not None else self._prompt_ids(text)
+            return Prompt(text, ids) if ids is not None else self._prompt_ids(text)
         raise PromptError(f"a prompt is {FORMS}, not {show(prompt)}")
 
     def chat_text(self, conversation: Any, options: ChatOptions) -> str:
         """As LLM.apply_chat_template."""
         messages = list(conversation) if is_conversation(conversation) else conversation
-        return to_text(self._model, messages, options, self._cancelled)
+        return chat_text(self._model, messages, options, self._cancelled)
 
-    def _chat_ids(self, options: ChatOptions, conversation: Any, before: Sequence[int] = ()) -> _Ids:
+    def _chat_ids(self, options: ChatOptions, conversation: Any, before: Sequence[int] = ()) -> Prompt:
         # a column of a Parquet file holds arrays of messages
         messages = list(conversation) if is_conversation(conversation) else conversation
-        text, ids = to_tokens(self._model, messages, options, self._cancelled)
-        return text, self.behind(before, ids)
+        prompt = chat_prompt(self._model, messages, options, self._cancelled)
+        if not before:
+            return prompt
+        whole = self.behind(before, prompt.token_ids)
+        n_dropped = len(before) + len(prompt.token_ids) - len(whole)
+        return prompt.behind(tuple(before), n_dropped)
 
     def behind(self, before: Sequence[int], ids: Sequence[int]) -> tuple[int, ...]:
         """Token ids behind others, without the BOS that begins them: the vocabulary's, or the chat template's."""
         begins = bool(before) and list(ids[:1]) == [self._model.special_ids.get("bos")]
         return (*before, *ids[begins:])
 
-    def _either_ids(self, options: ChatOptions, prompt: object) -> _Ids:
+    def _either_ids(self, options: ChatOptions, prompt: object) -> Prompt:
         return self._chat_ids(options, prompt) if is_conversation(prompt) else self._prompt_ids(prompt)
 
     def _submission(
@@ -303,8 +308,10 @@ class InputProcessor:
             seed = self._next_seed() if item_params.seed is None else item_params.seed
             request = Request(new_id(), (), item_params, item if isinstance(item, str) else None, arrival, group, seed)
             try:
-                text, ids = to_ids(item)
+                text, ids, media, runs = to_ids(item)
                 request = replace(request, prompt=text, prompt_token_ids=ids, adapters=item_adapters, embed=embed)
+                if media:
+                    request = replace(request, media=media, media_runs=runs)
                 if options is not None and is_conversation(item):
                     request = answers.of_chat(request, _continued(item, options))
                 else:
@@ -324,10 +331,10 @@ class InputProcessor:
         return sets
 
 
-def _pair_ids(to_tokens: Callable[[str], tuple[int, ...]], document: object) -> _Ids:
+def _pair_ids(to_tokens: Callable[[str], tuple[int, ...]], document: object) -> Prompt:
     if not isinstance(document, str):
         raise PromptError(f"a document is a text, not {show(document)}")
-    return document, to_tokens(document)
+    return Prompt(document, to_tokens(document))
 
 
 def _continued(conversation: Conversation, options: ChatOptions) -> str:

@@ -86,7 +86,10 @@ def read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...]
         raise PromptError("a prompt has 'cache_salt', which is a parameter here; give SamplingParams(cache_salt=…)")
     for key in prompt:
         if key in _NOT_YET:
-            raise PromptError(f"a prompt has {key!r}, which is not supported yet; give {' and '.join(_KEYS)} alone")
+            pictures = "; pictures go to chat(), as parts {'type': 'image', 'image': …}" if "multi" in key else ""
+            raise PromptError(
+                f"a prompt has {key!r}, which is not supported yet; give {' and '.join(_KEYS)} alone{pictures}"
+            )
         if key not in _KEYS:
             raise PromptError(f"a prompt has the unknown key {show(key)}{nearest(str(key), _KEYS)}")
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")

@@ -8,14 +8,21 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from llamabatch.llama.positions import SlotPositions
 from llamabatch.scheduler.output import Call, ScheduledSpan
 
 
 class Batch:
-    """A llama_batch with room for n_batch tokens. The C struct that `fill` returns is valid until the next fill."""
+    """A llama_batch with room for n_batch tokens. The C struct that `fill` returns is valid until the next fill.
 
-    def __init__(self, lib: ModuleType, n_batch: int) -> None:
+    Args:
+        positions: of the cells of slots; None: each cell has its own.
+    """
+
+    def __init__(self, lib: ModuleType, n_batch: int, positions: SlotPositions | None = None) -> None:
+        self._cells = SlotPositions() if positions is None else positions
         self._tokens = np.zeros(n_batch, np.int32)
         self._positions = np.zeros(n_batch, np.int32)
         self._slots = np.zeros(n_batch, np.int32)
@@ -46,13 +53,14 @@ class Batch:
             self._outputs[at:end] = 0
             if span is None:  # dummy rows: any token, behind the cells of the slot
                 self._tokens[at:end] = 0
-                self._positions[at:end] = starts[slot] + np.arange(count)
+                self._positions[at:end] = self._cells.of(slot, starts[slot]) + np.arange(count)
             elif span.draft is not None:
                 self._fill_draft(at, span, span.draft)
                 outputs.append(span)
             else:
                 self._tokens[at:end] = span.first_token if count == 1 else span.tokens
-                self._positions[at:end] = span.start if count == 1 else np.arange(span.start, span.start + count)
+                start = self._cells.of(slot, span.start) if self._cells else span.start
+                self._positions[at:end] = start if count == 1 else np.arange(start, start + count)
                 if span.output or span.prompt_rows:
                     self._outputs[end - span.output - span.prompt_rows : end] = 1
                     outputs.append(span)
@@ -66,8 +74,24 @@ class Batch:
         self._tokens[at] = span.first_token
         self._tokens[at + 1 : known] = draft
         self._tokens[known:end] = 0
-        self._positions[at:end] = np.arange(span.start, span.start + span.length)
+        start = self._cells.of(span.slot, span.start)
+        self._positions[at:end] = np.arange(start, start + span.length)
         self._outputs[at:known] = 1
+
+    def fill_media(self, slot: int, rows: npt.NDArray[np.float32], positions: npt.NDArray[np.int32]) -> Any:
+        """The C struct of tokens of a picture.
+
+        Args:
+            rows: their embeddings, of shape (tokens, width of the model).
+            positions: one for each, or for models with M-RoPE four, of shape (4, tokens). It must live until the call
+                ends, as `rows`.
+        """
+        n = len(rows)
+        self._slots[:n] = slot
+        self._outputs[:n] = 0
+        rest = {name: getattr(self._struct, name) for name in ("n_seq_id", "seq_id", "logits")}
+        pointers = {"embd": _pointer(rows, ctypes.c_float), "pos": _pointer(positions, ctypes.c_int32)}
+        return type(self._struct)(n_tokens=n, **pointers, **rest)
 
     def fill_texts(self, texts: Sequence[Sequence[int]]) -> Any:
         """The C struct of whole texts, text i as sequence i, every token an output."""
@@ -87,9 +111,12 @@ class Batch:
         tokens = [span.sequence.token_ids[span.start + span.shift] for span in spans]
         starts = [span.start for span in spans]
         slots = [span.slot for span in spans]
+        if self._cells:
+            starts = [self._cells.of(span.slot, span.start) for span in spans]
         reads = [1] * len(spans) if len(outputs) == len(spans) else [span.output or span.prompt_rows for span in spans]
         if call.dummy_slots:
-            rows = sorted([*zip(slots, tokens, starts, reads, strict=True), *((s, 0, at, 1) for s, at in call.dummies)])
+            dummies = ((slot, 0, self._cells.of(slot, at), 1) for slot, at in call.dummies)
+            rows = sorted([*zip(slots, tokens, starts, reads, strict=True), *dummies])
             slots, tokens, starts, reads = (list(column) for column in zip(*rows, strict=True))
         self.fill_rows(tokens, starts, slots)
         if len(outputs) < len(spans):

@@ -191,6 +191,14 @@ class Context:
             raise EngineClosedError("the engine was closed while it computed")
         return code
 
+    def decode_whole(self, batch: Any) -> DecodeCode:
+        """As decode, of one sequence whose tokens all attend to one another."""
+        self._lib.llama_set_causal_attn(self.handle, False)
+        try:
+            return self.decode(batch)
+        finally:
+            self._lib.llama_set_causal_attn(self.handle, True)
+
     def logits(self, n_rows: int) -> npt.NDArray[np.float32]:
         """The output rows of the last decode, in batch order: a view of shape (n_rows, vocabulary) into llama.cpp's
         buffer, valid until the next decode.

@@ -113,6 +113,16 @@ def forward(module: ModuleType) -> None:
     atexit.register(_silence_log, module)
 
 
+def forward_media(module: ModuleType, mtmd: ModuleType) -> None:
+    """Sends libmtmd's log to where that of llama.cpp goes, unless a program has put a callback of its own in place."""
+    callback = next((callback for known, callback in _callbacks if known is module), None)
+    if callback is None or any(known is mtmd for known, _ in _callbacks):
+        return
+    _callbacks.append((mtmd, callback))
+    mtmd.mtmd_log_set(callback, ctypes.c_void_p(0))
+    atexit.register(mtmd.mtmd_log_set, ctypes.cast(module.llama_max_devices, module.llama_log_callback), None)
+
+
 def _has_foreign_callback(module: ModuleType) -> bool:
     current, user_data = module.llama_log_callback(), ctypes.c_void_p()
     module.llama_log_get(ctypes.byref(current), ctypes.byref(user_data))

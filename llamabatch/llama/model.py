@@ -17,15 +17,17 @@ from llamabatch.gguf.header import as_text, read_header, read_tensors
 from llamabatch.gguf.overrides import KvOverrides, overridden
 from llamabatch.gguf.pooling import NO_DENSE_LAYER, RANK, default_pooling, lacks_dense_layer, read_labels
 from llamabatch.gguf.reader import TensorInfo, Value
-from llamabatch.gguf.resolve import file_bytes
+from llamabatch.gguf.resolve import file_bytes, resolve
 from llamabatch.gguf.windows import UNCOPIED, keeps_snapshots, keeps_windows_whole
 from llamabatch.llama import devices, library, log, overrides
 from llamabatch.llama.adapters import Adapters
 from llamabatch.llama.halt import Halt
 from llamabatch.llama.long_words import needed_stack, on_larger_stack, recursive_pre_tokenizer
 from llamabatch.llama.mapped_pages import read_by_page
+from llamabatch.llama.projector import Projector
 from llamabatch.llama.tuned_load import profile_for
-from llamabatch.llama.vetting import ensure_loadable
+from llamabatch.llama.vetting import ensure_loadable, ensure_projector_loadable
+from llamabatch.planning.machine import usable_cores
 from llamabatch.request.detokenizer import Vocabulary
 from llamabatch.utils.cancellation import can_be_cancelled, is_cancelled
 from llamabatch.utils.lifetime import ForkGuard, give_memory_back
@@ -72,6 +74,7 @@ class Model:
         pooling: as EngineConfig.pooling, without a config.
 
     Attributes:
+        projector: reads the pictures of prompts; None: the config names no mmproj file.
         halt: ends what its contexts compute, of all its owners, for the time when all of them are closed.
 
     Raises:
@@ -108,6 +111,11 @@ class Model:
         self._read_vocabulary()
         self._read_kind(pooling, weights)
         self.adapters = Adapters(self._lib, self.handle, self.metadata)
+        try:
+            self.projector = None if config is None else self._open_projector(config, encodes=weights is not None)
+        except (ConfigError, ModelFileError):
+            self._lib.llama_model_free(self.handle)
+            raise
 
     def _load(self, config: EngineConfig | None) -> None:
         """Loads the file. Raises ConfigError, ModelFileError. `config`: None loads the vocabulary alone."""
@@ -147,6 +155,24 @@ class Model:
             raise
         if config is not None and config.use_mmap and not config.use_mlock:
             read_by_page(self.path, library.repack_features() if params.use_extra_bufts else frozenset())
+
+    def _open_projector(self, config: EngineConfig, *, encodes: bool) -> Projector | None:
+        """The projector of the config's mmproj file; None without one. Raises as Projector."""
+        if config.mmproj is None:
+            return None
+        path = resolve(config.mmproj)
+        ensure_projector_loadable(path, self.path, config.trial)
+        threads = config.n_threads_batch if config.n_threads_batch != "auto" else config.n_threads
+        return Projector(
+            path,
+            self._lib,
+            self.handle,
+            n_embd=int(self._lib.llama_model_n_embd_inp(self.handle)),
+            n_threads=threads if threads != "auto" else usable_cores(),
+            use_gpu=encodes and config.n_gpu_layers != 0,
+            token_bounds=(config.image_min_tokens, config.image_max_tokens),
+            encodes=encodes,
+        )
 
     def _read_vocabulary(self) -> None:
         """Reads the metadata, and the special tokens of the vocabulary."""
@@ -347,6 +373,8 @@ class Model:
         if grammars is not None:
             grammars.close()  # without the lock: its thread may be reading the vocabulary
         with self._text_lock, self._lock:
+            if self.projector is not None:
+                self.projector.close()
             self._lib.llama_model_free(self.handle)
             self.handle = None
             self._grammars = None

@@ -24,7 +24,9 @@ from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context, DecodeCode
 from llamabatch.llama.library import has_equal_rows, load
 from llamabatch.llama.model import Model
+from llamabatch.llama.positions import SlotPositions
 from llamabatch.request.logprobs import RowLogprobs
+from llamabatch.request.media import MediaRun
 from llamabatch.request.reasoning import ReasoningTags
 from llamabatch.request.request import Request
 from llamabatch.sampling.prepared_params import PreparedParams
@@ -58,6 +60,9 @@ Rows = Logits | TopRows
 _Read = Callable[[list[ScheduledSpan], list[SamplerState], Any], list[SpanOutput]]
 # Calls without a request that needs whole rows before the device samples again: to change over costs some steps.
 CALLS_UNTIL_TOP = 32
+# Of an encoder, in a step that computes nothing else: a request that comes meanwhile waits no longer. And beside rows
+# that nobody reads one by one: it is the larger part of the step then, and the more rows share each later one.
+_ENCODER_ALONE_S, _ENCODER_BESIDE_S = 0.1, 1.0
 _MOST_TAGS = 16  # pairs of tags in the tokens of the model
 _OK = DecodeStatus.OK  # for each row: to look a member up takes 0.1 us before Python 3.12
 _COMPUTED = SpanOutput(_OK)  # of a span without output rows
@@ -116,7 +121,8 @@ class ModelRunner:
         if not self._context.has_memory:  # decoding would abort the process
             self._context.close()
             raise ConfigError(f"{model.path.name} cannot generate text: llama.cpp gives its architecture no memory")
-        self._batch = Batch(load(), config.n_batch)
+        self._positions = SlotPositions()
+        self._batch = Batch(load(), config.n_batch, self._positions)
         self._states: dict[str, SamplerState] = {}  # of the sequences in flight, by request id
         self._whole_rows: set[str] = set()  # ids of those for which a device's likeliest tokens are not enough
         self._calls_since_whole = 0  # with output rows, since the last one that needed whole rows
@@ -147,6 +153,9 @@ class ModelRunner:
         # on other builds a row's bits depend on the number of threads, and on a GPU its time does not
         chooses = has_equal_rows() and not self.limits.on_device
         self._thread_choice = ThreadChoice(max(config.n_threads, config.n_threads_batch), chooses)
+        self._began = 0.0  # time.perf_counter() of the step under way
+        self._has_rows = False  # it computes text, too
+        self._encoder_share = 1.0  # of its time
         self._can_carry = plain and not model.has_window  # others' states hold more than the cells of one cache
 
     def close(self) -> None:
@@ -222,11 +231,14 @@ class ModelRunner:
         carried = self._context.carry_over(held, larger) if carries else frozenset[int]()
         self._context.close()
         self._context, self._unflushed = larger, False
+        self._positions.keep(carried)
         return n_slots, carried
 
     def run(self, batch: SchedulerOutput) -> list[SpanOutput]:
         """One result for each of batch.spans, in their order."""
-        began = time.perf_counter()
+        began = self._began = time.perf_counter()
+        self._encoder_share = batch.encoder_share
+        self._has_rows = bool(batch.calls) and batch.calls[0].media is None
         self._context.use_threads(self._thread_choice.threads)
         results = self._run(batch)
         if rows := batch.plain_rows:
@@ -241,12 +253,17 @@ class ModelRunner:
         for copy in batch.copies:
             self._copy(copy)
         for cut in batch.cuts:
-            self._context.clear(cut.slot, cut.count)
+            self._clear(cut.slot, cut.count)
+            self._positions.cut(cut.slot, cut.count)
         self._unflushed = self._unflushed or bool(batch.shifts)
         for shift in batch.shifts:
             self._context.shift(shift.slot, shift.start, shift.count)
         run_call = self._run_filled if self._unfilled else self._run_call
         return [result for call in batch.calls for result in run_call(call)]
+
+    def _clear(self, slot: int, count: int = 0) -> bool:
+        """Forgets the cells of a slot but for the first `count`; False where the model's state cannot be cut there."""
+        return self._context.clear(slot, self._positions.of(slot, count))
 
     def _save(self, save: Save) -> None:
         """Copies what a slot holds to main memory; not where copies between slots wait for the next decode, as the
@@ -254,13 +271,14 @@ class ModelRunner:
         count = len(save.prefix.token_ids)
         if self._unflushed or save.slot in self._unfilled:
             return
-        held = self._context.length(save.slot)
-        if held == count or (held > count and self.limits.can_cut and self._context.clear(save.slot, count)):
+        held, end = self._context.length(save.slot), self._positions.length(save.slot, count)
+        if held == end or (held > end and self.limits.can_cut and self._clear(save.slot, count)):
             began = time.perf_counter()
             if not save.make_room(save.prefix, self._context.state_bytes(save.slot)):
                 return
             with contextlib.suppress(MemoryError):  # without a checkpoint requests go on all the same
                 save.prefix.state = self._context.raw_state(save.slot)
+                save.prefix.media_runs = self._positions.runs(save.slot)
                 save.prefix.save_s = time.perf_counter() - began
 
     def _copy(self, copy: PrefixCopy) -> None:
@@ -276,13 +294,18 @@ class ModelRunner:
             self._context.clear(copy.target)
             self._flush(copy.target)
             state = self._context.raw_state(copy.source)
-            if state is None or not self._context.restore(copy.target, state, copy.count):
+            if state is None or not self._context.restore(copy.target, state, self._end_of(copy)):
                 raise EngineError(f"the state of slot {copy.source} cannot be copied to slot {copy.target}")
             self._unfilled.discard(copy.target)
         else:
             self._unflushed = True
-            self._context.copy_prefix(copy.source, copy.target, copy.count)
+            self._context.copy_prefix(copy.source, copy.target, self._end_of(copy))
             self._unfilled.discard(copy.target)
+        self._positions.copy(copy.source, copy.target, copy.count)
+
+    def _end_of(self, copy: PrefixCopy) -> int:
+        """The number of positions that a copy holds."""
+        return self._positions.length(copy.source, copy.count)
 
     def _flush(self, slot: int) -> None:
         """Lets llama.cpp make the copies and shifts that wait, by a dummy row in a slot that is empty."""
@@ -297,7 +320,8 @@ class ModelRunner:
         computed from its beginning."""
         self._flush(restore.slot)  # waiting copies may still read the slot
         state: Any = restore.prefix.state
-        if not self._context.restore(restore.slot, state, restore.count):
+        self._positions.put(restore.slot, restore.prefix.media_runs, restore.count)
+        if not self._context.restore(restore.slot, state, self._positions.length(restore.slot, restore.count)):
             restore.prefix.is_refused = True
             logger.warning("llama.cpp refuses the saved prefix %s", restore.prefix.path or "in main memory")
             self._context.clear(restore.slot)
@@ -334,6 +358,12 @@ class ModelRunner:
         if call.adapters != self._context.adapters:
             self._context.set_adapters(call.adapters)
             self.counts.adapter_switches += 1
+        if self._positions:
+            for each in call.spans:
+                if each.start == 0:
+                    self._positions.cut(each.slot, 0)
+        if call.media is not None:
+            return self._compute_media(call, call.media)
         struct, outputs = self._batch.fill(call)
         if outputs and (self._context.can_sample or self._context.samples_on_device):
             self._choose_rows(outputs)
@@ -366,6 +396,38 @@ class ModelRunner:
             return found
         results = dict(zip(map(id, outputs), found, strict=True))
         return [results.get(id(span), _COMPUTED) for span in call.spans]
+
+    def _compute_media(self, call: Call, run: MediaRun) -> list[SpanOutput]:
+        """Computes a call with tokens of a picture, which has no output rows: text stands behind each picture."""
+        [span] = call.spans
+        projector = self.model.projector
+        if projector is None:
+            raise EngineError("a prompt has a picture, and no mmproj was given")
+        own = slice(span.start - run.start, span.start - run.start + span.length)
+        began = time.perf_counter()
+        encoded = projector.embeddings(span.sequence.request.media[run.media], run.chunk, self._encoder_s())
+        encoder_s = time.perf_counter() - began
+        if encoded is None:
+            return [SpanOutput(DecodeStatus.NOT_YET, encoder_s=encoder_s)]
+        positions = encoded.positions(self._positions.of(span.slot, run.start), own)
+        self._positions.add(span.slot, run)
+        decode = self._context.decode if run.is_causal else self._context.decode_whole
+        code = decode(self._batch.fill_media(span.slot, encoded.rows[own], positions))
+        if code is not DecodeCode.OK:
+            return self._recover(call, code)
+        self._unflushed = False
+        self._rolled_back.discard(span.slot)
+        self._count(call)
+        return [SpanOutput(_OK, encoder_s=encoder_s)]
+
+    def _encoder_s(self) -> float:
+        """Seconds that an encoder may compute in this step, where text was computed before it by its share."""
+        if not self._has_rows:
+            return _ENCODER_ALONE_S
+        if self._encoder_share >= 1:
+            return _ENCODER_BESIDE_S
+        spent = time.perf_counter() - self._began
+        return spent * self._encoder_share / (1 - self._encoder_share)
 
     def _rows(self, call: Call, outputs: list[ScheduledSpan]) -> Rows:
         """The output rows of the last decode, without those of dummies, in the order of `outputs`."""
@@ -402,7 +464,7 @@ class ModelRunner:
         id."""
         self._calls_since_whole = 0
         self._context.sample_on_device(False)
-        if not all(self._context.clear(span.slot, span.start) for span in call.spans):
+        if not all(self._clear(span.slot, span.start) for span in call.spans):
             raise EngineError("the model's state cannot be cut back")
         return self._compute(call)
 
@@ -460,7 +522,7 @@ class ModelRunner:
                 results.append(_result(state, NO_TOKEN))
                 continue
             if len(tokens) < span.length:
-                if not self._context.clear(span.slot, span.start + len(tokens)):
+                if not self._clear(span.slot, span.start + len(tokens)):
                     results.append(SpanOutput(DecodeStatus.FAILED, error="the model's state cannot be cut back"))
                     continue
                 if not self.limits.can_cut:
@@ -488,7 +550,7 @@ class ModelRunner:
             is_whole: nothing of the call was computed.
         """
         self._clear_dummies(call)
-        whole = is_whole or all(self._context.clear(span.slot, span.start) for span in call.spans)
+        whole = is_whole or all(self._clear(span.slot, span.start) for span in call.spans)
         if len(call.spans) == 1 or not whole:
             return [SpanOutput(DecodeStatus.FAILED, error=error)] * len(call.spans)
         return [
@@ -500,7 +562,7 @@ class ModelRunner:
     def _clear_dummies(self, call: Call) -> None:
         """Forgets the cells of dummy rows. Those before them are of use to others, which find too few if that fails."""
         for slot, start in call.dummies:
-            if not self._context.clear(slot, start):
+            if not self._clear(slot, start):
                 raise EngineError(f"slot {slot} cannot be cut back to {start} tokens")
 
     def _count(self, call: Call) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from llamabatch.errors import EngineClosedError, ModelFileError
-from llamabatch.gguf.header import Header, part_paths
+from llamabatch.gguf.header import Header, part_paths, read_header
 from llamabatch.gguf.overrides import KvOverrides, TensorOverrides
 from llamabatch.gguf.validation import check_model
 from llamabatch.planning import machine
@@ -38,6 +38,7 @@ VERSION = 4  # of the checks and the trial: a verdict of another version does no
 BUNDLED = "e9e9506e323c7d65c18c3b84a5350069da9a6171021a07d6a51e9c7cf2d8add5"
 FILES, MODELS = "file", "model"
 PROGRAM = "llamabatch.llama.trial_load"
+PROJECTOR_PROGRAM = "llamabatch.llama.trial_projector"
 _CHUNK = 1 << 22
 _PATIENCE_S = 60.0
 _SLOWEST = 20e6  # bytes/s of a disk that is worth waiting for
@@ -123,15 +124,40 @@ def ensure_loadable(
     is_known = (known.content == BUNDLED and not changes) or (known.identity, changes) in _loadable
     if trial != "on" and (trial == "off" or is_known):
         return
-    key = _verdict_key(f"{known.content}{changes}")
+    arguments = [absolute(path), str(known.n_bytes), *([changes] if changes else [])]
+    _try(path, f"{known.content}{changes}", trial, known.n_bytes, PROGRAM, arguments)
+    _loadable.add((known.identity, changes))
+
+
+def ensure_projector_loadable(path: Path, model: Path, trial: str = "auto") -> None:
+    """As ensure_loadable, of an mmproj file for a text model whose file has been tried."""
+    known, text = FileIdentity.of(path), FileIdentity.of(model)
+    together = f"{text.content}, whose pictures are read"
+    if trial == "off" or (trial == "auto" and (known.identity, together) in _loadable):
+        return
+    try:
+        content = content_hash([read_header(path)])
+    except OSError as error:
+        raise ModelFileError(f"{one_line(path)} cannot be read: {error.strerror}") from error
+    _try(path, f"{content}{together}", trial, known.n_bytes, PROJECTOR_PROGRAM, [absolute(path), absolute(model)])
+    _loadable.add((known.identity, together))
+
+
+def _try(path: Path, content: str, trial: str, n_bytes: int, program: str, arguments: list[str]) -> None:
+    """Raises ModelFileError for a file that a child could not load, by a kept verdict or a new one.
+
+    Args:
+        content: hash of all that the verdict depends on.
+        n_bytes: size of the file.
+    """
+    key = _verdict_key(content)
     kept = disk_cache.read(MODELS, key) if trial == "auto" else None
     if kept is None or not isinstance(kept.get("loads"), bool):
-        kept = _tried(path, known, changes)
+        kept = _tried(path, n_bytes, program, arguments)
         if kept.pop("certain"):
             disk_cache.keep(MODELS, key, kept)
     if not kept["loads"]:
         raise ModelFileError(f"{one_line(path)} {kept.get('why')}")
-    _loadable.add((known.identity, changes))
 
 
 def ensure_sound(path: Path, sha256: str | None = None, kv_overrides: KvOverrides = ()) -> FileIdentity:
@@ -188,19 +214,14 @@ def _verdict_key(content: str) -> str:
     return hashlib.sha256(f"{VERSION} {content} {library_id()}".encode()).hexdigest()[:32]
 
 
-def _tried(path: Path, known: FileIdentity, changes: str) -> dict[str, Any]:
-    """The verdict of a trial load; its entry "certain" is True if it may be kept.
-
-    Args:
-        changes: overrides of values and patterns of tensors, as JSON; "" for none.
-    """
+def _tried(path: Path, n_bytes: int, program: str, arguments: list[str]) -> dict[str, Any]:
+    """The verdict of a trial load by a program; its entry "certain" is True if it may be kept."""
     if not sys.executable:
         logger.debug("%s is not tried out: no interpreter is known", path)
         return {"loads": True, "certain": False}
-    patience_s = _PATIENCE_S + known.n_bytes / _SLOWEST
+    patience_s = _PATIENCE_S + n_bytes / _SLOWEST
     try:
-        arguments = [absolute(path), str(known.n_bytes), *([changes] if changes else [])]
-        child = run_program(PROGRAM, *arguments, timeout_s=patience_s, without_gpus=True, environment=for_children())
+        child = run_program(program, *arguments, timeout_s=patience_s, without_gpus=True, environment=for_children())
     except subprocess.TimeoutExpired:
         if is_cancelled():
             raise EngineClosedError(f"the load of {one_line(path)} was cancelled") from None

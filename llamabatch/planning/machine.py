@@ -74,7 +74,7 @@ class Machine:
     ) -> Machine:
         """This machine, as the operating system shows it now; the arguments are what llama.cpp's library knows."""
         return cls(
-            _cores(),
+            usable_cores(),
             _available_bytes(),
             n_gpus,
             fast_attention,
@@ -101,7 +101,7 @@ class Machine:
         return tuple(float(gpu.free_bytes) for gpu in self.gpus) or (1.0,) * self.n_gpus
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     allowed = system.affinity()
     physical = psutil.cpu_count(logical=False) or allowed
     return max(1, min(allowed, physical, cgroup_cores() or allowed))

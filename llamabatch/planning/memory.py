@@ -65,6 +65,7 @@ class Memory:
         draft: the whole draft model.
         copies: weights repacked for this CPU.
         vocabulary: also adapters, and an engine's own objects.
+        projector: of pictures: weights of the mmproj file, an encoder pass, and kept pictures.
         cache_ram: saved states of prefixes, at most.
         embeddings: a second context, made when the first text is embedded; in `total` for a model that only
             embeds, or ranks.
@@ -83,6 +84,7 @@ class Memory:
     draft: int = 0
     copies: int = 0
     vocabulary: int = 0
+    projector: int = 0
     cache_ram: int = 0
     embeddings: int = 0
     reclaimable: int = 0
@@ -106,7 +108,7 @@ class Memory:
     @property
     def shared(self) -> int:
         """The part that all engines of a process have once."""
-        return self.weights + self.copies + self.vocabulary
+        return self.weights + self.copies + self.vocabulary + self.projector
 
     @property
     def own(self) -> int:
@@ -138,6 +140,7 @@ class Memory:
             (self.compute, "buffers"),
             (self.vocabulary, "vocabulary"),
             (self.draft, "draft model"),
+            (self.projector, "projector"),
             (self.cache_ram, "saved prefixes"),
         ]
         always = ("weights", "buffers")
@@ -185,6 +188,7 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
         + reserved
         + loaded.copies
         + vocabulary
+        + facts.projector_bytes
         + (draft.data if draft is not None else 0)
     )
     return Memory(
@@ -194,6 +198,7 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
         layout=_layout(facts, config, contexts),
         draft=draft.total - ENGINE_BYTES if draft is not None else 0,
         vocabulary=vocabulary,
+        projector=facts.projector_bytes,
         cache_ram=cache_ram,
         embeddings=embeddings,
         data=private if config.use_mmap else private + loaded.weights,

@@ -55,6 +55,7 @@ class ModelFacts:
         has_head: the model has a classification head. lacks_dense_layer: one without the layer that BERT's has.
         features: repacked formats, as in weights.weights; empty: none.
         adapter_bytes: size of the adapters' files.
+        projector_bytes: of an mmproj file: weights, buffers of an encoder pass, and kept pictures.
         lazy_cells: as of the Machine: buffers of zeros take memory when they are written.
         drops_copied_pages: as of the Machine.
         chat_template: jinja2 source; None: the file has none.
@@ -87,6 +88,7 @@ class ModelFacts:
     lacks_dense_layer: bool = False
     features: frozenset[str] = frozenset()
     adapter_bytes: int = 0
+    projector_bytes: int = 0
     lazy_cells: bool = False
     drops_copied_pages: bool = False
     chat_template: str | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.delta import AnswerParser
 from llamabatch.request.logprobs import TokenLogprobs
+from llamabatch.request.media import Media, MediaRun
 from llamabatch.request.reasoning import Reasoning
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.brief import brief
@@ -24,7 +25,7 @@ class Request:
 
     Attributes:
         request_id: unique among the requests in flight.
-        prompt_token_ids: the prompt as ids of the model's vocabulary.
+        prompt_token_ids: the prompt as ids of the model's vocabulary; below 0 where a cell of a picture stands.
         params: how to sample.
         prompt: the text that the ids came from, where there was one.
         arrival_s: time.perf_counter() when the caller asked, seconds.
@@ -43,6 +44,8 @@ class Request:
             structured_outputs depends on it.
         preserved_token_ids: special tokens whose names stand in the text also with skip_special_tokens, since the
             parser of the answer looks for them; rising.
+        media: the pictures of the prompt, in order.
+        media_runs: the runs of prompt_token_ids that stand for them, in order.
         make_parser: makes the parser of a continuation from this request and its index; None: the text stays as it is.
             The engine knows nothing of it.
     """
@@ -63,6 +66,8 @@ class Request:
     resumed: ResumedOutput | None = None
     reasoning: Reasoning | None = None
     preserved_token_ids: tuple[int, ...] = ()
+    media: tuple[Media, ...] = ()
+    media_runs: tuple[MediaRun, ...] = ()
     make_parser: Callable[[Request, int], AnswerParser] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from llamabatch.request.detokenizer import Detokenizer, Vocabulary
 from llamabatch.request.logprobs import LogprobRecord
+from llamabatch.request.media import MediaRun
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, Timings
 from llamabatch.request.request import Request, ResumedOutput
 from llamabatch.request.sampling_params import SamplingParams
@@ -40,6 +41,7 @@ class Sequence:
             None: it has copied from no running one.
         not_held: what its form does not hold, of what was asked for.
         last_token_s: time.perf_counter() of its last output token.
+        media_runs: the runs of its prompt that stand for pictures.
     """
 
     def __init__(self, request: Request, vocabulary: Vocabulary, n_ctx: int, *, streamed: bool = True) -> None:
@@ -92,6 +94,7 @@ class Sequence:
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
         )
+        self.media_runs = request.media_runs
         self.last_token_s: float | None = None
         self._admitted_s: float | None = None
         self._token_times: list[float] = []
@@ -146,8 +149,29 @@ class Sequence:
     def last_turn(self, most: int) -> int:
         """Tokens of the prompt up to the last one that ends a turn, if it is one of the last `most`; else all."""
         is_eog, end = self._vocabulary.is_eog, self._num_prompt
-        turns = (at + 1 for at in range(end - 1, max(-1, end - 1 - most), -1) if is_eog(self.token_ids[at]))
-        return next(turns, end)
+        tail = enumerate(self.token_ids[max(0, end - most) : end], max(0, end - most) + 1)
+        turns = [count for count, token_id in tail if token_id >= 0 and is_eog(token_id)]
+        return turns[-1] if turns else end
+
+    def whole(self, count: int) -> int:
+        """The most leading tokens, at most `count`, that end within no picture: a part of one is never shared."""
+        for run in self.media_runs:
+            if run.start < count < run.end:
+                return run.start
+        return count
+
+    def next_piece(self, count: int) -> tuple[int, MediaRun | None]:
+        """How many of the next `count` tokens one call can compute, and the run that they are in; None: text.
+
+        A run that is not causal is computed whole, be it longer than `count`.
+        """
+        at = self.num_computed
+        for run in self.media_runs:
+            if at < run.start:
+                return min(count, run.start - at), None
+            if at < run.end:
+                return min(count, run.end - at) if run.is_causal else run.end - at, run
+        return count, None
 
     @property
     def finished(self) -> bool:

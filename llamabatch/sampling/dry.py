@@ -83,6 +83,8 @@ class DryPenalty:
             length = min(run, most, seen - (n - 1 - place))
             if length >= self._shortest:
                 token_id = self._tokens[place + 1]
+                if token_id < 0:
+                    continue  # a cell of a picture
                 if length > longest.get(token_id, 0) and () not in self._tails.get(token_id, ()):
                     longest[token_id] = length
         return longest

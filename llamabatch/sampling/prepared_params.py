@@ -62,6 +62,8 @@ class PreparedParams:
         counts = None
         if params.penalised:
             seen = request.prompt_token_ids[params.prompt_ignore_length or 0 :]
+            if request.media:  # the cells of pictures are no tokens that could come again
+                seen = tuple(token_id for token_id in seen if token_id >= 0)
             counts = token_counts(seen, params.repeat_last_n)
         dry = None
         if self._tails is not None:

@@ -75,7 +75,8 @@ def prefill_calls(
     after another, as a call has few output rows.
 
     llama.cpp cuts a call of unequal chunks into many passes of few tokens each, and one that is larger than n_ubatch
-    into passes that take a few tokens of every sequence; both run at half the speed or less.
+    into passes that take a few tokens of every sequence; both run at half the speed or less. A call takes token ids or
+    embeddings, never both (llama-batch.cpp), so that a chunk ends where a picture begins or ends.
 
     Args:
         stops: tokens at which a chunk of a sequence ends at the latest.
@@ -87,8 +88,14 @@ def prefill_calls(
             count = min(count, stops[sequence] - sequence.num_computed)
         if count == 0:
             break
-        budget -= count
-        spans += [_span(sequence, count)] if sequence.logprobs is None else _pieces(sequence, count, limits)
+        media = None
+        if sequence.media_runs:
+            count, media = sequence.next_piece(count)
+        budget = max(0, budget - count)
+        if media is not None:
+            spans.append(_span(sequence, count)._replace(media=media))
+        else:
+            spans += [_span(sequence, count)] if sequence.logprobs is None else _pieces(sequence, count, limits)
     return group_spans(spans, limits)
 
 
@@ -114,6 +121,8 @@ def joined(calls: list[Call], limits: Limits) -> list[Call]:
     if not limits.packs_any or len(calls) < 2 or calls[0].n_guesses:
         return calls
     first, second, *rest = calls
+    if first.media is not None or second.media is not None:
+        return calls
     spans = sorted(first.spans + second.spans, key=lambda span: span.slot)
     if (
         first.adapters != second.adapters
@@ -161,6 +170,8 @@ def _dummies(
 def _fits(group: list[ScheduledSpan], span: ScheduledSpan, limits: Limits) -> bool:
     """True if a prompt chunk may share a call with the group before it."""
     if sum(s.length for s in group) + span.length > limits.n_ubatch or span.slot == group[-1].slot:
+        return False
+    if span.media is not None or group[0].media is not None:
         return False
     if not _rows_fit([*group, span], limits):
         return False

@@ -90,7 +90,7 @@ def best_source(
     for other in running:
         if other is sequence or other.token_ids[:MIN_SHARED] != head or share_key(other.request) != key:
             continue
-        shared = min(common_length(prompt, other.token_ids), other.num_shareable, most)
+        shared = sequence.whole(min(common_length(prompt, other.token_ids), other.num_shareable, most))
         if least_cut is not None and least_cut(other) > shared:
             continue
         if shared >= MIN_SHARED and (best is None or shared > best[1]):

@@ -109,7 +109,7 @@ class KVCacheManager:
         for slot, cached in self.cached.items():
             if cached.key != key or cached.token_ids[:MIN_SHARED] != head:
                 continue
-            shared = min(common_length(known, cached.token_ids), cached.count, most)
+            shared = sequence.whole(min(common_length(known, cached.token_ids), cached.count, most))
             if shared < (cached.least_cut if self._can_cut else cached.count):
                 continue
             rank = (shared, -cached.count, slot)  # of two that save as much, the one that has less to lose

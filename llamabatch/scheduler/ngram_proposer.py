@@ -52,6 +52,8 @@ class RunIndex:
             place = self._next.get(tuple(token_ids[size - length : size]))
             if place is not None:
                 found = list(token_ids[place : place + n])
+                if min(found) < 0:  # a picture, of which nothing can be guessed
+                    return found[: next(at for at, token_id in enumerate(found) if token_id < 0)]
                 # the text repeats itself up to its end: the repetition goes on
                 for at in range(n - len(found)):
                     found.append(found[at])

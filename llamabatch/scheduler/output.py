@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from llamabatch.request.adapters import AdapterSet
 from llamabatch.request.logprobs import LogprobRecord, RowLogprobs
+from llamabatch.request.media import MediaRun
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.prefix_store import StoredPrefix
 
@@ -28,6 +29,7 @@ class ScheduledSpan(NamedTuple):
         shift: the token at position p is token p + shift of the sequence; above 0 once a full slot has forgotten some.
         prompt_rows: so many rows before the sampled one (of the last ones, if `output` is False) are read for logprobs
             of the prompt.
+        media: the run of a picture that the tokens are in; None: they are text.
     """
 
     sequence: Sequence
@@ -38,6 +40,7 @@ class ScheduledSpan(NamedTuple):
     draft: tuple[int, ...] | None = None
     prompt_rows: int = 0
     shift: int = 0
+    media: MediaRun | None = None
 
     @property
     def request_id(self) -> str:
@@ -99,10 +102,15 @@ class Call:
         """The adapter set that all its sequences share."""
         return self.spans[0].sequence.request.adapters
 
+    @property
+    def media(self) -> MediaRun | None:
+        """The run of a picture that its only span is in; None: its tokens are text."""
+        return self.spans[0].media
+
     @cached_property
     def is_decode(self) -> bool:
         """True if it only continues sequences, one row each."""
-        return all(span.length == 1 for span in self.spans)
+        return self.spans[0].media is None and all(span.length == 1 for span in self.spans)
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,12 @@ class Restore:
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """The work of one step, in this order: saves, restores, copies, cuts, shifts, calls."""
+    """The work of one step, in this order: saves, restores, copies, cuts, shifts, calls.
+
+    Attributes:
+        encoder_share: part of the step's time, above 0, that the encoder of a picture may take; 1: all that it wants,
+            as nobody reads the tokens of others one by one.
+    """
 
     copies: tuple[PrefixCopy, ...] = ()
     cuts: tuple[Cut, ...] = ()
@@ -164,6 +177,7 @@ class SchedulerOutput:
     shifts: tuple[Shift, ...] = ()
     restores: tuple[Restore, ...] = ()
     saves: tuple[Save, ...] = ()
+    encoder_share: float = 1.0
 
     @property
     def plain_rows(self) -> int:
@@ -180,6 +194,11 @@ class SchedulerOutput:
         return len(self.calls[0].spans) + len(self.calls[0].dummy_slots)
 
     @property
+    def has_media(self) -> bool:
+        """True if a call computes tokens of a picture."""
+        return any([call.spans[0].media for call in self.calls])  # noqa: C419  # a generator is a call for each
+
+    @property
     def spans(self) -> list[ScheduledSpan]:
         return [span for call in self.calls for span in call.spans]
 
@@ -189,6 +208,7 @@ class DecodeStatus(Enum):
 
     OK = auto()
     NO_ROOM = auto()  # no free cells; nothing of it was computed
+    NOT_YET = auto()  # its picture is still being encoded; nothing of it was computed
     FAILED = auto()  # the span itself cannot be computed
 
 
@@ -197,12 +217,14 @@ class SpanOutput(NamedTuple):
 
     Attributes:
         logprobs: if the sequence asks for them: one for each of the span's prompt rows, then one for each token.
+        encoder_s: seconds that the encoder of its picture took.
     """
 
     status: DecodeStatus
     token_ids: tuple[int, ...] = ()
     error: str | None = None
     logprobs: tuple[RowLogprobs, ...] = ()
+    encoder_s: float = 0.0
 
 
 @dataclass(frozen=True)

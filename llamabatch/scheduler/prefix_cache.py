@@ -244,7 +244,7 @@ class PrefixCache:
             if other_key == key and known_ids[:MIN_SHARED] == head:
                 common = max(common, common_length(tokens, known_ids))
         # the same prompt again needs its last token computed, so its state is saved before that one
-        places = {min(place, n_prompt - 1) for place in (common, sequence.last_turn(MOST_OPENING))}
+        places = {sequence.whole(min(place, n_prompt - 1)) for place in (common, sequence.last_turn(MOST_OPENING))}
         places = {place for place in places if place >= MIN_CHECKPOINT and place >= known + MIN_GAIN}
         if places:
             self._places[sequence.request.request_id] = sorted(places)

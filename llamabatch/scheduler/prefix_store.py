@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field
 
 from llamabatch.errors import InputError
+from llamabatch.request.media import MediaRun
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.common_prefix import MIN_SHARED, PLAIN, ShareKey, common_length, share_key
 from llamabatch.utils.paths import one_line
@@ -40,6 +41,7 @@ class StoredPrefix:
         is_dropped: it was unloaded, or dropped with others of its key, and fills no slot any more. One that only gave
             way to others may still fill the slot that waits for it.
         is_refused: llama.cpp did not take its state.
+        media_runs: the pictures among its tokens that take fewer positions than cells.
     """
 
     token_ids: list[int]
@@ -51,6 +53,7 @@ class StoredPrefix:
     save_s: float = field(default=0.0, repr=False)
     is_dropped: bool = False
     is_refused: bool = False
+    media_runs: tuple[MediaRun, ...] = ()
 
     @property
     def n_bytes(self) -> int:
@@ -119,7 +122,7 @@ class PrefixStore:
         for prefix in self._alike(sequence.token_ids, share_key(sequence.request)):
             if most is not None and len(prefix.token_ids) > most:
                 continue
-            shared = min(common_length(sequence.token_ids, prefix.token_ids), sequence.most_shared)
+            shared = sequence.whole(min(common_length(sequence.token_ids, prefix.token_ids), sequence.most_shared))
             if shared < len(prefix.token_ids) and self._is_exact:
                 continue
             if shared >= known + (MIN_SHARED if best is None else 1):

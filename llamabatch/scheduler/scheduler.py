@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 # Compared with for each row: to look a member up in its enum takes 0.1 us before Python 3.12.
 _OK = DecodeStatus.OK
 _NO_ROOM = DecodeStatus.NO_ROOM
+_NOT_YET = DecodeStatus.NOT_YET
 
 
 class Scheduler:
@@ -291,7 +292,8 @@ class Scheduler:
         if selection.rotates_adapters:
             self.adapters.count_step(calls)
         copies, cuts = self._kv_cache.pop_actions()
-        return SchedulerOutput(copies, cuts, tuple(calls), shifts, restores, self.prefix_cache.pop_saves())
+        share = self.limits.prefill_share if self._delays_token and selection.is_streamed else 1.0
+        return SchedulerOutput(copies, cuts, tuple(calls), shifts, restores, self.prefix_cache.pop_saves(), share)
 
     def _admit(self) -> tuple[Restore, ...]:
         """Gives slots to waiting sequences, and shared prefixes to all that wait for them."""
@@ -464,7 +466,11 @@ class Scheduler:
         now, spans = self._clock(), batch.spans
         self.prefix_cache.store.settle()
         self.costs.observe(batch, now - self._step_s)
-        self._observe(spans, now - self._step_s)
+        if not batch.has_media:
+            self._observe(spans, now - self._step_s)
+        else:
+            computed = [span for span, result in zip(spans, results, strict=True) if result.status is not _NOT_YET]
+            self._observe(computed, now - self._step_s - sum([result.encoder_s for result in results]))
         if self._spec_decoder is not None:
             self._spec_decoder.observe(batch, results)
         retries = self._make_room(results)
@@ -539,7 +545,7 @@ class Scheduler:
         """
         sequence, start, status = span.sequence, span.start, result.status
         sequence.last_step = self._step
-        if sequence.slot is None or (status is _NO_ROOM and retries):
+        if sequence.slot is None or status is _NOT_YET or (status is _NO_ROOM and retries):
             return None
         if sequence.num_computed - sequence.num_discarded != start or sequence.finish_reason is not None:
             return None  # the piece before this one of the same prompt failed

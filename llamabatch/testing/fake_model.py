@@ -84,6 +84,7 @@ class FakeModel:
     n_embd_out = MOST_EMBD  # a test may give vectors of any length
     metadata: Mapping[str, str] = {}
     grammars = _AnyGrammar()
+    projector = None
     pair_marks = PairMarks((BOS,), (EOS,), (EOS,))
 
     def __init__(self, path: Path, pooling: str = "mean", labels: Sequence[str] = LABELS) -> None:

@@ -18,8 +18,10 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from llamabatch.native_build import binding, source
+from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
 from tests.installed import offline
 
 CHECKOUT = Path(__file__).parents[2]
@@ -148,6 +150,15 @@ COMMANDS = {
         """echo '[coder]' > models.toml; echo 'model = "model.gguf"' >> models.toml; """
         + SERVED.format("--models-preset models.toml"),
         says="coder is served at http://127.0.0.1:",
+    ),
+    'llamabatch generate -m gemma.gguf --mmproj mmproj-gemma.gguf --chat --image cat.png "What is in this picture?"': (
+        Short(
+            "cat model.gguf > gemma.gguf; llamabatch generate -m gemma.gguf --mmproj mmproj-gemma.gguf --chat --image "
+            "cat.png 'What is in this picture?' -n 4"
+        )
+    ),
+    "llamabatch serve gemma.gguf --mmproj mmproj-gemma.gguf": Short(
+        "cat model.gguf > gemma.gguf; " + SERVED.format("gemma.gguf --mmproj mmproj-gemma.gguf"), says="projector"
     ),
     "llamabatch serve -m model.gguf": Short(SERVED.format("-m model.gguf -n 8"), says="is served at http://127.0.0.1:"),
     "llamabatch serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt": Short(
@@ -357,6 +368,8 @@ def folder(tmp_path, stranger):
     (folder / "model.gguf").write_bytes(model[:at] + model[at : at + 1].swapcase() + model[at + 1 :])
     for name, text in FILES.items():
         (folder / name).write_text(text, encoding="utf-8")
+    Image.new("RGB", (80, 60), "orange").save(folder / "cat.png")
+    write_projector(folder / "mmproj-gemma.gguf", ProjectorShape("gemma3"), n_embd=192)
     return folder
 
 

@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from llamabatch.gguf.resolve import resolve
+from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
 from tests.model.encoder_files import write_encoder
 
 PAGES = {
@@ -37,6 +40,11 @@ def test_page(page, tmp_path):
             pytest.skip("Spark needs Java")
     for name, file in MODELS.get(page.name, {}).items():
         write_encoder(name, tmp_path / file)
+    if page.name == "images.md":
+        shutil.copy(resolve("tiny"), tmp_path / "gemma.gguf")
+        write_projector(tmp_path / "mmproj-gemma.gguf", ProjectorShape("gemma3"), n_embd=192)
+        for name in ("cat.png", "dog.jpg"):
+            Image.new("RGB", (80, 60), "orange").save(tmp_path / name)
     code = "\n".join(PAGES[page])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from llamabatch.request.detokenizer import Vocabulary
 from llamabatch.request.logprobs import Logprob, RowLogprobs
+from llamabatch.request.media import MediaRun
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
@@ -91,6 +92,7 @@ class FakeModelRunner:
         growth_steps: steps for which a larger context is in the making while others run.
         carries: a larger context takes the cells over.
         refuses: so many states are not taken back into a slot.
+        encodes_in: steps in which a picture is encoded.
     """
 
     def __init__(
@@ -102,7 +104,10 @@ class FakeModelRunner:
         growth_steps: int = 0,
         carries: bool = True,
         refuses: int = 0,
+        encodes_in: int = 1,
     ) -> None:
+        self._encodes_in = encodes_in
+        self._encoded: dict[tuple[int, ...], int] = {}  # steps that each picture has had
         self.limits = limits
         n_slots = limits.n_slots if limits.start_slots is None else limits.start_slots
         self.cells: list[list[int]] = [[] for _ in range(n_slots)]
@@ -214,10 +219,29 @@ class FakeModelRunner:
         if short and (len(call.spans) > 1 or self._no_room_every == 1):
             self._cut_short.update(slots)
             return [SpanOutput(DecodeStatus.NO_ROOM)] * len(call.spans)
+        for span in call.spans:
+            self._check_media(call, span)
+        if call.media is not None and not self._is_encoded(call.spans[0]):
+            return [SpanOutput(DecodeStatus.NOT_YET)]
         hole = SpanOutput(DecodeStatus.FAILED, error="there is a hole before it")
         self._unfilled -= {span.slot for span in call.spans if span.start == 0}
         lost = self._cut_short | self._unfilled
         return [hole if span.slot in lost else self._run_span(span) for span in call.spans]
+
+    def _check_media(self, call: Call, span) -> None:
+        end = span.start + span.length
+        over = [run for run in span.sequence.media_runs if run.start < end and span.start < run.end]
+        assert over == ([] if span.media is None else [span.media]), "text and a picture in one span"
+        if span.media is not None:
+            assert len(call.spans) == 1, "a picture has a call of its own"
+            assert span.media.start <= span.start, "a span begins within a picture"
+            assert end <= span.media.end
+            assert span.media.is_causal or (span.start, end) == (span.media.start, span.media.end), "a part of a whole"
+
+    def _is_encoded(self, span) -> bool:
+        key = tuple(span.sequence.token_ids[span.media.start : span.media.end])
+        self._encoded[key] = self._encoded.get(key, 0) + 1
+        return self._encoded[key] >= self._encodes_in
 
     def _run_span(self, span) -> SpanOutput:
         cells = self.cells[span.slot]
@@ -277,9 +301,17 @@ def sequence(
     group: int = 0,
     score_from: int | None = None,
     streamed: bool = True,
+    media_runs: tuple[MediaRun, ...] = (),
     **params,
 ):
-    request = Request(name, prompt, SamplingParams(max_tokens=max_tokens, **params), group=group, score_from=score_from)
+    request = Request(
+        name,
+        prompt,
+        SamplingParams(max_tokens=max_tokens, **params),
+        group=group,
+        score_from=score_from,
+        media_runs=media_runs,
+    )
     return Sequence(request, VOCABULARY, n_ctx, streamed=streamed)
 
 

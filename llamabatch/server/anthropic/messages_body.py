@@ -21,6 +21,7 @@ from llamabatch.server.request.chat_body import (
     thinking_kwargs,
 )
 from llamabatch.server.request.generation import GENERATION
+from llamabatch.server.request.pictures import content_of, picture_part
 from llamabatch.utils.checks import boolean, choice, integer, show
 
 TIERS = {"auto": "auto", "standard_only": "default"}
@@ -174,6 +175,8 @@ def _own_blocks(
             inner = f"{place}.content"
             parts = [part for _, part in _own_blocks(inner, _blocks(inner, block["content"]), given, shown=False)]
             yield place, {**block, "content": parts}
+        elif kind == "image" and given.reads_pictures:
+            yield place, picture_part(place, block)
         elif kind == "document" and (text := _text_of_document(place, block)) is not None:
             yield place, {"type": "text", "text": text}
         elif kind == "search_result":
@@ -207,21 +210,34 @@ def _text_of_search(place: str, block: Mapping[str, Any]) -> str:
 
 
 def _of_user(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]:
-    texts: list[str] = []
+    parts: list[str | Json] = []
     for where, block in blocks:
         if block["type"] == "tool_result":
-            if texts:
-                yield {"role": "user", "content": "\n".join(texts)}
-                texts = []
+            if parts:
+                yield {"role": "user", "content": content_of(parts)}
+                parts = []
             call = block.get("tool_use_id")
             if not isinstance(call, str) or not call:
                 raise PromptError(f"{where}.tool_use_id is {show(call)}; give the id of a tool_use block")
             result = block.get("content")
-            yield {"role": "tool", "tool_call_id": call, "content": "" if result is None else _text(where, result)}
+            yield {"role": "tool", "tool_call_id": call, "content": "" if result is None else _result(where, result)}
         else:
-            texts.append(_text_of(where, block))
-    if texts or not blocks:
-        yield {"role": "user", "content": "\n".join(texts)}
+            parts.append(_part_of(where, block))
+    if parts or not blocks:
+        yield {"role": "user", "content": content_of(parts)}
+
+
+def _result(where: str, result: object) -> str | list[Json]:
+    """The content of the result of a tool."""
+    if isinstance(result, str):
+        return _text(where, result)
+    blocks = _blocks(f"{where}.content", result)
+    return content_of([_part_of(f"{where}.content[{number}]", block) for number, block in enumerate(blocks)])
+
+
+def _part_of(where: str, block: Mapping[str, Any]) -> str | Json:
+    """A picture as it is, any other block as a text."""
+    return dict(block) if block["type"] == "image_url" else _text_of(where, block)
 
 
 def _of_assistant(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]:

@@ -40,7 +40,7 @@ def props_document(serving: Serving) -> Json:
         "total_slots": slots_of(config),
         "model_alias": serving.names[0],
         "model_path": model.path.name,  # without folders of this machine
-        "modalities": {"vision": False, "video": False, "audio": False},
+        "modalities": {"vision": model.projector is not None, "video": False, "audio": False},
         "endpoint_slots": options.slots,
         "endpoint_props": options.props,
         "endpoint_metrics": True,

@@ -95,7 +95,7 @@ class Writer:
             "eval_count": len(whole.token_ids),
             "eval_duration": nanoseconds(last - first),
         }
-        return found | ({"context": [*output.prompt_token_ids, *whole.token_ids]} if self.has_context else {})
+        return found | ({"context": [*_text_ids(output), *whole.token_ids]} if self.has_context else {})
 
 
 def _call(call: ToolCall, place: int) -> Json:
@@ -152,3 +152,8 @@ class Lines:
 
 def _written(lines: Sequence[Json]) -> bytes:
     return "".join(f"{dump(line)}\n" for line in lines).encode(errors="replace")
+
+
+def _text_ids(output: RequestOutput) -> list[int]:
+    """The tokens of a prompt without the cells of pictures, which a later request could not name."""
+    return [token_id for token_id in output.prompt_token_ids if token_id >= 0]

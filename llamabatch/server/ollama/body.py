@@ -16,6 +16,7 @@ from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rul
 from llamabatch.server.request.chat_body import USUAL, ChatBody, effort_kwargs, is_begun, read_as_chat, thinking_kwargs
 from llamabatch.server.request.generation import GENERATION, Generation, read_generation
 from llamabatch.server.request.infill import Gap, infill_ids, missing_marks
+from llamabatch.server.request.pictures import content_of, picture_part
 from llamabatch.server.request.prompts import as_prompts
 from llamabatch.utils.checks import choice, integer, show
 
@@ -75,7 +76,7 @@ GENERATE: Fields = {
         {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}},
         "the context of an answer, behind which the prompt stands",
     ),
-    "images": Field({}, "", ([],), "images cannot be read"),
+    "images": Field({"type": ["array", "null"], "items": {"type": "string"}}, "pictures in base64"),
 }
 
 
@@ -143,7 +144,7 @@ def read_ollama_chat(body: Mapping[str, Any], rules: Rules = RULES) -> Generatio
         raise PromptError(f"messages is {show(messages)}; give a list of messages")
     if not messages:
         return _empty(given)
-    chat: Json = {"messages": list(_messages(messages))}
+    chat: Json = {"messages": list(_messages(messages, given))}
     if is_begun(chat["messages"]):
         chat["continue_final_message"] = True
     if (tools := given.take("tools")) is not None:
@@ -159,10 +160,14 @@ def read_generate(body: Mapping[str, Any], rules: Rules = RULES) -> Generation |
     raw, context = given.boolean("raw"), _context(given.take("context"))
     if not prompt and not suffix:
         return _empty(given)
+    images = given.take("images")
     if not raw and not suffix:
         first = [{"role": "system", "content": system}] if system else []
-        chat = _chat(given, {"messages": [*first, {"role": "user", "content": prompt}]}, rules)
+        content = _with_images("images", images, prompt, given)
+        chat = _chat(given, {"messages": [*first, {"role": "user", "content": content}]}, rules)
         return replace(chat, before=context)
+    if images:
+        raise PromptError("images is given with raw or suffix, which have no place for pictures; leave one out")
     for name, value in {"suffix": suffix, "system": system, "context": list(context)}.items():
         if raw and value:
             cure = "leave it out, or raw" if name == "context" else "put it into the prompt"
@@ -253,7 +258,7 @@ def _options(given: Body) -> Json:
     return found
 
 
-def _messages(messages: list[Any]) -> Iterator[Json]:
+def _messages(messages: list[Any], given: Body) -> Iterator[Json]:
     """The messages in OpenAI's form. Results of tools, which ollama's name a function, get the ids of its calls."""
     n_calls = 0
     open_calls: list[tuple[str, str]] = []  # ids and names of calls that have no result yet
@@ -261,14 +266,9 @@ def _messages(messages: list[Any]) -> Iterator[Json]:
         place = f"messages[{index}]"
         if not isinstance(message, Mapping):
             raise PromptError(f"{place} is {show(message)}; give an object with role and content")
-        if message.get("images"):
-            raise ApiError(
-                400,
-                f"{place} has images, which cannot be read; messages are text",
-                code="unsupported_content_part",
-                param="messages",
-            )
         content = message.get("content")
+        if message.get("images"):
+            content = _with_images(f"{place}.images", message["images"], content or "", given)
         made: Json = {"role": message.get("role"), "content": "" if content is None else content}
         if message.get("thinking"):
             made["reasoning_content"] = message["thinking"]
@@ -282,6 +282,23 @@ def _messages(messages: list[Any]) -> Iterator[Json]:
         if made["role"] == "tool":
             made["tool_call_id"] = message.get("tool_call_id") or _answered(open_calls, message.get("tool_name"))
         yield made
+
+
+def _with_images(place: str, images: object, text: Any, given: Body) -> Any:
+    """The content of a message with pictures before its text. Raises PromptError, ApiError."""
+    if not images:
+        return text
+    if not given.reads_pictures:
+        raise ApiError(
+            400,
+            f"{place} are given, which this model cannot read; messages are text",
+            code="unsupported_content_part",
+            param=place.partition("[")[0],
+        )
+    if not isinstance(images, list) or not all(isinstance(each, str) for each in images) or not isinstance(text, str):
+        raise PromptError(f"{place} is {show(images)}; give a list of pictures in base64, beside a text")
+    found = [picture_part(place, {"image_url": f"data:image;base64,{each}"}) for each in images]
+    return content_of([*found, text])
 
 
 def _call(place: str, call: object, number: int) -> Json:

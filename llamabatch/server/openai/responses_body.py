@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from llamabatch.chat.conversation import is_picture
 from llamabatch.chat.tagged_values import LARK
 from llamabatch.errors import PromptError
 from llamabatch.server.batches.records import metadata_of
@@ -18,6 +19,7 @@ from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rul
 from llamabatch.server.request.chat_body import EFFORTS, ChatBody, effort_kwargs, read_as_chat, template_kwargs
 from llamabatch.server.request.generation import GENERATION
 from llamabatch.server.request.namespaces import NAMESPACE, Namespaced, chosen_name, functions_in, offered, string
+from llamabatch.server.request.pictures import content_of, picture_part
 from llamabatch.utils.checks import choice, show
 
 LOGPROBS = "message.output_text.logprobs"
@@ -302,7 +304,7 @@ def _add(place: str, item: object, messages: list[Json], given: Body, *, shown: 
     if kind == "message":
         role = choice(PromptError, f"{place}.role", item.get("role"), _ROLES)
         content = "" if "content" in item and item["content"] is None else item.get("content")
-        text = _text(f"{place}.content", content, given, shown=shown)
+        text = _content(f"{place}.content", content, given, shown=shown)
         answer = _answer(messages, before="content") if role == "assistant" else None
         if answer is None:
             messages.append({"role": role, "content": text})
@@ -325,7 +327,7 @@ def _add(place: str, item: object, messages: list[Json], given: Body, *, shown: 
         answer.setdefault("tool_calls", []).append(call)
     elif kind in _CALL_OUTPUTS:
         call_id = string(f"{place}.call_id", item.get("call_id"))
-        output = _text(f"{place}.output", item.get("output"), given, shown=False)
+        output = _content(f"{place}.output", item.get("output"), given, shown=False)
         messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
     elif kind == "reasoning":
         if thoughts := _thoughts(place, item):
@@ -368,8 +370,8 @@ def _thoughts(place: str, item: Mapping[str, Any]) -> str:
     return ""
 
 
-def _text(where: str, content: object, given: Body, *, shown: bool) -> str:
-    """A content as text.
+def _content(where: str, content: object, given: Body, *, shown: bool) -> str | list[Json]:
+    """A content as text, or as parts where it has a picture that the model reads.
 
     Args:
         shown: the caller asks about it, so that media are refused. False: it is part of a history, or the result of a
@@ -379,15 +381,17 @@ def _text(where: str, content: object, given: Body, *, shown: bool) -> str:
         return content
     if not isinstance(content, list):
         raise PromptError(f"{where} is {show(content)}; give a text, or a list of parts")
-    texts = []
+    parts: list[str | Json] = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "refusal":
-            texts.append(string(f"{where}[{number}].refusal", part.get("refusal")))
+            parts.append(string(f"{where}[{number}].refusal", part.get("refusal")))
         elif kind in _TEXTS:
-            texts.append(string(f"{where}[{number}].text", part.get("text")))
+            parts.append(string(f"{where}[{number}].text", part.get("text")))
+        elif is_picture(part) and given.reads_pictures:
+            parts.append(picture_part(f"{where}[{number}]", part))
         elif kind in _MEDIA and not shown:
-            texts.append(optional.media_text(given, f"{where}[{number}]", kind))
+            parts.append(optional.media_text(given, f"{where}[{number}]", kind))
         else:
             raise ApiError(
                 400,
@@ -396,7 +400,7 @@ def _text(where: str, content: object, given: Body, *, shown: bool) -> str:
                 code="unsupported_content_part",
                 param="input",
             )
-    return "\n".join(texts)
+    return content_of(parts)
 
 
 def _tools(given: Body, namespaced: Namespaced, custom: set[str]) -> Json:

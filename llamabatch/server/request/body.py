@@ -74,6 +74,7 @@ class Rules:
         timeout_s: seconds that the headers of the request allow.
         variables: names that the server's chat template reads; None: they are not known.
         thinks: the model marks its thinking, in a way that is known.
+        pictures: the model reads pictures.
     """
 
     strict: bool = False
@@ -87,6 +88,7 @@ class Rules:
     timeout_s: float | None = None
     variables: frozenset[str] | None = None
     thinks: bool = True
+    pictures: bool = False
 
     def reads(self, name: str) -> bool:
         """True if the chat template reads a variable, or may do so."""
@@ -332,6 +334,7 @@ class Body:
         body = present(body)
         self.ignored: list[str] = []
         self._strict = rules.strict
+        self.reads_pictures = rules.pictures
         self._fields = fields
         for name in body:
             if name not in fields:

@@ -7,11 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llamabatch.chat.conversation import ChatOptions, Conversation, check_conversation, to_tokens
+from llamabatch.chat.conversation import (
+    PICTURE_TYPES,
+    ChatOptions,
+    Conversation,
+    check_conversation,
+    is_picture,
+)
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import PromptError
 from llamabatch.llama.model import Model
+from llamabatch.media.prompt import chat_prompt
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request import optional
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
@@ -24,6 +31,7 @@ from llamabatch.server.request.namespaces import (
     offered,
     string,
 )
+from llamabatch.server.request.pictures import picture_part
 from llamabatch.server.serving.bounded_model import for_tokens
 from llamabatch.utils.checks import show
 
@@ -38,14 +46,14 @@ USUAL: Mapping[str, Any] = {"max_tokens": None}
 
 _BOOLEAN: Json = {"type": ["boolean", "null"]}
 _MEDIA = {
-    "image_url": "images",
-    "input_image": "images",
+    **dict.fromkeys(PICTURE_TYPES, "images"),
     "input_audio": "audio",
     "audio_url": "audio",
     "video_url": "video",
     "input_video": "video",
     "file": "files",
 }
+_TEXTS = ("text", "input_text", "output_text")
 _MESSAGE: Json = {
     "type": "object",
     "required": ["role"],
@@ -57,9 +65,24 @@ _MESSAGE: Json = {
                 {
                     "type": "array",
                     "items": {
-                        "type": "object",
-                        "required": ["type", "text"],
-                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                        "anyOf": [
+                            {
+                                "type": "object",
+                                "required": ["type", "text"],
+                                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                            },
+                            {
+                                "type": "object",
+                                "required": ["type", "image_url"],
+                                "properties": {
+                                    "type": {"const": "image_url"},
+                                    "image_url": {
+                                        "type": ["object", "string"],
+                                        "properties": {"url": {"type": "string"}},
+                                    },
+                                },
+                            },
+                        ]
                     },
                 },
             ]
@@ -158,8 +181,8 @@ class ChatBody(Generation):
     def rendered(self, model: Model) -> tuple[str, list[int]]:
         """The conversation as text and token ids. Raises PromptError, ConfigError."""
         conversation = known_roles(self.conversation, self.options.template or model.chat_template)
-        text, ids = to_tokens(for_tokens(model), conversation, self.options)
-        return text, list(ids)
+        prompt = chat_prompt(for_tokens(model), conversation, self.options)
+        return prompt.text or "", list(prompt.token_ids)
 
 
 @reads
@@ -371,7 +394,7 @@ def _conversation(messages: object, body: Body) -> Conversation:
         )
         for index, message in enumerate(messages)
     ]
-    return check_conversation(messages)
+    return check_conversation(messages, pictures=body.reads_pictures)
 
 
 def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool) -> Mapping[str, Any]:
@@ -387,7 +410,9 @@ def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool)
     parts: list[Any] = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if not isinstance(kind, str) or kind not in _MEDIA:
+        if is_picture(part) and body.reads_pictures:
+            parts.append(picture_part(f"messages[{index}].content[{number}]", part))
+        elif not isinstance(kind, str) or kind not in _MEDIA:
             parts.append(part)
         elif not shown:
             text = optional.media_text(body, f"messages[{index}].content[{number}]", kind)
@@ -419,10 +444,8 @@ def _message_of(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
         plain["content"] = None  # thinking alone
     if isinstance(plain.get("content"), list):
         parts = plain["content"]
-        if all(
-            isinstance(part, Mapping) and part.get("type") in ("text", "input_text", "output_text") for part in parts
-        ):
-            plain["content"] = [{**part, "type": "text"} for part in parts]
+        if all(isinstance(part, Mapping) and part.get("type") in (*_TEXTS, *PICTURE_TYPES) for part in parts):
+            plain["content"] = [{**part, "type": "text"} if part["type"] in _TEXTS else part for part in parts]
     return plain
 
 

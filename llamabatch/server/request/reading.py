@@ -72,6 +72,7 @@ def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
         timeout_s=timeout_s,
         variables=_variables_of(template),
         thinks=reasoning_of(template, config.reasoning_tags, config.reasoning_format) is not None,
+        pictures=serving.model.projector is not None,
     )
 
 

@@ -111,6 +111,7 @@ def capabilities(serving: Serving) -> list[str]:
         "completion": generates,
         "embedding": model.cannot_embed is None,
         "rerank": model.cannot_classify is None,
+        "vision": model.projector is not None,
         "tools": generates,  # they are described in a message where the template has no place for them
         "thinking": generates and rules_of(serving).thinks,
         "insert": generates and not missing_marks(model.special_ids),

@@ -15,7 +15,7 @@ from llamabatch.utils.plotting import INK, OURS, THEIRS, doublings, tidy, tint, 
 
 _GIB = 2**30
 _MOST_LINES = 6
-_PARTS = ("#0072B2", "#56B4E9", OURS, "#E69F00", "#009E73", "#999999")
+_PARTS = ("#0072B2", "#56B4E9", OURS, "#E69F00", "#009E73", "#CC79A7", "#999999")
 
 
 def figure(report: Report) -> Figure:
@@ -85,6 +85,7 @@ def _parts(ax: Any, report: Report) -> None:
         (f"KV cache{times}", n * (need.kv_cache + sum(gpu.kv_cache for gpu in need.gpus))),
         (f"buffers{times}", n * (need.compute + sum(gpu.compute for gpu in need.gpus))),
         ("draft model", n * need.draft),
+        ("projector", need.projector),
         ("vocabulary and process", need.vocabulary + PROCESS_BYTES),
     ]
     shown = [(name, size / 2**20, colour) for (name, size), colour in zip(parts, _PARTS, strict=True) if size]

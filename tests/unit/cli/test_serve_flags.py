@@ -135,7 +135,7 @@ def test_a_line_becomes_ours(line, wanted):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("--mmproj a.gguf", "--mmproj a.gguf: models take text alone here"),
+        ("--media-path a", "--media-path a: requests bring their pictures themselves"),
         ("--tensor-parallel-size 2", "--tensor-parallel-size 2: give --tensor-split"),
         ("--log-prompts-dir x", "never writes prompts down"),
         ("--chat-template", "--chat-template needs a value"),
@@ -176,8 +176,9 @@ def test_variables_of_llama_server():
     assert found.args == ["--ctx-size", "8192", "--flash-attn", "on", "--no-use-mmap", "--props", "--no-slots"]
     for off in ({"LLAMA_ARG_NO_WEBUI": "1"}, {"LLAMA_ARG_WEBUI": "0"}, {"LLAMA_ARG_UI": "false"}):
         assert from_environment(off).args == ["--no-page"]
-    with pytest.raises(click.UsageError, match="LLAMA_ARG_MMPROJ x: models take text alone"):
-        from_environment({"LLAMA_ARG_MMPROJ": "x"})
+    assert from_environment({"LLAMA_ARG_MMPROJ": "x"}).args == ["--mmproj", "x"]
+    with pytest.raises(click.UsageError, match="LLAMA_ARG_SPEC_SYNTH_LEN 3: it is for benchmarks"):
+        from_environment({"LLAMA_ARG_SPEC_SYNTH_LEN": "3"})
 
 
 @given(st.lists(st.sampled_from([*BY_NAME, "1", "-1", "x", "=", "--", "{}", "--n-ctx"]), max_size=6))

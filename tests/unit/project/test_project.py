@@ -21,6 +21,7 @@ TABLE = (
     ("utils",),
     ("request",),
     ("chat",),
+    ("media",),
     ("gguf",),
     ("scheduler",),
     ("config",),

@@ -73,7 +73,7 @@ def test_how_much_was_cut_crosses_the_wire_and_stands_in_the_output():
 
 
 def test_what_cannot_shift_says_why():
-    shift, possible = SamplingParams(overflow="shift"), RequestLimits(N_CTX, N_CTX, can_shift=True)
+    shift, possible = SamplingParams(overflow="shift"), RequestLimits(N_CTX, N_CTX, N_CTX, can_shift=True)
     impossible = replace(possible, can_shift=False)
     check_shift(shift, possible)
     with pytest.raises(SamplingError, match=r"overflow is 'shift'.*cannot do.*'refuse' or 'truncate'"):

@@ -61,14 +61,14 @@ def test_a_trial_that_is_cancelled_says_nothing_of_the_file(monkeypatch, tmp_pat
     def expire(*_arguments, **_options):
         raise subprocess.TimeoutExpired("trial", 1)
 
-    known = vetting.FileIdentity(((str(tmp_path / "m.gguf"), 1, 1, 1),))
+    arguments = (tmp_path / "m.gguf", 1, vetting.PROGRAM, [])
     monkeypatch.setattr(vetting, "run_program", expire)
     cancelled = threading.Event()
     with cancelled_by(cancelled):
-        assert "could not be loaded" in vetting._tried(tmp_path / "m.gguf", known, "")["why"]
+        assert "could not be loaded" in vetting._tried(*arguments)["why"]
         cancelled.set()
         with pytest.raises(EngineClosedError, match=r"the load of .* was cancelled"):
-            vetting._tried(tmp_path / "m.gguf", known, "")
+            vetting._tried(*arguments)
 
 
 def test_an_interrupt_ends_the_load_that_it_came_in(slow_load, monkeypatch):

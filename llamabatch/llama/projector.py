@@ -1,0 +1,289 @@
+"""The projector of an mmproj file: pictures to tokens of a prompt and to embeddings for the model, by libmtmd."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import logging
+import math
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from llamabatch.errors import ConfigError, EngineError, ModelFileError, PromptError, describe
+from llamabatch.llama import log
+from llamabatch.llama.sliced_thread import SlicedThread
+from llamabatch.planning.projector import KEPT_BYTES
+from llamabatch.request.media import Media, MediaRun, MediaTokens, cell_ids
+from llamabatch.utils.paths import one_line
+
+WITHOUT_WEIGHTS = "mtmd_init_without_weights"  # of the patched build: counts tokens, and takes no memory for weights
+logger = logging.getLogger(__name__)
+# A pass that no request has asked for during so long ends when another picture waits.
+_ABANDONED_S = 2.0
+_TEXT = 0  # MTMD_INPUT_CHUNK_TYPE_TEXT
+_PROBE = Media(b"", 64, 64)
+
+
+class Embeddings(NamedTuple):
+    """One run of a prompt, encoded.
+
+    Attributes:
+        rows: of shape (tokens, width of the model).
+        steps: positions of the tokens in a prompt that begins with them, of shape (1, tokens), or (4, tokens) with
+            M-RoPE: time, row, column, and one more.
+        moves: 1 for each of these axes along which the place in the prompt counts, else 0; of shape (axes, 1).
+    """
+
+    rows: npt.NDArray[np.float32]
+    steps: npt.NDArray[np.int32]
+    moves: npt.NDArray[np.int32]
+
+    def positions(self, start: int, part: slice) -> npt.NDArray[np.int32]:
+        """The positions of a part of the tokens in a prompt, where the first of all has the position `start`."""
+        return np.ascontiguousarray(self.steps[:, part] + start * self.moves, np.int32)
+
+
+class Projector:
+    """One mtmd_context. `tokens` is safe from any thread; `embeddings` is for the threads of engines.
+
+    An encoder pass may take seconds. It runs on a thread of its own in slices of time, between two operations of its
+    graph, so that an engine computes tokens in between and the cores serve one of the two at a time.
+
+    Args:
+        path: the mmproj file.
+        lib: the binding of llama.cpp; its module of libmtmd stands beside it.
+        model: the llama_model, which may hold its vocabulary alone.
+        n_embd: width of the rows that the model takes; of a vocabulary alone 0.
+        n_threads: of an encoder pass.
+        use_gpu: compute on a GPU, if there is one.
+        token_bounds: tokens of a picture at least and at most, of encoders that take any size; 0: as the file says.
+        plans: make the graph of an encoder pass at once, and its buffers, not with the first picture.
+        encodes: False: `embeddings` is never called, and the weights need not be read.
+
+    Raises:
+        ModelFileError: libmtmd refuses the file, or it does not fit the model.
+        ConfigError: this build has no libmtmd, or the file needs what llamabatch does not do yet.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        lib: ModuleType,
+        model: Any,
+        *,
+        n_embd: int,
+        n_threads: int,
+        use_gpu: bool,
+        token_bounds: tuple[int, int] = (0, 0),
+        plans: bool = False,
+        encodes: bool = True,
+    ) -> None:
+        self.path = path
+        self._n_embd = n_embd
+        self._mtmd = mtmd = _module(lib)
+        self._lock = threading.Lock()  # of `tokens` against close()
+        self._encode_lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, int], Embeddings] = OrderedDict()
+        self._kept_bytes = 0
+        self._prepared: tuple[str, Any] = ("", None)  # chunks of the picture whose tiles are being encoded
+        self._thread = SlicedThread("llamabatch-encoder")
+        self._under_way: tuple[str, int] = ("", 0)  # what the thread encodes
+        self._asked_s = 0.0  # time.perf_counter() when a request last asked for that
+        params = mtmd.mtmd_context_params_default()
+        params.use_gpu, params.n_threads, params.print_timings, params.warmup = use_gpu, n_threads, False, plans
+        if any(token_bounds):
+            params.image_min_tokens, params.image_max_tokens = (bound or -1 for bound in token_bounds)
+        make = mtmd.mtmd_init_from_file
+        if encodes:
+            self._callback = _pausing(lib, self._thread)  # kept: libmtmd has its address alone
+            params.cb_eval = self._callback
+        else:
+            make = _without_weights(mtmd) or make
+        log.recent_complaints()
+        self._context = make(os.fsencode(path), model, params)
+        if not self._context:
+            raise ModelFileError(f"mmproj {one_line(path)} cannot be loaded: {log.reason()}")
+        try:
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self) -> None:
+        mtmd, name = self._mtmd, f"mmproj {one_line(self.path)}"
+        if not mtmd.mtmd_support_vision(self._context):
+            raise ConfigError(f"{name} reads no pictures; sounds cannot be read yet")
+        try:
+            self.tokens(_PROBE)
+        except PromptError as error:
+            raise ModelFileError(f"{name} does not fit the model: {error}") from None
+
+    def close(self) -> None:
+        with self._lock, self._encode_lock:
+            self._thread.close()
+            if self._context:
+                self._let_go()
+                self._mtmd.mtmd_free(self._context)
+                self._context = None
+                self._kept.clear()
+                self._kept_bytes = 0
+
+    def tokens(self, media: Media) -> MediaTokens:
+        """The tokens of a picture, with those of text that the model has around pictures; of its size alone.
+
+        Raises:
+            PromptError: libmtmd cannot take a picture of this size in, or the vocabulary lacks a token.
+        """
+        token_ids: list[int] = []
+        runs: list[MediaRun] = []
+        with self._lock, self._chunks(media, with_data=False) as chunks:
+            for chunk in self._each(chunks):
+                if self._mtmd.mtmd_input_chunk_get_type(chunk) == _TEXT:
+                    token_ids += self._text_ids(chunk)
+                    continue
+                length = int(self._mtmd.mtmd_input_chunk_get_n_tokens(chunk))
+                n_pos = int(self._mtmd.mtmd_input_chunk_get_n_pos(chunk))
+                is_causal = not self._mtmd.mtmd_decode_use_non_causal(self._context, chunk)
+                n_time = int(self._steps(chunk, (0, length - 1))[0].max()) + 1
+                runs.append(MediaRun(len(token_ids), length, 0, len(runs), is_causal, n_pos, n_time))
+                token_ids += cell_ids(media.digest, len(runs) - 1, length)
+        return MediaTokens(tuple(token_ids), tuple(runs))
+
+    def embeddings(self, media: Media, chunk: int, seconds: float = math.inf) -> Embeddings | None:
+        """A run, encoded: as it was kept, or by an encoder pass. None: the pass, or one for another picture before it,
+        is not done within so many seconds, and goes on in the next call.
+
+        Raises:
+            EngineError: the encoder failed.
+        """
+        key = media.digest, chunk
+        end = time.perf_counter() + seconds
+        with self._encode_lock:
+            while key not in self._kept:
+                if not self._thread.is_busy:
+                    self._thread.start(partial(self._encode, media, chunk))
+                    self._under_way = key
+                now = time.perf_counter()
+                if key == self._under_way:
+                    self._asked_s = now
+                elif now - self._asked_s > _ABANDONED_S:
+                    self._thread.cancel()
+                try:
+                    if not self._thread.advance(max(0.0, end - now)):
+                        return None
+                except Exception as error:
+                    if key == self._under_way:
+                        raise
+                    logger.warning("a picture that nobody waits for could not be encoded: %s", describe(error))
+            self._kept.move_to_end(key)
+            return self._kept[key]
+
+    def _encode(self, media: Media, chunk: int) -> None:
+        if self._prepared[0] != media.digest:
+            self._let_go()
+            self._prepared = media.digest, self._make_chunks(media, with_data=True)
+        chunks = self._each(self._prepared[1])
+        found = [each for each in chunks if self._mtmd.mtmd_input_chunk_get_type(each) != _TEXT][chunk]
+        log.recent_complaints()
+        code = self._mtmd.mtmd_encode_chunk(self._context, found)
+        if self._thread.is_cancelled:
+            return
+        if code != 0:
+            raise EngineError(f"a picture could not be encoded: {log.reason()}")
+        n_rows = int(self._mtmd.mtmd_input_chunk_get_n_tokens(found))
+        pointer = self._mtmd.mtmd_get_output_embd(self._context)
+        rows = np.ctypeslib.as_array(pointer, shape=(n_rows, self._n_embd)).copy()
+        steps = self._steps(found, range(n_rows))
+        self._kept[media.digest, chunk] = Embeddings(rows, steps, self._steps(found, (0,), 1) - steps[:, :1])
+        self._kept_bytes += rows.nbytes
+        while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= oldest.rows.nbytes
+
+    def _steps(self, chunk: Any, tokens: Iterable[int], start: int = 0) -> npt.NDArray[np.int32]:
+        """The positions of some tokens of a chunk, as Embeddings.steps; `start`: of the first of all tokens."""
+        if not self._mtmd.mtmd_decode_use_mrope(self._context):
+            return np.array([[start + token for token in tokens]], np.int32)
+        image = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk)
+        found = [self._mtmd.mtmd_image_tokens_get_decoder_pos(image, start, token) for token in tokens]
+        return np.array([(each.t, each.y, each.x, each.z) for each in found], np.int32).T
+
+    def _let_go(self) -> None:
+        if self._prepared[1] is not None:
+            self._mtmd.mtmd_input_chunks_free(self._prepared[1])
+        self._prepared = ("", None)
+
+    @contextlib.contextmanager
+    def _chunks(self, media: Media, *, with_data: bool) -> Iterator[Any]:
+        chunks = self._make_chunks(media, with_data=with_data)
+        try:
+            yield chunks
+        finally:
+            self._mtmd.mtmd_input_chunks_free(chunks)
+
+    def _make_chunks(self, media: Media, *, with_data: bool) -> Any:
+        """The mtmd_input_chunks of a picture; without its data they have the sizes alone."""
+        mtmd = self._mtmd
+        data = ctypes.c_char_p(media.data)  # libmtmd copies it
+        pixels = ctypes.cast(data, ctypes.POINTER(ctypes.c_uint8)) if with_data else None
+        bitmap = mtmd.mtmd_bitmap_init(media.width, media.height, pixels)
+        chunks = mtmd.mtmd_input_chunks_init()
+        part = mtmd.mtmd_input_part(bitmap=bitmap)
+        parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
+        log.recent_complaints()
+        code = mtmd.mtmd_tokenize_from_parts(self._context, chunks, parts, 1, False)
+        mtmd.mtmd_bitmap_free(bitmap)
+        if code != 0:
+            mtmd.mtmd_input_chunks_free(chunks)
+            raise PromptError(f"a picture of {media.width} x {media.height} pixels cannot be read: {log.reason()}")
+        return chunks
+
+    def _each(self, chunks: Any) -> list[Any]:
+        count = self._mtmd.mtmd_input_chunks_size(chunks)
+        return [self._mtmd.mtmd_input_chunks_get(chunks, at) for at in range(count)]
+
+    def _text_ids(self, chunk: Any) -> list[int]:
+        count = ctypes.c_size_t()
+        pointer = self._mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
+        found = [int(pointer[at]) for at in range(count.value)]
+        if min(found, default=0) < 0:
+            raise PromptError("the vocabulary has no token for what this model puts around pictures")
+        return found
+
+
+def _module(lib: ModuleType) -> ModuleType:
+    """The module of libmtmd in the package of this binding, with its log. Raises ConfigError where it is missing."""
+    try:
+        mtmd = importlib.import_module(f"{lib.__name__}.mtmd_cpp")
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        raise ConfigError(f"mmproj needs libmtmd, which this build of llama.cpp does not have: {error}") from error
+    log.forward_media(lib, mtmd)
+    return mtmd
+
+
+def _pausing(lib: ModuleType, thread: SlicedThread) -> Any:
+    """The callback that ggml's scheduler calls before each operation of a graph, to ask, and behind it."""
+
+    def pause(_tensor: Any, asks: bool, _data: Any) -> bool:
+        return True if asks else thread.may_go_on()
+
+    return lib.ggml_backend_sched_eval_callback(pause)
+
+
+def _without_weights(mtmd: ModuleType) -> Any:
+    """The function of the patched build; None on others, which read the weights."""
+    make = getattr(mtmd._libmtmd, WITHOUT_WEIGHTS, None)
+    if make is not None:
+        make.argtypes, make.restype = mtmd.mtmd_init_from_file.argtypes, mtmd.mtmd_init_from_file.restype
+    return make

@@ -1,0 +1,50 @@
+"""A program: `python -m llamabatch.llama.trial_projector MMPROJ MODEL` loads an mmproj file as an engine does, so that
+a crash ends this process and no engine.
+
+Exit status 0: it can be loaded. 3: it was refused; the reason is on stdout as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from llamabatch.errors import LlamaBatchError
+from llamabatch.llama import library
+from llamabatch.llama.probe import no_core_dump
+from llamabatch.llama.projector import Projector
+from llamabatch.llama.trial_load import REFUSED
+from llamabatch.request.media import Media
+from llamabatch.utils.lifetime import end_with_parent, leave_signals_to_parent
+from llamabatch.utils.paths import one_line
+
+# pictures of common sizes and of extreme ones: preprocessors assert on them
+_SIZES = ((1, 1), (64, 64), (640, 480), (3000, 20), (20, 3000), (4000, 3000))
+
+
+def run(path: Path, model_path: Path) -> int:
+    """Loads the file beside the vocabulary of its model, and counts the tokens of pictures."""
+    llama = library.load()
+    params = llama.llama_model_default_params()
+    params.vocab_only = True
+    model = llama.llama_model_load_from_file(os.fsencode(model_path), params)
+    try:
+        projector = Projector(path, llama, model, n_embd=0, n_threads=1, use_gpu=False, plans=True)
+        for size in _SIZES:
+            projector.tokens(Media(b"", *size))
+    except LlamaBatchError as error:
+        reason = str(error).removeprefix(f"mmproj {one_line(path)} cannot be loaded: ")
+        print(json.dumps({"refused": reason}), flush=True)
+        return REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    leave_signals_to_parent()
+    no_core_dump()
+    code = run(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(code)  # nothing is left to learn from freeing it

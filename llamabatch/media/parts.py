@@ -1,0 +1,75 @@
+"""The pictures in the messages of a conversation, each replaced by a mark that the chat template writes as text."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llamabatch.chat.conversation import MEDIA_MARK, is_picture
+from llamabatch.errors import PromptError
+from llamabatch.media.pictures import read_address, read_picture
+from llamabatch.request.media import Media
+from llamabatch.utils.checks import show
+
+MAX_IN_ALL = 64 * 2**20
+"""Pixels of the pictures of a conversation: a message to a child process holds them."""
+
+
+def has_pictures(conversation: Any) -> bool:
+    """True if a message has a part with a picture."""
+    messages = conversation if isinstance(conversation, (list, tuple)) else ()  # others are refused by their type
+    return any(is_picture(part) for message in messages for part in _parts(message))
+
+
+def take_pictures(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Media], str]:
+    """The messages with marks in place of pictures, the pictures in order, and the mark.
+
+    The mark is drawn anew for each conversation, so that no text can contain it.
+
+    Raises:
+        PromptError, SetupError: as read_picture.
+    """
+    mark = f"<media-{secrets.token_hex(16)}>"
+    pictures: list[Media] = []
+    left = MAX_IN_ALL
+    messages: list[Mapping[str, Any]] = []
+    for message in conversation:
+        parts = _parts(message)
+        if any(map(is_picture, parts)):
+            content: list[Any] = []
+            for part in parts:
+                if is_picture(part):
+                    picture = _picture_of(part, left)
+                    left -= picture.width * picture.height
+                    pictures.append(picture)
+                    content.append({"type": MEDIA_MARK, MEDIA_MARK: mark})
+                else:
+                    content.append(part)
+            message = {**message, "content": content}
+        messages.append(message)
+    return messages, pictures, mark
+
+
+def _parts(message: Any) -> Sequence[Any]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return content if isinstance(content, (list, tuple)) else ()
+
+
+def _picture_of(part: Mapping[str, Any], most: int) -> Media:
+    """The picture of a part: of {"type": "image", "image": …} in any form; of {"image_url": {"url": …}}, {"image_url":
+    …}, {"url": …} and Anthropic's {"source": …}, which may come from strangers, in a data: address alone.
+
+    Args:
+        most: pixels that it may have.
+    """
+    if isinstance(source := part.get("source"), Mapping) and isinstance(source.get("data"), str):
+        return read_address(f"data:{source.get('media_type', 'image')};base64,{source['data']}", most)
+    for name in ("image", "image_pil"):
+        if part.get(name) is not None:
+            return read_picture(part[name], most)
+    address = part.get("image_url", part.get("url"))
+    address = address.get("url") if isinstance(address, Mapping) else address
+    if address is None:
+        raise PromptError(f"a part of type {show(part['type'])} has no picture; give {{'type': 'image', 'image': …}}")
+    return read_address(address, most)

@@ -1,0 +1,147 @@
+"""One picture to Media: decoded by Pillow, within bounds that are read from its header first."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from llamabatch.errors import PromptError, SetupError, describe
+from llamabatch.request.media import Media
+from llamabatch.utils.checks import show
+from llamabatch.utils.paths import absolute, one_line
+
+MAX_FILE_BYTES = 64 * 2**20
+MAX_SIDE = 16_384
+MAX_PIXELS = 50_000_000
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_DATA = re.compile(r"data:([^,]*),(.*)", re.DOTALL)
+_WHITE = (255, 255, 255, 255)
+
+
+def read_picture(given: Any, most: int = MAX_PIXELS) -> Media:
+    """The Media of a picture.
+
+    Args:
+        given: a path, a data: address, the bytes of a file, a PIL image, or an array of height x width x 3, uint8.
+        most: pixels that it may have, at most MAX_PIXELS.
+
+    Raises:
+        PromptError: there is no such file, it is no picture of a known format, or it is too large.
+        SetupError: Pillow is needed, and not installed.
+    """
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return _decode(bytes(given), "a picture", most)
+    if isinstance(given, str) and re.match(r"data:|[a-zA-Z][\w+.-]+://", given, re.IGNORECASE):
+        return read_address(given, most)
+    if isinstance(given, (str, os.PathLike)):
+        return _decode(_of_file(given), f"the picture {one_line(os.fspath(given))}", most)
+    if hasattr(given, "convert") and hasattr(given, "size"):  # before arrays: to ask for its interface decodes it
+        return _pixels(lambda: given, "a PIL image", most)
+    if hasattr(given, "__array_interface__") and hasattr(given, "dtype"):
+        return _of_array(given, most)
+    raise PromptError(
+        f"a picture is {show(given)}; give a path, bytes, a data: address, a PIL image, or an array of height x width "
+        "x 3"
+    )
+
+
+def read_address(address: Any, most: int = MAX_PIXELS) -> Media:
+    """The Media of a data: address. Raises PromptError for any other one: nothing is fetched, and no file is read."""
+    if not isinstance(address, str) or address[:5].lower() != "data:":
+        raise PromptError(
+            f"a picture has the address {show(address)}; addresses are not fetched: give data:image/png;base64,…, or "
+            "{'type': 'image', 'image': …} with a path or bytes"
+        )
+    return _decode(_of_address(address), "a picture", most)
+
+
+def _of_address(address: str) -> bytes:
+    """The bytes of a data: address (RFC 2397)."""
+    match = _DATA.fullmatch(address)
+    if match is None or not match[1].lower().endswith(";base64"):
+        raise PromptError(f"a picture is {show(address)}; give data:image/png;base64,… with the bytes in base64")
+    try:
+        return base64.b64decode("".join(match[2].split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise PromptError(f"a picture is no base64: {error}") from error
+
+
+def _of_file(path: str | os.PathLike[str]) -> bytes:
+    try:
+        with open(absolute(path), "rb") as file:
+            return file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PromptError(f"the picture {one_line(os.fspath(path))} cannot be read: {reason}") from error
+
+
+def _decode(data: bytes, name: str, most: int) -> Media:
+    if len(data) > MAX_FILE_BYTES:
+        raise PromptError(f"{name} is larger than {MAX_FILE_BYTES:,} bytes")
+    if not data:
+        raise PromptError(f"{name} is empty")
+    pillow = _pillow()
+    return _pixels(lambda: pillow.open(io.BytesIO(data), formats=FORMATS), name, most)
+
+
+def _pixels(opened: Callable[[], Any], name: str, most: int) -> Media:
+    """The Media of a PIL image: its first frame, turned as its EXIF data say, on white where it is transparent.
+
+    Args:
+        opened: opens it, and reads its header.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        image = opened()
+        width, height = image.size
+        _check_size(width, height, most)
+        image = ImageOps.exif_transpose(image)
+        if image.mode in ("I", "F"):
+            raise PromptError(f"{name} has pixels of 32 bits; give 8 or 16")
+        if image.mode.startswith("I;16"):
+            image = image.convert("I").point(lambda value: value / 256).convert("L")
+        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image)
+        image = image.convert("RGB")
+        return Media(image.tobytes(), *image.size)
+    except PromptError:
+        raise
+    except UnidentifiedImageError as error:
+        raise PromptError(f"{name} is in no known format; known are {', '.join(FORMATS)}") from error
+    except Image.DecompressionBombError as error:
+        raise PromptError(f"{name} has more than {MAX_PIXELS:,} pixels") from error
+    except Exception as error:  # decoders raise many kinds
+        raise PromptError(f"{name} cannot be decoded: {describe(error)}") from error
+
+
+def _of_array(array: Any, most: int) -> Media:
+    if getattr(array, "ndim", 0) != 3 or array.shape[2] != 3 or str(array.dtype) != "uint8":
+        form = f"{getattr(array, 'shape', ())} of {array.dtype}"
+        raise PromptError(f"a picture is an array of shape {form}; give height x width x 3 of uint8")
+    height, width, _ = array.shape
+    _check_size(width, height, most)
+    return Media(array.tobytes(), width, height)
+
+
+def _check_size(width: int, height: int, most: int) -> None:
+    if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE) or width * height > min(most, MAX_PIXELS):
+        left = "" if most >= MAX_PIXELS else f", {max(0, most):,} after the pictures before it"
+        raise PromptError(
+            f"a picture has {width} x {height} pixels; allowed are 1 to {MAX_SIDE:,} a side, and {MAX_PIXELS:,} in all"
+            f"{left}"
+        )
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise SetupError("pictures in files need Pillow: pip install 'llamabatch[images]'") from error
+    return Image

@@ -1,0 +1,145 @@
+"""mmproj files with random weights: vision encoders in the form of real ones, for tests and for measuring speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llamabatch.errors import SetupError
+from llamabatch.utils.atomic_file import replacement
+from llamabatch.utils.paths import absolute
+
+_F16, _F32 = np.float16, np.float32
+
+
+@dataclass(frozen=True)
+class ProjectorShape:
+    """The numbers of a vision encoder.
+
+    Attributes:
+        kind: llama.cpp's name of the projector: "gemma3" (one image, whose tokens all attend to one another), "mlp"
+            (LLaVA: one image, causal), "idefics3" (SmolVLM: tiles, causal) or "qwen2vl_merger" (Qwen2-VL: any size,
+            positions in two dimensions).
+        image_size: pixels of a side that the encoder takes. patch_size: of a patch.
+        n_merge: patches of a side that become one token; not for "mlp".
+    """
+
+    kind: str
+    n_layer: int = 2
+    n_embd: int = 64
+    n_ff: int = 128
+    n_head: int = 4
+    image_size: int = 64
+    patch_size: int = 8
+    n_merge: int = 2
+
+    @property
+    def n_patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
+
+SHAPES = {
+    "gemma3": ProjectorShape("gemma3", 27, 1152, 4304, 16, 896, 14, 4),
+    "llava": ProjectorShape("mlp", 23, 1024, 4096, 16, 336, 14),
+    "idefics3": ProjectorShape("idefics3", 12, 768, 3072, 12, 512, 16, 4),
+    "qwen2vl": ProjectorShape("qwen2vl_merger", 32, 1280, 5120, 16, 560, 14, 2),
+}
+"""Shapes of Gemma 3, LLaVA 1.5, SmolVLM-256M and Qwen2-VL."""
+
+
+def write_projector(path: Path, shape: ProjectorShape, n_embd: int, seed: int = 0) -> int:
+    """Write an mmproj file for a text model of width `n_embd`; return its size in bytes.
+
+    Raises SetupError without the gguf package.
+    """
+    try:
+        import gguf
+    except ImportError as error:
+        raise SetupError('writing model files needs the gguf package: pip install "llamabatch[tools]"') from error
+    path = Path(absolute(path))
+    with replacement(path) as temporary:
+        writer = gguf.GGUFWriter(str(temporary), "clip")
+        writer.add_name(f"random {shape.kind} projector")
+        writer.add_file_type(1)
+        writer.add_string("clip.projector_type", shape.kind)
+        writer.add_bool("clip.has_vision_encoder", True)
+        writer.add_bool("clip.use_gelu", True)
+        writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
+        writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+        writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+        numbers = {
+            "embedding_length": shape.n_embd,
+            "feed_forward_length": shape.n_ff,
+            "block_count": shape.n_layer,
+            "projection_dim": n_embd,
+            "attention.head_count": shape.n_head,
+            "image_size": shape.image_size,
+            "patch_size": shape.patch_size,
+            "projector.scale_factor": shape.n_merge,
+            "preproc_image_size": 2 * shape.image_size,
+        }
+        for key, value in numbers.items():
+            writer.add_uint32(f"clip.vision.{key}", value)
+        random = np.random.default_rng(seed)
+        for name, values in _tensors(shape, n_embd, random):
+            writer.add_tensor(name, values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        size = temporary.stat().st_size
+        temporary.chmod(0o644)
+    return size
+
+
+def _tensors(shape: ProjectorShape, n_embd: int, random: np.random.Generator) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    width, wide = shape.n_embd, shape.n_ff
+
+    def matrix(rows: int, columns: int) -> npt.NDArray[Any]:
+        values = random.standard_normal((rows, columns), _F32)
+        return np.asarray(values / np.sqrt(columns), _F16)
+
+    def norm(name: str) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        yield f"{name}.weight", np.ones(width, _F32)
+        yield f"{name}.bias", np.zeros(width, _F32)
+
+    def patch() -> npt.NDArray[Any]:
+        values = random.standard_normal((width, 3, shape.patch_size, shape.patch_size), _F32)
+        return np.asarray(values / np.sqrt(3 * shape.patch_size**2), _F16)
+
+    yield "v.patch_embd.weight", patch()
+    if shape.kind == "qwen2vl_merger":
+        yield "v.patch_embd.weight.1", patch()
+    else:
+        yield "v.patch_embd.bias", np.zeros(width, _F32)
+        yield "v.position_embd.weight", 0.1 * random.standard_normal((shape.n_patches, width), _F32)
+    for layer in range(shape.n_layer):
+        at = f"v.blk.{layer}"
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            yield f"{at}.{name}.weight", matrix(width, width)
+            yield f"{at}.{name}.bias", np.zeros(width, _F32)
+        yield from norm(f"{at}.ln1")
+        yield from norm(f"{at}.ln2")
+        yield f"{at}.ffn_up.weight", matrix(wide, width)
+        yield f"{at}.ffn_up.bias", np.zeros(wide, _F32)
+        yield f"{at}.ffn_down.weight", matrix(width, wide)
+        yield f"{at}.ffn_down.bias", np.zeros(width, _F32)
+    yield from norm("v.post_ln")
+    if shape.kind == "gemma3":
+        yield "mm.input_projection.weight", matrix(n_embd, width).T.copy()
+        yield "mm.soft_emb_norm.weight", np.ones(width, _F32)
+    elif shape.kind == "idefics3":
+        yield "mm.model.fc.weight", matrix(n_embd, width * shape.n_merge**2)
+    else:
+        merges = shape.kind == "qwen2vl_merger"
+        merged = width * shape.n_merge**2 if merges else width
+        hidden = merged if merges else n_embd
+        yield "mm.0.weight", matrix(hidden, merged)
+        yield "mm.0.bias", np.zeros(hidden, _F32)
+        yield "mm.2.weight", matrix(n_embd, hidden)
+        yield "mm.2.bias", np.zeros(n_embd, _F32)

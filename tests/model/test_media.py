@@ -1,0 +1,254 @@
+"""Prompts with pictures: each alone equals what libmtmd's own helper computes, and in company what it is alone."""
+
+import ctypes
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from llamabatch import LLM, SamplingParams
+from llamabatch.errors import ModelFileError, PromptError
+from llamabatch.gguf.resolve import resolve
+from llamabatch.llama import library
+from llamabatch.llama import projector as projector_module
+from llamabatch.media.pictures import read_picture
+from llamabatch.native_build.tools import SetupFailure
+from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
+from tests.archs import models
+
+N_TOKENS = 12
+GREEDY = SamplingParams(temperature=0, max_tokens=N_TOKENS, logprobs=2, ignore_eos=True)
+TEMPLATE = "{% for message in messages %}<u>{{ message.content }}</u>{% endfor %}<a>"
+NEAR = 0.15  # as MAX_GAP in conftest.py: of the two best logits, where texts may part
+# the text model, the projector, and whether it merges patches
+FAMILIES = {
+    "gemma3": ("tiny", "gemma3", 2),  # all cells of a picture attend to one another
+    "llava": ("tiny", "mlp", 1),
+    "qwen2vl": ("qwen2vl", "qwen2vl_merger", 2),  # M-RoPE
+    "qwen35": ("qwen35", "qwen2vl_merger", 2),  # M-RoPE, and recurrent state
+    "lfm2": ("lfm2", "mlp", 1),
+    "window": ("gemma3", "gemma3", 2),  # a sliding window
+}
+WIDTHS = {"tiny": 192}  # of the models that llama.cpp writes, 256
+
+
+def picture(seed: int, width: int = 96, height: int = 64) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def conversation(*pictures: np.ndarray, words: int = 1) -> list[dict]:
+    parts = []
+    for each in pictures:
+        parts += [{"type": "text", "text": "What is this? " * words}, {"type": "image", "image": each}]
+    return [{"role": "user", "content": parts}]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The paths of text models and projectors by their names."""
+    folder = tmp_path_factory.mktemp("media")
+    found = {"tiny": "tiny"}
+    try:
+        wanted = sorted({model for model, _, _ in FAMILIES.values()} - {"tiny"})
+        found |= {path.stem.rpartition("-")[0]: str(path) for path in models.write(folder, wanted)}
+    except SetupFailure:
+        pass
+    for model, kind, merge in FAMILIES.values():
+        path = folder / f"{kind}-{model}.gguf"
+        write_projector(path, ProjectorShape(kind, n_merge=merge), WIDTHS.get(model, 256), seed=1)
+        found[path.stem] = str(path)
+    return found
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, files):
+    model, kind, _ = FAMILIES[request.param]
+    if model not in files:
+        pytest.skip("the program that writes this model cannot be compiled")
+    with LLM(files[model], mmproj=files[f"{kind}-{model}"], n_slots=4, n_ctx=256, profile=False) as llm:
+        yield llm
+
+
+CONVERSATIONS = [
+    conversation(picture(0)),
+    conversation(picture(1, 64, 128)),
+    conversation(picture(2), picture(3, 40, 200)),
+    conversation(picture(0)),  # of a picture that another one shows
+    conversation(picture(4), words=4),
+    conversation(picture(4), picture(5, 160, 64), words=3),  # of a beginning that another one has
+    conversation(words=1),
+    conversation(picture(6, 500, 20), picture(6, 500, 20)),
+]
+
+
+def alone(llm: LLM, conversations: list) -> list:
+    outputs = []
+    for each in conversations:
+        llm.reset_prefix_cache()
+        outputs += llm.chat(each, GREEDY, chat_template=TEMPLATE)
+    llm.reset_prefix_cache()
+    return outputs
+
+
+def test_alone_as_the_helper_of_libmtmd_computes_them(family):
+    for given, output in zip(CONVERSATIONS, alone(family, CONVERSATIONS), strict=True):
+        pictures = [part["image"] for part in given[0]["content"] if part["type"] == "image"]
+        tokens, gaps = by_the_helper(family, output.prompt, pictures)
+        same = list(output.outputs[0].token_ids)
+        at = next((at for at, pair in enumerate(zip(same, tokens, strict=True)) if pair[0] != pair[1]), None)
+        assert at is None or gaps[at] < NEAR, (same, tokens, gaps)
+
+
+def test_in_company_as_alone(family):
+    wanted = [output.outputs[0] for output in alone(family, CONVERSATIONS)]
+    for turn in ("cold", "kept"):
+        outputs = family.chat(CONVERSATIONS, GREEDY, chat_template=TEMPLATE)
+        assert [output.error for output in outputs] == [None] * len(outputs)
+        for got, want in zip(outputs, wanted, strict=True):
+            assert got.outputs[0].token_ids == want.token_ids, turn
+    kept = family.stats()
+    assert kept.shared_tokens + kept.prefix_tokens > 0 or kept.prefix_hits == 0
+
+
+def by_the_helper(llm: LLM, prompt: str, pictures: list) -> tuple[list[int], list[float]]:
+    """Greedy tokens of mtmd_helper_eval_chunks, and the distance of the two best logits of each."""
+    lib, model = library.load(), llm._client.model
+    mtmd, own = model.projector._mtmd, mtmd_parameters(model.projector._mtmd)
+    projector = mtmd.mtmd_init_from_file(os.fsencode(model.projector.path), model.handle, own)
+    params = lib.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = 512
+    params.n_threads = params.n_threads_batch = 2
+    context = lib.llama_init_from_model(model.handle, params)
+    text = prompt.replace("<picture>", mtmd.mtmd_default_marker().decode()).encode()
+    bitmaps = [
+        mtmd.mtmd_bitmap_init(each.shape[1], each.shape[0], each.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
+        for each in pictures
+    ]
+    chunks = mtmd.mtmd_input_chunks_init()
+    given = mtmd.mtmd_input_text(text=text, text_len=len(text), add_special=True, parse_special=True)
+    array = (mtmd.mtmd_bitmap_p_ctypes * max(1, len(bitmaps)))(*bitmaps)
+    assert mtmd.mtmd_tokenize(projector, chunks, ctypes.byref(given), array, len(bitmaps)) == 0
+    past = lib.llama_pos(0)
+    assert mtmd.mtmd_helper_eval_chunks(projector, context, chunks, 0, 0, 512, True, ctypes.byref(past)) == 0
+    position, tokens, gaps = past.value, [], []
+    while True:
+        row = np.ctypeslib.as_array(lib.llama_get_logits_ith(context, -1), shape=(model.n_vocab,))
+        second, best = np.sort(row)[-2:]
+        gaps.append(float(best - second))
+        tokens.append(int(row.argmax()))
+        if len(tokens) == N_TOKENS:
+            break
+        token = (ctypes.c_int32 * 1)(tokens[-1])
+        batch = lib.llama_batch_get_one(token, 1)
+        where = (ctypes.c_int32 * 1)(position)
+        batch.pos = ctypes.cast(where, ctypes.POINTER(ctypes.c_int32))
+        assert lib.llama_decode(context, batch) == 0
+        position += 1
+    mtmd.mtmd_input_chunks_free(chunks)
+    for each in bitmaps:
+        mtmd.mtmd_bitmap_free(each)
+    lib.llama_free(context)
+    mtmd.mtmd_free(projector)
+    return tokens, gaps
+
+
+def mtmd_parameters(mtmd):
+    params = mtmd.mtmd_context_params_default()
+    params.use_gpu, params.print_timings, params.warmup, params.n_threads = False, False, False, 2
+    return params
+
+
+def test_in_a_child_that_dies_between_encoding_and_the_end(files):
+    options = {"mmproj": files["gemma3-tiny"], "n_slots": 4, "n_ctx": 256, "profile": False}
+    params = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
+    with LLM("tiny", **options) as llm:
+        wanted = [output.outputs[0].token_ids for output in llm.chat(CONVERSATIONS, params)]
+    with LLM("tiny", isolate=True, **options) as llm:
+        finished = {}
+        for number, output in enumerate(llm.stream(CONVERSATIONS, params)):
+            if number == 40:
+                os.kill(llm._client.pids[0], signal.SIGKILL)
+            if output.finished is not None:
+                finished[output.request_id] = output.finished.outputs[0].token_ids
+        assert sorted(finished.values()) == sorted(wanted)
+        again = [output.outputs[0].token_ids for output in llm.chat(CONVERSATIONS, params)]
+    assert again == wanted
+
+
+def test_a_picture_is_encoded_once_for_all_that_show_it(files):
+    with LLM("tiny", mmproj=files["mlp-tiny"], n_slots=8) as llm:
+        projector, encoded = llm._client.model.projector, []
+        encode = projector._encode
+        projector._encode = lambda media, chunk: (encoded.append((media.digest, chunk)), encode(media, chunk))
+        outputs = llm.chat([conversation(picture(1), words=n) for n in range(1, 9)], GREEDY)
+        assert not [output.error for output in outputs if output.error]
+        assert len(encoded) == 1
+
+
+def test_requests_that_cannot_be_answered_fail_alone(files):
+    with LLM("tiny", mmproj=files["mlp-tiny"], n_slots=4, n_ctx=256) as llm:
+        good, bad = conversation(picture(1)), [{"role": "user", "content": [{"type": "image", "image": b"no picture"}]}]
+        long = conversation(*[picture(n) for n in range(4)])
+        outputs = llm.chat([good, bad, long, good], GREEDY, errors="return")
+        assert [output.error is None for output in outputs] == [True, False, False, True]
+        assert "a picture is in no known format" in outputs[1].error
+        assert "n_ctx allows 1 to 256, and a prompt with a picture is not cut" in outputs[2].error
+        with_penalties = SamplingParams(max_tokens=8, repetition_penalty=1.3, dry_multiplier=1.0, presence_penalty=0.5)
+        assert llm.chat(good, with_penalties)[0].error is None
+        assert llm.chat(good, SamplingParams(max_tokens=8, overflow="truncate"))[0].error is None
+        assert "<picture>" in llm.apply_chat_template(good)
+        [refused] = llm.chat(good, SamplingParams(prompt_logprobs=1), errors="return")
+        assert "prompt_logprobs is 1, for a prompt with a picture" in refused.error
+    with (
+        LLM("tiny") as llm,
+        pytest.raises(PromptError, match="this engine reads text alone; load the model with mmproj"),
+    ):
+        llm.chat(good, GREEDY, errors="raise")
+
+
+def test_files_that_do_not_fit_are_refused_by_name(files, tmp_path):
+    write_projector(tmp_path / "wide.gguf", ProjectorShape("mlp"), 320)
+    with pytest.raises(ModelFileError, match="mismatch between text model"):
+        LLM("tiny", mmproj=tmp_path / "wide.gguf")
+    with pytest.raises(ModelFileError, match="is no mmproj file: its architecture is"):
+        LLM("tiny", mmproj=resolve("tiny"))
+    with pytest.raises(ModelFileError, match="does not exist"):
+        LLM("tiny", mmproj=tmp_path / "missing.gguf")
+    write_projector(tmp_path / "tiles.gguf", ProjectorShape("idefics3"), 192)
+    with pytest.raises(ModelFileError, match="the vocabulary has no token for what this model puts around pictures"):
+        LLM("tiny", mmproj=tmp_path / "tiles.gguf")
+    data = (tmp_path / "wide.gguf").read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ModelFileError):
+        LLM("tiny", mmproj=tmp_path / "cut.gguf")
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2vl", "qwen35"])
+def test_states_of_pictures_in_main_memory_and_a_context_that_grows(files, name):
+    """Six chats take turns in two slots, so that what they hold moves out and back."""
+    model, kind, _ = FAMILIES[name]
+    if model not in files:
+        pytest.skip("the program that writes this model cannot be compiled")
+    firsts = [conversation(picture(n, 100, 60), words=3) for n in range(6)]
+    seconds = [[*each, *({"role": role, "content": "And?"} for role in ("assistant", "user"))] for each in firsts]
+    options = {"mmproj": files[f"{kind}-{model}"], "n_ctx": 256, "profile": False}
+    with LLM(files[model], n_slots=1, **options) as llm:
+        wanted = [output.outputs[0].token_ids for output in alone(llm, [*firsts, *seconds])]
+    with LLM(files[model], n_slots=2, start_slots=1, cache_ram=64, **options) as llm:
+        outputs = [
+            *llm.chat(firsts, GREEDY, chat_template=TEMPLATE),
+            *llm.chat(seconds, GREEDY, chat_template=TEMPLATE),
+        ]
+        assert [output.outputs[0].token_ids for output in outputs] == wanted
+        assert llm.stats().restored_tokens > 0 or name == "qwen35"  # too short for a state of its own
+
+
+def test_a_pass_that_nobody_waits_for_ends_early(files, monkeypatch):
+    monkeypatch.setattr(projector_module, "_ABANDONED_S", 0.0)
+    with LLM("tiny", mmproj=files["mlp-tiny"], n_slots=2) as llm:
+        projector, first, second = llm._client.model.projector, *(read_picture(picture(n)) for n in (11, 12))
+        assert projector.embeddings(first, 0, 0.0) is None
+        assert projector.embeddings(second, 0) is not None
+        assert (first.digest, 0) not in projector._kept
+        assert projector.embeddings(first, 0) is not None
