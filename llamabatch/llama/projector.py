@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from llamabatch.errors import ConfigError, EngineError, ModelFileError, PromptError, describe
+from llamabatch.errors import ConfigError, EngineClosedError, EngineError, ModelFileError, PromptError, describe
 from llamabatch.llama import log
 from llamabatch.llama.sliced_thread import SlicedThread
 from llamabatch.planning.projector import KEPT_BYTES
@@ -31,6 +31,9 @@ WITHOUT_WEIGHTS = "mtmd_init_without_weights"  # of the patched build: counts to
 logger = logging.getLogger(__name__)
 # A pass that no request has asked for during so long ends when another picture waits.
 _ABANDONED_S = 2.0
+# Kept pictures that were asked for during so long stay, whatever they take: a run that is computed in many small chunks
+# asks again for each, and would be encoded again for each.
+_HELD_S = 5.0
 _TEXT = 0  # MTMD_INPUT_CHUNK_TYPE_TEXT
 _PROBE = Media(b"", 64, 64)
 
@@ -96,6 +99,7 @@ class Projector:
         self._encode_lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, int], Embeddings] = OrderedDict()
         self._kept_bytes = 0
+        self._asked: dict[tuple[str, int], float] = {}  # time.perf_counter() when each of these was last of use
         self._prepared: tuple[str, Any] = ("", None)  # chunks of the picture whose tiles are being encoded
         self._thread = SlicedThread("llamabatch-encoder")
         self._under_way: tuple[str, int] = ("", 0)  # what the thread encodes
@@ -137,6 +141,7 @@ class Projector:
                 self._mtmd.mtmd_free(self._context)
                 self._context = None
                 self._kept.clear()
+                self._asked.clear()
                 self._kept_bytes = 0
 
     def tokens(self, media: Media) -> MediaTokens:
@@ -144,6 +149,7 @@ class Projector:
 
         Raises:
             PromptError: libmtmd cannot take a picture of this size in, or the vocabulary lacks a token.
+            EngineClosedError: the model was closed.
         """
         token_ids: list[int] = []
         runs: list[MediaRun] = []
@@ -166,10 +172,12 @@ class Projector:
 
         Raises:
             EngineError: the encoder failed.
+            EngineClosedError: the model was closed.
         """
         key = media.digest, chunk
         end = time.perf_counter() + seconds
         with self._encode_lock:
+            self._check_open()
             while key not in self._kept:
                 if not self._thread.is_busy:
                     self._thread.start(partial(self._encode, media, chunk))
@@ -187,7 +195,12 @@ class Projector:
                         raise
                     logger.warning("a picture that nobody waits for could not be encoded: %s", describe(error))
             self._kept.move_to_end(key)
+            self._asked[key] = time.perf_counter()
             return self._kept[key]
+
+    def _check_open(self) -> None:
+        if not self._context:
+            raise EngineClosedError("the model is closed")
 
     def _encode(self, media: Media, chunk: int) -> None:
         if self._prepared[0] != media.digest:
@@ -207,9 +220,13 @@ class Projector:
         steps = self._steps(found, range(n_rows))
         self._kept[media.digest, chunk] = Embeddings(rows, steps, self._steps(found, (0,), 1) - steps[:, :1])
         self._kept_bytes += rows.nbytes
+        unused = time.perf_counter() - _HELD_S
         while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
-            _, oldest = self._kept.popitem(last=False)
-            self._kept_bytes -= oldest.rows.nbytes
+            oldest = next(iter(self._kept))
+            if self._asked.get(oldest, 0.0) > unused:
+                break
+            self._kept_bytes -= self._kept.pop(oldest).rows.nbytes
+            self._asked.pop(oldest, None)
 
     def _steps(self, chunk: Any, tokens: Iterable[int], start: int = 0) -> npt.NDArray[np.int32]:
         """The positions of some tokens of a chunk, as Embeddings.steps; `start`: of the first of all tokens."""
@@ -234,6 +251,7 @@ class Projector:
 
     def _make_chunks(self, media: Media, *, with_data: bool) -> Any:
         """The mtmd_input_chunks of a picture; without its data they have the sizes alone."""
+        self._check_open()
         mtmd = self._mtmd
         data = ctypes.c_char_p(media.data)  # libmtmd copies it
         pixels = ctypes.cast(data, ctypes.POINTER(ctypes.c_uint8)) if with_data else None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamabatch import LLM, SamplingParams
-from llamabatch.errors import ModelFileError, PromptError
+from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import library
 from llamabatch.llama import projector as projector_module
@@ -252,3 +252,19 @@ def test_a_pass_that_nobody_waits_for_ends_early(files, monkeypatch):
         assert projector.embeddings(second, 0) is not None
         assert (first.digest, 0) not in projector._kept
         assert projector.embeddings(first, 0) is not None
+
+
+def test_pictures_in_use_are_kept_whatever_they_take(files, monkeypatch):
+    monkeypatch.setattr(projector_module, "KEPT_BYTES", 1)
+    with LLM("tiny", mmproj=files["mlp-tiny"], n_slots=2) as llm:
+        projector, media = llm._client.model.projector, [read_picture(picture(n)) for n in range(20, 23)]
+        first, second = (projector.embeddings(each, 0) for each in media[:2])
+        assert projector.embeddings(media[0], 0) is first
+        assert projector.embeddings(media[1], 0) is second
+        monkeypatch.setattr(projector_module, "_HELD_S", 0.0)
+        projector.embeddings(media[2], 0)
+        assert list(projector._kept) == [(media[2].digest, 0)]
+    with pytest.raises(EngineClosedError):
+        projector.tokens(media[0])
+    with pytest.raises(EngineClosedError):
+        projector.embeddings(media[0], 0)
