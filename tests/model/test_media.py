@@ -107,8 +107,10 @@ def test_in_company_as_alone(family):
         assert [output.error for output in outputs] == [None] * len(outputs)
         for got, want in zip(outputs, wanted, strict=True):
             assert got.outputs[0].token_ids == want.token_ids, turn
-    kept = family.stats()
-    assert kept.shared_tokens + kept.prefix_tokens > 0 or kept.prefix_hits == 0
+    model = family._client.model
+    if not (model.is_recurrent or model.has_window):  # their states are kept of longer prompts
+        kept = family.stats()
+        assert kept.shared_tokens + kept.prefix_tokens > 0
 
 
 def by_the_helper(llm: LLM, prompt: str, pictures: list) -> tuple[list[int], list[float]]:

@@ -43,15 +43,6 @@ class ProjectorShape:
         return (self.image_size // self.patch_size) ** 2
 
 
-SHAPES = {
-    "gemma3": ProjectorShape("gemma3", 27, 1152, 4304, 16, 896, 14, 4),
-    "llava": ProjectorShape("mlp", 23, 1024, 4096, 16, 336, 14),
-    "idefics3": ProjectorShape("idefics3", 12, 768, 3072, 12, 512, 16, 4),
-    "qwen2vl": ProjectorShape("qwen2vl_merger", 32, 1280, 5120, 16, 560, 14, 2),
-}
-"""Shapes of Gemma 3, LLaVA 1.5, SmolVLM-256M and Qwen2-VL."""
-
-
 def write_projector(path: Path, shape: ProjectorShape, n_embd: int, seed: int = 0) -> int:
     """Write an mmproj file for a text model of width `n_embd`; return its size in bytes.
 

@@ -12,7 +12,8 @@ from PIL import Image
 from llamabatch.errors import PromptError
 from llamabatch.media.parts import has_pictures, take_pictures
 from llamabatch.media.pictures import read_picture
-from llamabatch.request.media import Media, cell_ids
+from llamabatch.media.prompt import Prompt
+from llamabatch.request.media import Media, MediaRun, cell_ids
 
 RED = (200, 30, 30)
 
@@ -137,6 +138,13 @@ def test_the_address_of_a_part_is_neither_fetched_nor_read(kind, address, tmp_pa
     PICTURE.save("a.png")
     with pytest.raises(PromptError, match=r"addresses are not fetched|has no picture"):
         take_pictures([{"role": "user", "content": [{"type": kind, "image_url": address}]}])
+
+
+def test_a_prompt_behind_other_tokens_takes_its_pictures_along():
+    prompt = Prompt("text", (1, 2, -5, -6, 3), (), (MediaRun(2, 2, 0, 0, True, 2, 2),))
+    whole = prompt.behind((7, 8, 9), n_dropped=1)
+    assert whole.token_ids == (7, 8, 9, 2, -5, -6, 3)
+    assert [(run.start, run.end) for run in whole.media_runs] == [(4, 6)]
 
 
 def test_cells_of_equal_pictures_have_equal_ids_and_others_not():
