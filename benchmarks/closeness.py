@@ -8,7 +8,7 @@ these), whether the likeliest token is the same, and the loss. A prompt is one p
 again as generated text is, eight side by side and one token of each a step, since few rows have kernels of their own.
 
 The rule: the mean divergence is at most 1.05 times stock's, or both are below 0.001; the likeliest token is that of
-F32 no more seldom than with stock, and the loss is stock's, both within three standard errors of the paired
+F32 no more seldom than with stock, and the loss no higher, both within three standard errors of the paired
 differences. Of the tail: quantiles, and the share of 1,000 random exchanges of ours with stock's, row by row, in which
 the 99.9 % quantiles are at least as far apart.
 
@@ -169,7 +169,7 @@ def verdict(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
     holds = {
         "divergence": ratio <= MOST or max(means.values()) < ALIKE,
         "top": bool(same.mean() >= -ERRORS * same_error),
-        "loss": bool(abs(loss.mean()) <= ERRORS * loss_error),
+        "loss": bool(loss.mean() <= ERRORS * loss_error),
     }
     return {
         "rows": n,

@@ -27,6 +27,7 @@ from llamabatch.errors import PromptError
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils import interrupts
+from llamabatch.utils.paths import AUTO
 
 
 @click.command(cls=GroupedCommand)
@@ -40,7 +41,7 @@ from llamabatch.utils import interrupts
     "images",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="With --chat and --mmproj: a picture before the prompt; may be given again.",
+    help="With --chat: a picture before the prompt; may be given again.",
 )
 @sampling_options
 @lora_option
@@ -60,8 +61,10 @@ def generate(
         raise click.UsageError("--system needs --chat")
     if chat_template is not None and not chat:
         raise click.UsageError("--chat-template needs --chat")
-    if images and not (chat and engine.get("mmproj")):
-        raise click.UsageError("--image needs --chat and --mmproj")
+    if images:
+        if not chat:
+            raise click.UsageError("--image needs --chat")
+        engine.setdefault("mmproj", AUTO)
     template = template_source(chat_template)  # refused before the model is loaded
     engine["adapters"], scales = adapters_of(loras)
     if chat and template is None:

@@ -81,9 +81,9 @@ SHORT: dict[str, tuple[str, ...]] = {
     ),
     "chat": ("model", "system", "chat_template", "loras", *_SAMPLING, *_ENGINE, "reasoning_format", "help"),
     "run": (
-        *("model", "prompt", "chat", "system", "embed", "id_column", "keep", "answer", "json_schema", "parse"),
-        *("limit", "retry_errors", "dry_run", "max_tokens", "temperature", "others", "n_slots", "n_ctx"),
-        *("n_gpu_layers", "help"),
+        *("model", "prompt", "chat", "system", "image_columns", "embed", "id_column", "keep", "answer"),
+        *("json_schema", "parse", "limit", "retry_errors", "dry_run", "max_tokens", "temperature", "others"),
+        *("n_slots", "n_ctx", "n_gpu_layers", "help"),
     ),
     "serve": (
         *("model", "models_dir", "served_model_names", "loras", "host", "port", "api_keys", "no_key", "batches"),

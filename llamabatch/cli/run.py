@@ -34,7 +34,7 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils import interrupts
 from llamabatch.utils.checks import show
 from llamabatch.utils.console import check_targets, write_json, write_plot
-from llamabatch.utils.paths import absolute
+from llamabatch.utils.paths import AUTO, absolute
 
 FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
@@ -49,6 +49,10 @@ FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex",
 @click.option("--system", help="With --chat: a system message in front; may be a template, too.")
 @chat_template_option
 @click.option("--embed", is_flag=True, help="These prompts are texts to embed.")
+@click.option(
+    "--image-column", "image_columns", type=Columns(), metavar="NAMES",
+    help="Columns with a picture (a path, beside IN, or its bytes) before the text of a chat.",
+)  # fmt: skip
 @click.option("--id-column", help="The column of the ids; '': numbers.  [default: id or custom_id, else numbers]")
 @click.option(
     "--params-from", type=Columns(), metavar="NAMES",
@@ -127,12 +131,15 @@ def run(
         task="chat" if chat else "embedding" if embed else "completion",
         chat_template=template_source(given.pop("chat_template")),
         **{name: given.pop(name) for name in ("template", "prompt", "system", "id_column", "keep", "params_from")},
+        image_columns=given.pop("image_columns"),
         **{name: given.pop(name) for name in ("shard", "limit")},
     )
     records = RecordOptions(**{name: given.pop(name) for name in ("shape", "token_ids", "times", "answer", "parse")})
     writing = OutputOptions(
         records=records, **{name: given.pop(name) for name in ("order", "retry_errors", "force", "compression")}
     )
+    if reading.image_columns is not None:
+        given["engine"].setdefault("mmproj", AUTO)
     given["engine"]["adapters"], scales = adapters_of(loras)
     settings = Settings(inputs, output, reading=reading, writing=writing, seed=seed, adapters=scales, **given)
     context = click.get_current_context()

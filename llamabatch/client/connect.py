@@ -9,6 +9,7 @@ from llamabatch.client.base import EngineClient
 from llamabatch.client.thread_client import ThreadClient
 from llamabatch.config import EngineConfig
 from llamabatch.engine.hooks import EngineHooks
+from llamabatch.gguf.mmproj import resolve_mmproj
 from llamabatch.gguf.resolve import local
 from llamabatch.utils.late_import import late_import
 from llamabatch.utils.lifetime import reap_collected
@@ -33,7 +34,7 @@ def with_front_client(client: EngineClient, max_queue: int | None) -> FrontClien
 def _connect(config: EngineConfig) -> EngineClient:
     reap_collected()
     draft = config.draft_model and local(config.draft_model)
-    mmproj = config.mmproj and local(config.mmproj)
+    mmproj = config.mmproj and str(resolve_mmproj(config.mmproj, config.model))
     config = replace(config, model=local(config.model), draft_model=draft, mmproj=mmproj)
     if config.strategy != "multi-instance" and not config.isolate:
         return connect_here(config)

@@ -60,6 +60,8 @@ class Generate:
         schema: a JSON schema of objects, or a pydantic class, that the texts must fit: its properties become columns of
             strings, 64-bit whole numbers, floats, booleans, and lists of these; other values are texts of JSON.
         id: the column of the rows' ids, texts or whole numbers.
+        image: the column of a picture, or a list of such columns, before the text of a conversation: paths, bytes,
+            {"bytes": …, "path": …} as in datasets of Hugging Face, PIL images, arrays, or lists of these.
         system: the system message of each conversation; a template, too.
         chat: texts are a user's messages, for the model's chat template. None: True where the model has one.
         chat_template_kwargs: as of LLM.chat.
@@ -79,6 +81,7 @@ class Generate:
         output: str | Mapping[str, str] | None = None,
         schema: object = None,
         id: str | None = None,
+        image: str | Sequence[str] | None = None,
         system: str | None = None,
         chat: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -87,8 +90,8 @@ class Generate:
     ) -> None:
         if chat not in (None, True, False):
             raise ConfigError(f"chat is {show(chat)}; give True, False or None")
-        if chat is False and (system is not None or chat_template_kwargs):
-            raise ConfigError("system and chat_template_kwargs are for conversations; leave chat=False out")
+        if chat is False and (system is not None or chat_template_kwargs or image is not None):
+            raise ConfigError("system, image and chat_template_kwargs are for conversations; leave chat=False out")
         ChatOptions(kwargs=chat_template_kwargs or {})
         self._model, self._options = _checked(model, options)
         self._params = _params(params)
@@ -97,7 +100,7 @@ class Generate:
             if self._params.structured_outputs is not None:
                 raise ConfigError("schema and structured_outputs of params are both given; leave one of them out")
             self._params = replace(self._params, structured_outputs={"json": self._schema.text})
-        self._prompts = Prompts(prompt, system, id, self._params.seed or 0)
+        self._prompts = Prompts(prompt, system, id, self._params.seed or 0, _image_columns(image))
         self._columns = OutputColumns(output, self._schema)
         self._system, self._chat, self._kwargs, self._scales = system, chat, chat_template_kwargs, adapter_scales
         self._engine = _Engine()
@@ -263,6 +266,14 @@ def _checked(
     EngineConfig.from_options(model, engine)
     paths = with_paths({**engine, "model": model})
     return paths.pop("model"), paths
+
+
+def _image_columns(given: object) -> tuple[str, ...]:
+    """The names of the columns of pictures. Raises ConfigError."""
+    names = () if given is None else (given,) if isinstance(given, str) else given
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"image is {show(given)}; give the name of a column, or a list of them")
+    return tuple(names)
 
 
 def _params(given: object) -> SamplingParams:

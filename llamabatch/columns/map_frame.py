@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -53,6 +53,7 @@ def map(
     force: bool = False,
     progress: ShowProgress = None,
     id: str | None = None,
+    image: str | Sequence[str] | None = None,
     system: str | None = None,
     chat: bool | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -63,7 +64,7 @@ def map(
 
     Args:
         frame: as of Generate.__call__.
-        prompt, model, params, output, schema, id, system, chat, chat_template_kwargs, adapter_scales,
+        prompt, model, params, output, schema, id, image, system, chat, chat_template_kwargs, adapter_scales,
             **options: as of Generate.
         path: a file (.jsonl) for the result of each row, written as rows end, in their order. A call with the same path
             computes only the rows that are not in it, also after kill -9, and gives the table that one call would have
@@ -90,6 +91,7 @@ def map(
         output=output,
         schema=schema,
         id=id,
+        image=image,
         system=system,
         chat=chat,
         chat_template_kwargs=chat_template_kwargs,

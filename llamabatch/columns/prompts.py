@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from jinja2.exceptions import UndefinedError
 from llamabatch.chat.template import BoundedTemplate, describe
 from llamabatch.errors import ConfigError
 from llamabatch.errors import describe as describe_error
+from llamabatch.media.parts import parts_of_cell
 from llamabatch.utils.checks import nearest, show
 
 Message = Mapping[str, Any]
@@ -75,6 +77,7 @@ class Prompts:
         prompt: a template of jinja2, or a function of a row.
         system: a template of the system message; None: there is none.
         id_column: the column of the ids.
+        image_columns: columns with pictures, which stand before the text of a user's message.
         seed: the source of the seeds of all rows.
 
     Raises:
@@ -82,10 +85,15 @@ class Prompts:
     """
 
     def __init__(
-        self, prompt: str | PromptFunction, system: str | None = None, id_column: str | None = None, seed: int = 0
+        self,
+        prompt: str | PromptFunction,
+        system: str | None = None,
+        id_column: str | None = None,
+        seed: int = 0,
+        image_columns: Sequence[str] = (),
     ) -> None:
         if isinstance(prompt, str):
-            if not any(mark in prompt for mark in _MARKS):
+            if not any(mark in prompt for mark in _MARKS) and not image_columns:
                 raise ConfigError(
                     f"prompt is {show(prompt)}, which names no column, so that all rows would ask the same; give a "
                     "template of jinja2, as 'Classify: {{ text }}'"
@@ -97,8 +105,9 @@ class Prompts:
         if id_column is not None and not isinstance(id_column, str):
             raise ConfigError(f"id is {show(id_column)}; give the name of a column")
         self._prompt, self._system, self._id_column, self._seed = prompt, system, id_column, seed
+        self._image_columns = tuple(image_columns)
         read = self._variables
-        if isinstance(prompt, str) and not _variables("prompt", prompt):
+        if isinstance(prompt, str) and not _variables("prompt", prompt) and not image_columns:
             raise ConfigError(f"prompt is {show(prompt)}, which names no column, so that all rows would ask the same")
         self._reads_all = callable(prompt) or ROW in read
 
@@ -119,13 +128,14 @@ class Prompts:
         for name, argument in variables.items():
             if name not in columns and name != ROW:
                 raise ConfigError(f"{argument} reads {show(name)}, and there is no such column{nearest(name, columns)}")
-        if self._id_column is not None and self._id_column not in columns:
-            raise ConfigError(
-                f"id is {show(self._id_column)}, and there is no such column{nearest(self._id_column, columns)}"
-            )
+        own = [("id", self._id_column)] if self._id_column is not None else []
+        own += [("image", name) for name in self._image_columns]
+        for argument, name in own:
+            if name not in columns:
+                raise ConfigError(f"{argument} is {show(name)}, and there is no such column{nearest(name, columns)}")
         if self._reads_all:
             return list(columns)
-        return [name for name in columns if name in variables or name == self._id_column]
+        return [name for name in columns if name in variables or name in dict(own).values()]
 
     def of(self, rows: Iterator[dict[str, Any]]) -> Iterator[RowPrompt]:
         """The prompt of each row, which has at least the wanted columns."""
@@ -142,9 +152,22 @@ class Prompts:
             content = _called(self._prompt, row)
         else:
             content = _rendered("prompt", self._prompt, row)
+        if self._image_columns:
+            content = self._with_pictures(content, row)
         system = None if self._system is None else _rendered("system", self._system, row)
         source = identity if self._id_column is not None else [content, system]
         return RowPrompt(content, system, seed_of(self._seed, source), identity)
+
+    def _with_pictures(self, content: Content, row: Mapping[str, Any]) -> Content:
+        """A user's message with the pictures of a row before its text."""
+        names = ", ".join(map(show, self._image_columns))
+        if not isinstance(content, str):
+            raise _RowError(f"the prompt is {show(content)}; beside a picture of {names} give a text")
+        pictures = [part for name in self._image_columns for part in parts_of_cell(row[name])]
+        if not pictures:
+            raise _RowError(f"there is no picture in {names}")
+        message: Message = {"role": "user", "content": [*pictures, {"type": "text", "text": content}]}
+        return [message]
 
     def _identity(self, row: Mapping[str, Any]) -> str | int | None:
         if self._id_column is None:
@@ -208,7 +231,15 @@ def _null(value: object) -> str:
 
 
 def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, ensure_ascii=True).encode()
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, default=_of_picture).encode()
+
+
+def _of_picture(value: Any) -> object:
+    """A form in JSON of a path, of bytes, or of the pixels of an image or an array. Raises TypeError for others."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    data = value.tobytes() if hasattr(value, "tobytes") else value
+    return [hashlib.sha256(data).hexdigest(), str(getattr(value, "size", "")), str(getattr(value, "shape", ""))]
 
 
 def _variables(argument: str, source: str) -> frozenset[str]:

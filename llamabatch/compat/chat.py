@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
-from llamabatch.chat.conversation import ChatModel, ChatOptions, Conversation, check_conversation, render
+from llamabatch.chat.conversation import (
+    MEDIA_MARK,
+    ChatModel,
+    ChatOptions,
+    Conversation,
+    check_conversation,
+    is_picture,
+    render,
+)
+from llamabatch.chat.template import BoundedTemplate, describe
 from llamabatch.compat.grammar import schema_form
 from llamabatch.errors import ConfigError, PromptError
+from llamabatch.media.prompt import MARK
 from llamabatch.request.structured_outputs import Structure, structure
 from llamabatch.utils.checks import show
 
@@ -169,6 +182,59 @@ def prompt_of(
     # a template without a place for tools gets none, as in llama_cpp
     options = ChatOptions(tools=tools if tools and "tools" in source else None)
     return Rendered(render(source, messages, bos, eos, options), [eos] if eos else [], False)
+
+
+def mmproj_of(handler: Any) -> str | None:
+    """The mmproj file of one of llama_cpp's handlers that read pictures; None: it is another handler."""
+    path = getattr(handler, "clip_model_path", None)
+    return os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+
+
+def pictured(
+    handler: Any, model: ChatModel, metadata: Mapping[str, str], messages: Any, tools: Sequence[Any] | None
+) -> tuple[Rendered, list[Any]]:
+    """The prompt of a conversation as a handler of llama_cpp that reads pictures writes it, with MARK for each picture,
+    and these. Raises PromptError."""
+    source, system = getattr(handler, "CHAT_FORMAT", None), getattr(handler, "DEFAULT_SYSTEM_MESSAGE", None)
+    found: list[Any] = []
+    marked = [_marked(message, found, as_text=source is None) for message in _checked(messages)]
+    if source is None:
+        return prompt_of(model, metadata, format_of(None, metadata), marked, tools), found
+    if system is not None and not any(message["role"] == "system" and message.get("content") for message in marked):
+        marked.insert(0, {"role": "system", "content": system})
+    bos, eos = model.special_token("bos"), model.special_token("eos")
+    variables = {"messages": marked, "add_generation_prompt": True, "bos_token": bos, "eos_token": eos}
+    try:
+        return Rendered(BoundedTemplate(source).render(variables), [], True), found
+    except Exception as error:  # of the template
+        raise PromptError(f"the chat format of {type(handler).__name__} fails: {describe(error)}") from error
+
+
+def _checked(messages: Any) -> Conversation:
+    return check_conversation(messages, pictures=True)
+
+
+def _marked(message: Mapping[str, Any], found: list[Any], *, as_text: bool) -> dict[str, Any]:
+    """The message with MARK for the address of each picture, which is added to `found`.
+
+    Args:
+        as_text: the mark is a text of its own, for a template that knows no pictures.
+    """
+    content = message.get("content")
+    if not isinstance(content, (list, tuple)):
+        return dict(message)
+    parts: list[Any] = []
+    for part in content:
+        if not is_picture(part):
+            parts.append(part)
+            continue
+        address = part.get("image_url")
+        address = address.get("url") if isinstance(address, Mapping) else address
+        if isinstance(address, str) and address.startswith("file://"):
+            address = url2pathname(urlsplit(address).path)
+        found.append(part.get("image") if address is None else address)
+        parts.append({"type": MEDIA_MARK, MEDIA_MARK: MARK} if as_text else {"type": "image_url", "image_url": MARK})
+    return {**message, "content": parts}
 
 
 def called_tool(

@@ -30,9 +30,10 @@ _LEAST_REPEAT, _MOST_REPEAT = 0.01, 100.0  # the same
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of create_completion; `form` comes from response_format or tools of a chat."""
+    """The arguments of create_completion; `form` comes from response_format or tools of a chat, and a mapping of a
+    text and its pictures from its messages."""
 
-    prompt: str | list[int]
+    prompt: str | list[int] | Mapping[str, Any]
     suffix: str | None
     max_tokens: int | None
     temperature: float

@@ -23,10 +23,12 @@ from llamabatch.compat.completion import RANDOM_SEED, Arguments, Completion, Tok
 from llamabatch.compat.grammar import LlamaGrammar
 from llamabatch.compat.options import LORA, check_further, engine_options, warn_once
 from llamabatch.entrypoints.llm import LLM
+from llamabatch.entrypoints.prompts import Prompt
 from llamabatch.errors import ConfigError, PromptError, SamplingError
 from llamabatch.gguf.header import read_header
 from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.gguf.resolve import fetch, local, resolve
+from llamabatch.media.prompt import text_prompt
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.absent import absent
@@ -139,6 +141,8 @@ class Llama:
         self._arguments = {**given, **kwargs}
         file = local(os.fspath(model_path))  # a name on the hub is looked up once
         options = engine_options(given, defaults, read_header(resolve(file)).texts()) | kwargs
+        if (mmproj := chats.mmproj_of(chat_handler)) is not None:
+            options.setdefault("mmproj", mmproj)
         self._open(LLM(file, **options), given)
 
     def _open(self, llm: LLM, given: Mapping[str, Any]) -> None:
@@ -158,6 +162,7 @@ class Llama:
         self.metadata = dict(self._model.metadata)
         self.chat_handler = given["chat_handler"]
         self.chat_format = given["chat_format"]
+        self._reads_pictures = chats.mmproj_of(self.chat_handler) is not None
         if self.chat_handler is None:
             self.chat_format = chats.format_of(self.chat_format, self.metadata)
         self._adapters = {LORA: float(self.lora_scale)} if self.lora_path else None
@@ -391,7 +396,7 @@ class Llama:
         Raises:
             ValueError: as create_completion; or the chat template refuses the conversation.
         """
-        if self.chat_handler is not None:
+        if self.chat_handler is not None and not self._reads_pictures:
             return self.chat_handler(
                 llama=self,
                 messages=messages,
@@ -425,10 +430,17 @@ class Llama:
             )
         all_tools, tool, form = chats.called_tool(functions, function_call, tools, tool_choice)
         form = form or chats.response_form(response_format)
-        rendered = chats.prompt_of(self._model, self.metadata, self.chat_format, messages, all_tools)
-        ids = self._model.tokenize(rendered.text, add_special=rendered.add_special, parse_special=True)
+        if self._reads_pictures:
+            rendered, given = chats.pictured(self.chat_handler, self._model, self.metadata, messages, all_tools)
+        else:
+            rendered, given = chats.prompt_of(self._model, self.metadata, self.chat_format, messages, all_tools), []
+        prompt: Any
+        if given:
+            prompt = {"prompt": rendered.text, "multi_modal_data": {"image": given}}
+        else:
+            prompt = self._model.tokenize(rendered.text, add_special=rendered.add_special, parse_special=True)
         args = Arguments(
-            prompt=ids,
+            prompt=prompt,
             suffix=None,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -520,14 +532,14 @@ class Llama:
             grammar=grammar,
             logit_bias=None,
         )
-        ids, params, completion = self._request(args, ignore_eos=grammar is None)
-        with self._pieces(ids, params) as pieces:
+        prompt, params, completion = self._request(args, ignore_eos=grammar is None)
+        with self._pieces(prompt, params) as pieces:
             for token_id in completion.token_ids(pieces):
                 if (yield token_id) is not None:
                     raise PromptError("tokens were sent to generate(); start another call with them behind the prompt")
 
-    def _request(self, args: Arguments, *, ignore_eos: bool = False) -> tuple[list[int], SamplingParams, Completion]:
-        """Token ids, parameters and the maker of dictionaries. Raises ValueError."""
+    def _request(self, args: Arguments, *, ignore_eos: bool = False) -> tuple[Prompt, SamplingParams, Completion]:
+        """The prompt, parameters and the maker of dictionaries. Raises ValueError."""
         ids = self._prompt_ids(args)
         room = self.n_ctx() - len(ids)
         if room <= 0:
@@ -544,13 +556,18 @@ class Llama:
                 "Python, which no child process can call; leave isolate and multi-instance out"
             )
         model = args.model if args.model is not None else self.model_path
-        return ids, params, Completion(args, tuple(ids), model, self._token_pieces, self.n_vocab())
+        prompt: Prompt = {"prompt_token_ids": ids}
+        if isinstance(args.prompt, Mapping):
+            prompt = cast("Prompt", args.prompt)
+        return prompt, params, Completion(args, tuple(ids), model, self._token_pieces, self.n_vocab())
 
     def _prompt_ids(self, args: Arguments) -> list[int]:
         """The token ids of a prompt, with the marks of infilling where there is a suffix."""
         model, prompt = self._model, args.prompt
         if isinstance(prompt, str):
             ids = model.tokenize(prompt, add_special=args.suffix is None, parse_special=args.suffix is None)
+        elif isinstance(prompt, Mapping):
+            ids = list(text_prompt(model, prompt["prompt"], prompt["multi_modal_data"]["image"]).token_ids)
         else:
             found = items(prompt, 2**24)
             if found is None:
@@ -572,23 +589,23 @@ class Llama:
         return [*bos, *itertools.chain(*(reversed(parts) if self.spm_infill else parts)), *middle]
 
     def _completion(self, args: Arguments) -> Json:
-        ids, params, completion = self._request(args)
+        prompt, params, completion = self._request(args)
         if args.stopping_criteria is not None:
-            with self._pieces(ids, params) as pieces:
+            with self._pieces(prompt, params) as pieces:
                 return completion.until_stopped(pieces)
-        [output] = self.llm.generate({"prompt_token_ids": ids}, params, adapters=self._adapters)
+        [output] = self.llm.generate(prompt, params, adapters=self._adapters)
         return completion.whole(output)
 
     def _chunks(self, args: Arguments) -> Iterator[Json]:
-        ids, params, completion = self._request(args)
-        with self._pieces(ids, params) as pieces:
+        prompt, params, completion = self._request(args)
+        with self._pieces(prompt, params) as pieces:
             yield from completion.chunks(pieces)
 
     def _pieces(
-        self, ids: list[int], params: SamplingParams
+        self, prompt: Prompt, params: SamplingParams
     ) -> contextlib.closing[Generator[SequenceOutput, None, None]]:
         """The stream of a request, which is aborted where it is left early."""
-        pieces = self.llm.stream({"prompt_token_ids": ids}, params, adapters=self._adapters)
+        pieces = self.llm.stream(prompt, params, adapters=self._adapters)
         return contextlib.closing(cast("Generator[SequenceOutput, None, None]", pieces))
 
     def _draw_seed(self, seed: int | None) -> int | None:

@@ -44,7 +44,7 @@ from llamabatch.request.adapters import MAX_ADAPTERS, check_name
 from llamabatch.scheduler.policies import STRATEGIES
 from llamabatch.utils.aliases import takes_names
 from llamabatch.utils.checks import boolean, choice, integer, items, number, pairs, show, string
-from llamabatch.utils.paths import absolute, model_name
+from llamabatch.utils.paths import AUTO, absolute, model_name
 
 Auto = Literal["auto"]
 Fit = Literal["fit"]
@@ -196,7 +196,7 @@ class EngineConfig:
         "off", "guess tokens and check several in a step, where that pays: off, lookup (in the text so far), draft"
     )
     draft_model: str | None = _option(None, "model that guesses for speculate=draft, of the same vocabulary")
-    mmproj: str | None = _option(None, "file that reads pictures for this model, as the mmproj-….gguf beside it")
+    mmproj: str | None = _option(None, "file that reads pictures; auto: the one beside the model, or in its repository")
     image_min_tokens: int = _option(0, "tokens of a picture at least, for encoders of any size; 0: as the file says")
     image_max_tokens: int = _option(0, "tokens of a picture at most, for encoders of any size; 0: as the file says")
     n_draft: int = _option(8, f"guesses for each sequence in a step at most, 1..{MAX_DRAFT}")
@@ -285,8 +285,9 @@ class EngineConfig:
         if self.draft_model is not None:
             path = _path("draft_model", self.draft_model, "give the path of a .gguf file")
             self._keep("draft_model", model_name(path))
-        if self.mmproj is not None:
-            self._keep("mmproj", model_name(_path("mmproj", self.mmproj, "give the path of an mmproj .gguf file")))
+        if self.mmproj not in (None, AUTO):
+            path = _path("mmproj", self.mmproj, "give the path of an mmproj .gguf file, or 'auto'")
+            self._keep("mmproj", model_name(path))
         low, high = self.image_min_tokens, self.image_max_tokens
         if low and high and low > high:
             raise ConfigError(f"image_min_tokens is {low}; it must not exceed image_max_tokens, {high}")
@@ -478,7 +479,7 @@ def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(options)
     for name in ("model", "draft_model", "mmproj"):
         value = found.get(name)
-        if isinstance(value, (str, os.PathLike)) and value != "":
+        if isinstance(value, (str, os.PathLike)) and value != "" and (name, value) != ("mmproj", AUTO):
             found[name] = model_name(_path(name, value, "give the path of a .gguf file"))
     if "adapters" in found:
         found["adapters"] = tuple((name, absolute(path)) for name, path in _checked_adapters(found["adapters"]))

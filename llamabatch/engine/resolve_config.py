@@ -11,6 +11,7 @@ from llamabatch.chat.conversation import check_template, without_template
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError, ModelFileError
 from llamabatch.gguf.header import read_parts
+from llamabatch.gguf.mmproj import resolve_mmproj
 from llamabatch.gguf.overrides import KvOverrides, check_place, expert_overrides, overridden, places
 from llamabatch.gguf.reader import TensorInfo
 from llamabatch.gguf.resolve import file_bytes
@@ -68,10 +69,11 @@ def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
     # no arithmetic on the figures of a damaged header
     known = ensure_sound(path, kv_overrides=config.kv_overrides)
     facts = _with_overrides(path, config.kv_overrides) if config.kv_overrides else facts_of(path, known)
+    mmproj = None if config.mmproj is None else resolve_mmproj(config.mmproj, config.model)
     facts = replace(
         facts,
         adapter_bytes=sum(_adapter_bytes(each) for _, each in config.adapters),
-        projector_bytes=0 if config.mmproj is None else projector_bytes(resolve_path(config.mmproj), config),
+        projector_bytes=0 if mmproj is None else projector_bytes(mmproj, config),
         n_ctx_scaled=scaled_ctx(config, facts),
         placed=_placed(config, path, facts),
     )

@@ -16,12 +16,20 @@ from llamabatch.chat.conversation import ChatOptions, Conversation
 from llamabatch.engine.validation import RequestLimits, check_kind, validate
 from llamabatch.entrypoints.answer_format import AnswerFormat
 from llamabatch.entrypoints.classification import pair_tokenizer, relevance_index
-from llamabatch.entrypoints.prompts import FORMS, is_prompt_mapping, is_table, is_token_ids, plain_ids, read_mapping
+from llamabatch.entrypoints.prompts import (
+    FORMS,
+    is_prompt_mapping,
+    is_table,
+    is_token_ids,
+    pictures_of,
+    plain_ids,
+    read_mapping,
+)
 from llamabatch.entrypoints.submission import ErrorPolicy, Refused, Submission
 from llamabatch.errors import AdapterError, ConfigError, InputError, PromptError, SamplingError
 from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.llama.model import Model
-from llamabatch.media.prompt import Prompt, chat_prompt, chat_text
+from llamabatch.media.prompt import Prompt, chat_prompt, chat_text, text_prompt
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import AdapterSet, adapter_sets, check_known
 from llamabatch.request.request import Request, new_group
@@ -249,7 +257,10 @@ class InputProcessor:
         if isinstance(prompt, (list, tuple)) and not prompt:
             return Prompt(None, ())  # refused below, as an empty prompt
         if is_prompt_mapping(prompt):
+            prompt, pictures = pictures_of(prompt)
             text, ids = read_mapping(prompt)
+            if pictures:
+                return text_prompt(self._model, text or "", pictures)
             return Prompt(text, ids) if ids is not None else self._prompt_ids(text)
         raise PromptError(f"a prompt is {FORMS}, not {show(prompt)}")
 
@@ -310,6 +321,8 @@ class InputProcessor:
             try:
                 text, ids, media, runs = to_ids(item)
                 request = replace(request, prompt=text, prompt_token_ids=ids, adapters=item_adapters, embed=embed)
+                if media and (embed or classify):
+                    raise PromptError("the prompt has a picture; only prompts that are continued can have one")
                 if media:
                     request = replace(request, media=media, media_runs=runs)
                 if options is not None and is_conversation(item):

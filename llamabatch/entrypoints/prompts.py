@@ -19,9 +19,13 @@ class TextPrompt(TypedDict):
 
     Attributes:
         prompt: the text.
+        multi_modal_data: {"image": one picture, or a list of them}, for the marks <__media__> in the text, or those
+            that the model's prompts for vLLM have; the text is then read with its special tokens. A picture is a path,
+            bytes, a data: address, a PIL image or an array.
     """
 
     prompt: str
+    multi_modal_data: NotRequired[Mapping[str, Any]]
 
 
 class TokensPrompt(TypedDict):
@@ -41,9 +45,10 @@ Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 FORMS = "a text or a list of token ids"
 _KEYS = ("prompt", "prompt_token_ids")
 # Further keys of vLLM's mappings.
+_PICTURES = "multi_modal_data"
 _NOT_YET = (
-    *("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds"),
-    *("token_type_ids", "encoder_prompt", "decoder_prompt"),
+    *("multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds", "token_type_ids", "encoder_prompt"),
+    *("decoder_prompt",),
 )
 
 
@@ -73,7 +78,26 @@ def is_prompt_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
     table as a dict of its columns."""
     if not isinstance(value, Mapping) or "role" in value:
         return False
-    return isinstance(value.get("prompt"), str) or any(key in value for key in (*_KEYS[1:], "cache_salt", *_NOT_YET))
+    return isinstance(value.get("prompt"), str) or any(
+        key in value for key in (*_KEYS[1:], "cache_salt", _PICTURES, *_NOT_YET)
+    )
+
+
+def pictures_of(prompt: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Any]]:
+    """The mapping without its pictures, and these in order. Raises PromptError for media of other kinds."""
+    data = prompt.get(_PICTURES)
+    if data is None:
+        return prompt, []
+    if not isinstance(data, Mapping):
+        raise PromptError(f"{_PICTURES} is {show(data)}; give {{'image': …}}")
+    for kind in data:
+        if kind != "image":
+            raise PromptError(f"{_PICTURES} has {show(kind)}; only pictures can be read, under 'image'")
+    given = data.get("image")
+    pictures = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+    if pictures and "prompt_token_ids" in prompt:
+        raise PromptError(f"a prompt has prompt_token_ids and {_PICTURES}; pictures go with the text of a prompt")
+    return {key: value for key, value in prompt.items() if key != _PICTURES}, pictures
 
 
 def read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...] | None]:
@@ -86,10 +110,9 @@ def read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...]
         raise PromptError("a prompt has 'cache_salt', which is a parameter here; give SamplingParams(cache_salt=…)")
     for key in prompt:
         if key in _NOT_YET:
-            pictures = "; pictures go to chat(), as parts {'type': 'image', 'image': …}" if "multi" in key else ""
-            raise PromptError(
-                f"a prompt has {key!r}, which is not supported yet; give {' and '.join(_KEYS)} alone{pictures}"
-            )
+            raise PromptError(f"a prompt has {key!r}, which is not supported yet; give {' and '.join(_KEYS)} alone")
+        if key == _PICTURES:
+            raise PromptError(f"a prompt has {key!r}, which goes with the text of a prompt that is continued")
         if key not in _KEYS:
             raise PromptError(f"a prompt has the unknown key {show(key)}{nearest(str(key), _KEYS)}")
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")

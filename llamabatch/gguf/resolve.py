@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
@@ -21,6 +21,7 @@ from llamabatch.utils.checks import reason, show
 from llamabatch.utils.network import PROBE_S, reachable
 from llamabatch.utils.paths import HUB, TINY, absolute, is_remote, model_name, one_line
 
+Pick = Callable[[Iterable[str], str | None, str], str]
 _REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([^:]+))?(?::(.+))?")
 _MOST_SHOWN = 20
 _MOST_NAMED = 5  # models of a folder that a message names
@@ -84,7 +85,7 @@ def file_bytes(path: Path) -> int:
 def _check(path: Path) -> None:
     """Raises ModelFileError unless the path is a regular file that begins as GGUF does."""
     if path.is_dir():
-        files = sorted(_gguf_files(path))
+        files = sorted(gguf_files(path))
         there = (
             f" with {', '.join(map(show, files[:_MOST_NAMED]))}{', …' * (len(files) > _MOST_NAMED)}" if files else ""
         )
@@ -103,28 +104,30 @@ def _meant(path: Path) -> str:
     """The part of a message that names the file, or the model, that a missing one may be; "": nothing is like it."""
     if not path.parent.is_dir():
         return f" ({one_line(path.parent)} is no folder)"
-    by_name = {name.lower().removesuffix(".gguf"): name for name in _gguf_files(path.parent)}
+    by_name = {name.lower().removesuffix(".gguf"): name for name in gguf_files(path.parent)}
     close = difflib.get_close_matches(path.name.lower().removesuffix(".gguf")[:_LONGEST], [*by_name, TINY], n=1)
     return f"; did you mean {show(by_name.get(close[0], TINY))}?" if close else ""
 
 
-def _gguf_files(folder: Path) -> list[str]:
+def gguf_files(folder: Path) -> list[str]:
     """Names of models in a folder, of its first entries."""
     with os.scandir(folder) as entries:
         return [each.name for each in itertools.islice(entries, _MOST_ENTRIES) if each.name.endswith(".gguf")]
 
 
-def fetch_reference(reference: str, revision: str | None = None, cache_dir: str | Path | None = None) -> Path:
+def fetch_reference(
+    reference: str, revision: str | None = None, cache_dir: str | Path | None = None, *, pick: Pick | None = None
+) -> Path:
     """The file of "hf:owner/repo:Q4_K_M" or "hf:owner/repo@revision:*pattern*.gguf". Raises as fetch.
 
     Args:
-        revision: where the reference names none. cache_dir: as of fetch.
+        revision: where the reference names none. cache_dir, pick: as of fetch.
     """
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise ModelFileError(f"{show(reference)} is no name on the hub; give {HUB}owner/repo:Q4_K_M")
     repo_id, named, pattern = match.groups()
-    return fetch(repo_id, pattern, revision=named or revision, cache_dir=cache_dir)
+    return fetch(repo_id, pattern, revision=named or revision, cache_dir=cache_dir, pick=pick)
 
 
 def fetch(
@@ -134,6 +137,7 @@ def fetch(
     revision: str | None = None,
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
+    pick: Pick | None = None,
 ) -> Path:
     """Downloads a model that is not in the cache yet, with all its parts; returns its (first) file.
 
@@ -143,6 +147,7 @@ def fetch(
         revision: branch, tag or commit; None: main.
         cache_dir: None: huggingface_hub's own.
         local_files_only: use the cache alone, as with HF_HUB_OFFLINE=1.
+        pick: the file of those in the repository, by `filename`; None: as choose.
 
     Raises:
         ModelFileError: no such repository, or none or several of its models match; the message lists them.
@@ -158,8 +163,8 @@ def fetch(
     if not (local_files_only or hub.constants.HF_HUB_OFFLINE):
         names = _names_online(hub, repo_id, revision) if _reachable(hub) else None
     if names is None:
-        return _from_cache(hub, repo_id, filename, revision, cache_dir)
-    first, *others = part_names(choose(names, filename, repo_id))
+        return _from_cache(hub, repo_id, filename, revision, cache_dir, pick or choose)
+    first, *others = part_names((pick or choose)(names, filename, repo_id))
     paths = [_download(hub, repo_id, name, revision, cache_dir) for name in (first, *others)]
     return paths[0]
 
@@ -202,7 +207,7 @@ def _download(hub: Any, repo_id: str, name: str, revision: str | None, cache_dir
 
 
 def _from_cache(
-    hub: Any, repo_id: str, filename: str | None, revision: str | None, cache_dir: str | Path | None
+    hub: Any, repo_id: str, filename: str | None, revision: str | None, cache_dir: str | Path | None, pick: Pick
 ) -> Path:
     where = f"the cache of {repo_id}"
     folder = _snapshot(hub, repo_id, revision or "main", cache_dir)
@@ -212,7 +217,7 @@ def _from_cache(
             f"{revision or 'main'} in the cache; no file here has this name either"
         )
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    parts = part_names(choose(names, filename, where))
+    parts = part_names(pick(names, filename, where))
     for name in parts:
         if name not in names:
             raise ModelFileError(f"{where} lacks {name}; fetch it while the hub can be reached")

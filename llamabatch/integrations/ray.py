@@ -7,7 +7,7 @@ The resources of an actor follow from the plan of the model on one of the cluste
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llamabatch.columns import Generate
@@ -44,6 +44,7 @@ def generate(
     output: str | Mapping[str, str] | None = None,
     schema: object = None,
     id: str | None = None,
+    image: str | Sequence[str] | None = None,
     system: str | None = None,
     chat: bool | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -70,7 +71,8 @@ def generate(
     Args:
         dataset: of Ray Data.
         model: as of LLM; a path that each node of the cluster can read.
-        params, prompt, output, schema, id, system, chat, chat_template_kwargs, adapter_scales: as of columns.Generate.
+        params, prompt, output, schema, id, image, system, chat, chat_template_kwargs, adapter_scales: as of
+            columns.Generate.
         concurrency: number of actors, or (fewest, most) of a pool that Ray sizes. None: one for each GPU of the
             cluster, or without GPUs one for each node.
         batch_size: rows of a batch, 1 to 1,000,000. None: eight times n_slots.
@@ -91,7 +93,8 @@ def generate(
         integer(ConfigError, "batch_size", batch_size, 1, _MOST_ROWS)
     given: dict[str, Any] = {"isolate": True, **options}
     form: dict[str, Any] = {
-        **{"prompt": prompt, "output": output, "schema": schema, "id": id, "system": system, "chat": chat},
+        **{"prompt": prompt, "output": output, "schema": schema, "id": id, "image": image},
+        **{"system": system, "chat": chat},
         **{"chat_template_kwargs": chat_template_kwargs, "adapter_scales": adapter_scales},
     }
     Generate(model, params, **form, **given)  # its errors come before any of the cluster

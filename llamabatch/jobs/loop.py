@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from llamabatch.client.base import EngineClient
 from llamabatch.client.restart_policy import gave_up
@@ -204,6 +204,7 @@ _LEAST_GROUP = 64  # rows that a strategy has to choose from, however few the sl
 _MOST_REQUESTS = 32  # rows that are tokenized before the engine gets them
 _MOST_S = 0.05  # or the rows that are ready after this time
 _LEAST_TOKENS = 2**19
+_MOST_BYTES = 256 * 2**20  # of pictures
 _MOST_TIERS = 256
 
 
@@ -219,6 +220,14 @@ class Refused:
         """The error with the row's place in front."""
         place = self.row.place
         return self.error if self.error.startswith(place) else f"{place}: {self.error}"
+
+
+class _InFlight(NamedTuple):
+    """A row in flight, with the tokens of its prompt and the bytes of its pictures."""
+
+    row: Row
+    n_tokens: int
+    n_bytes: int
 
 
 class Feed:
@@ -273,8 +282,8 @@ class Feed:
         self._tiers: dict[tuple[int, bool], tuple[SamplingParams, SamplingParams]] = {}
         self._again: deque[Row] = deque()
         self._most_tokens = max(_LEAST_TOKENS, 2 * slots * n_ctx)
-        self._in_flight: dict[str, tuple[Row, int]] = {}  # with the tokens of its prompt
-        self._n_tokens = 0
+        self._in_flight: dict[str, _InFlight] = {}
+        self._n_tokens = self._n_bytes = 0
         self._group, self._n_group = new_group(), 0
         self._is_read = False
         self.is_waiting = False
@@ -297,8 +306,11 @@ class Feed:
     def wants_more(self) -> bool:
         """True while more rows may come and there is room for them."""
         room = self._most_rows - len(self._in_flight)
-        has_room = room >= min(_MOST_REQUESTS, self._group_rows) and self._n_tokens < self._most_tokens
-        return has_room and not self.exhausted
+        return room >= min(_MOST_REQUESTS, self._group_rows) and self._has_room and not self.exhausted
+
+    @property
+    def _has_room(self) -> bool:
+        return self._n_tokens < self._most_tokens and self._n_bytes < _MOST_BYTES
 
     def next_requests(self) -> tuple[list[Request], list[Refused]]:
         """The next few rows: requests, which count as in flight, and rows that cannot become one."""
@@ -306,7 +318,7 @@ class Feed:
         refused: list[Refused] = []
         until = time.perf_counter() + _MOST_S
         most = min(_MOST_REQUESTS, self._most_rows - len(self._in_flight))
-        while len(requests) + len(refused) < most and self._n_tokens < self._most_tokens:
+        while len(requests) + len(refused) < most and self._has_room:
             row = self._next_row()
             if row is None:
                 break
@@ -337,9 +349,10 @@ class Feed:
 
     def pop(self, request_id: str) -> Row:
         """The row of a finished request, which is no longer in flight."""
-        row, n_tokens = self._in_flight.pop(request_id)
-        self._n_tokens -= n_tokens
-        return row
+        found = self._in_flight.pop(request_id)
+        self._n_tokens -= found.n_tokens
+        self._n_bytes -= found.n_bytes
+        return found.row
 
     def again(self, request_id: str) -> None:
         """Puts the row of a request in flight in front of those to come."""
@@ -358,9 +371,10 @@ class Feed:
             most = counted(self._most_copies, "continuation")
             return Refused(row, f"n or best_of is {item.params.n_copies}; the engine and its queue take {most}")
         request = replace(item, group=self._group, seed=seed, params=self._in_tier(item.params))
-        n_tokens = len(request.prompt_token_ids)
-        self._in_flight[request.request_id] = row, n_tokens
-        self._n_tokens += n_tokens
+        known = _InFlight(row, len(request.prompt_token_ids), sum(media.n_bytes for media in request.media))
+        self._in_flight[request.request_id] = known
+        self._n_tokens += known.n_tokens
+        self._n_bytes += known.n_bytes
         return request
 
     def _in_tier(self, params: SamplingParams) -> SamplingParams:

@@ -10,6 +10,7 @@ from typing import Any
 
 from llamabatch.config import CONTENT_OPTIONS, EngineConfig, with_paths
 from llamabatch.errors import ConfigError
+from llamabatch.gguf.mmproj import resolve_mmproj
 from llamabatch.gguf.resolve import model_identity, resolve
 from llamabatch.jobs.input import sources
 from llamabatch.jobs.input.sources import Source
@@ -123,6 +124,9 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
         name: {**model_identity(resolve(path)), "scale": (settings.adapters or {}).get(name)}
         for name, path in settings.config.adapters
     }
+    if (mmproj := settings.config.mmproj) is not None:
+        bounds = {name: getattr(settings.config, name) for name in ("image_min_tokens", "image_max_tokens")}
+        engine["mmproj"] = {**model_identity(resolve_mmproj(mmproj, settings.model)), **bounds}
     return {
         "model": model_identity(resolve(settings.model)),
         "inputs": sources.fingerprint(inputs, known_inputs),

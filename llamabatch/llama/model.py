@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llamabatch.config import ROPE_OPTIONS, SPLIT_MODES, EngineConfig, ResolvedConfig
 from llamabatch.errors import ConfigError, EngineClosedError, ModelFileError, PromptError
 from llamabatch.gguf.header import as_text, read_header, read_tensors
+from llamabatch.gguf.mmproj import resolve_mmproj
 from llamabatch.gguf.overrides import KvOverrides, overridden
 from llamabatch.gguf.pooling import NO_DENSE_LAYER, RANK, default_pooling, lacks_dense_layer, read_labels
 from llamabatch.gguf.reader import TensorInfo, Value
-from llamabatch.gguf.resolve import file_bytes, resolve
+from llamabatch.gguf.resolve import file_bytes
 from llamabatch.gguf.windows import UNCOPIED, keeps_snapshots, keeps_windows_whole
 from llamabatch.llama import devices, library, log, overrides
 from llamabatch.llama.adapters import Adapters
@@ -160,7 +161,7 @@ class Model:
         """The projector of the config's mmproj file; None without one. Raises as Projector."""
         if config.mmproj is None:
             return None
-        path = resolve(config.mmproj)
+        path = resolve_mmproj(config.mmproj, config.model)
         ensure_projector_loadable(path, self.path, config.trial)
         threads = config.n_threads_batch if config.n_threads_batch != "auto" else config.n_threads
         return Projector(

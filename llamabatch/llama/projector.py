@@ -23,6 +23,7 @@ import numpy.typing as npt
 from llamabatch.errors import ConfigError, EngineClosedError, EngineError, ModelFileError, PromptError, describe
 from llamabatch.llama import log
 from llamabatch.llama.sliced_thread import SlicedThread
+from llamabatch.media.pictures import pixels_of
 from llamabatch.planning.projector import KEPT_BYTES
 from llamabatch.request.media import Media, MediaRun, MediaTokens, cell_ids
 from llamabatch.utils.paths import one_line
@@ -253,7 +254,7 @@ class Projector:
         """The mtmd_input_chunks of a picture; without its data they have the sizes alone."""
         self._check_open()
         mtmd = self._mtmd
-        data = ctypes.c_char_p(media.data)  # libmtmd copies it
+        data = ctypes.c_char_p(pixels_of(media) if with_data else None)  # libmtmd copies it
         pixels = ctypes.cast(data, ctypes.POINTER(ctypes.c_uint8)) if with_data else None
         bitmap = mtmd.mtmd_bitmap_init(media.width, media.height, pixels)
         chunks = mtmd.mtmd_input_chunks_init()

@@ -1,14 +1,17 @@
-"""The pictures in the messages of a conversation, each replaced by a mark that the chat template writes as text."""
+"""The pictures in the messages of a conversation, each replaced by a mark that the chat template writes as text; and
+the parts of messages for the pictures in a cell of a table."""
 
 from __future__ import annotations
 
+import math
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llamabatch.chat.conversation import MEDIA_MARK, is_picture
 from llamabatch.errors import PromptError
-from llamabatch.media.pictures import read_address, read_picture
+from llamabatch.media.pictures import is_address, read_address, read_picture
 from llamabatch.request.media import Media
 from llamabatch.utils.checks import show
 
@@ -49,6 +52,47 @@ def take_pictures(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mappi
             message = {**message, "content": content}
         messages.append(message)
     return messages, pictures, mark
+
+
+def read_pictures(given: Sequence[Any]) -> list[Media]:
+    """The pictures of one prompt. Raises as read_picture."""
+    pictures: list[Media] = []
+    for each in given:
+        left = MAX_IN_ALL - sum(picture.width * picture.height for picture in pictures)
+        pictures.append(read_picture(each, left))
+    return pictures
+
+
+def parts_of_cell(cell: Any) -> list[dict[str, Any]]:
+    """The parts of a message for a cell of a table: of one picture, of a list of them, none for an empty cell.
+
+    Args:
+        cell: a picture as of read_picture; {"bytes": …, "path": …}, as datasets of Hugging Face have it.
+    """
+    if cell is None or cell == "" or (isinstance(cell, float) and math.isnan(cell)):
+        return []
+    if isinstance(cell, Mapping) and ("bytes" in cell or "path" in cell):
+        given = cell.get("bytes")
+        return parts_of_cell(cell.get("path") if given is None else given)
+    if isinstance(cell, (list, tuple)) or getattr(cell, "dtype", None) == "object":
+        return [part for each in cell for part in parts_of_cell(each)]
+    return [{"type": "image", "image": cell}]
+
+
+def placed(conversation: Sequence[Mapping[str, Any]], folder: str) -> list[Mapping[str, Any]]:
+    """The conversation with the relative paths of its pictures below a folder."""
+    return [
+        {**message, "content": [_placed(part, folder) for part in parts]}
+        if any(map(is_picture, parts := _parts(message)))
+        else message
+        for message in conversation
+    ]
+
+
+def _placed(part: Any, folder: str) -> Any:
+    given: Any = part.get("image") if is_picture(part) else None
+    is_path = isinstance(given, os.PathLike) or (isinstance(given, str) and not is_address(given))
+    return {**part, "image": os.path.join(folder, os.path.expanduser(given))} if is_path else part
 
 
 def _parts(message: Any) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""One picture to Media: decoded by Pillow, within bounds that are read from its header first."""
+"""One picture to Media, and its pixels: decoded by Pillow, within bounds that are read from its header first."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import io
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from llamabatch.errors import PromptError, SetupError, describe
-from llamabatch.request.media import Media
+from llamabatch.errors import EngineError, PromptError, SetupError, describe
+from llamabatch.request.media import Media, digest_of
 from llamabatch.utils.checks import show
 from llamabatch.utils.paths import absolute, one_line
 
@@ -24,7 +25,7 @@ _WHITE = (255, 255, 255, 255)
 
 
 def read_picture(given: Any, most: int = MAX_PIXELS) -> Media:
-    """The Media of a picture.
+    """The Media of a picture, which is decoded once to find out that it can be.
 
     Args:
         given: a path, a data: address, the bytes of a file, a PIL image, or an array of height x width x 3, uint8.
@@ -35,19 +36,24 @@ def read_picture(given: Any, most: int = MAX_PIXELS) -> Media:
         SetupError: Pillow is needed, and not installed.
     """
     if isinstance(given, (bytes, bytearray, memoryview)):
-        return _decode(bytes(given), "a picture", most)
-    if isinstance(given, str) and re.match(r"data:|[a-zA-Z][\w+.-]+://", given, re.IGNORECASE):
+        return _of_bytes(bytes(given), "a picture", most)
+    if isinstance(given, str) and is_address(given):
         return read_address(given, most)
     if isinstance(given, (str, os.PathLike)):
-        return _decode(_of_file(given), f"the picture {one_line(os.fspath(given))}", most)
+        return _of_path(given, most)
     if hasattr(given, "convert") and hasattr(given, "size"):  # before arrays: to ask for its interface decodes it
-        return _pixels(lambda: given, "a PIL image", most)
+        return Media(*_decoded(lambda: given, "a PIL image", most))
     if hasattr(given, "__array_interface__") and hasattr(given, "dtype"):
         return _of_array(given, most)
     raise PromptError(
         f"a picture is {show(given)}; give a path, bytes, a data: address, a PIL image, or an array of height x width "
         "x 3"
     )
+
+
+def is_address(text: str) -> bool:
+    """True for an address of the web or with the data in itself, which is no path."""
+    return re.match(r"data:|[a-zA-Z][\w+.-]+://", text, re.IGNORECASE) is not None
 
 
 def read_address(address: Any, most: int = MAX_PIXELS) -> Media:
@@ -57,10 +63,26 @@ def read_address(address: Any, most: int = MAX_PIXELS) -> Media:
             f"a picture has the address {show(address)}; addresses are not fetched: give data:image/png;base64,…, or "
             "{'type': 'image', 'image': …} with a path or bytes"
         )
-    return _decode(_of_address(address), "a picture", most)
+    return _of_bytes(_bytes_of(address), "a picture", most)
 
 
-def _of_address(address: str) -> bytes:
+def pixels_of(media: Media) -> bytes:
+    """Its rows of pixels, 3 bytes each. Raises EngineError for a file that has changed since its Media was made."""
+    if isinstance(media.data, bytes) and media.form == "pixels":
+        return media.data
+    try:
+        if isinstance(media.data, bytes):
+            return _decoded(_opened(media.data), "a picture", MAX_PIXELS)[0]
+        name = one_line(media.data)
+        pixels, width, height = _decoded(_opened(_read(media.data)), f"the picture {name}", MAX_PIXELS)
+    except PromptError as error:
+        raise EngineError(f"{error}, which it could be before") from error
+    if digest_of(pixels, width, height) != media.digest:
+        raise EngineError(f"the picture {name} has changed since it was given")
+    return pixels
+
+
+def _bytes_of(address: str) -> bytes:
     """The bytes of a data: address (RFC 2397)."""
     match = _DATA.fullmatch(address)
     if match is None or not match[1].lower().endswith(";base64"):
@@ -71,7 +93,14 @@ def _of_address(address: str) -> bytes:
         raise PromptError(f"a picture is no base64: {error}") from error
 
 
-def _of_file(path: str | os.PathLike[str]) -> bytes:
+def _of_path(path: str | os.PathLike[str], most: int) -> Media:
+    data, name = _read(path), f"the picture {one_line(os.fspath(path))}"
+    media = _of_bytes(data, name, most)
+    full = absolute(path)
+    return replace(media, data=full, form="path") if os.path.isfile(full) else media  # a pipe is read once
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
     try:
         with open(absolute(path), "rb") as file:
             return file.read(MAX_FILE_BYTES + 1)
@@ -80,17 +109,25 @@ def _of_file(path: str | os.PathLike[str]) -> bytes:
         raise PromptError(f"the picture {one_line(os.fspath(path))} cannot be read: {reason}") from error
 
 
-def _decode(data: bytes, name: str, most: int) -> Media:
+def _of_bytes(data: bytes, name: str, most: int) -> Media:
     if len(data) > MAX_FILE_BYTES:
         raise PromptError(f"{name} is larger than {MAX_FILE_BYTES:,} bytes")
     if not data:
         raise PromptError(f"{name} is empty")
+    pixels, width, height = _decoded(_opened(data), name, most)
+    if len(pixels) <= len(data):
+        return Media(pixels, width, height)
+    return Media(data, width, height, "file", digest_of(pixels, width, height))
+
+
+def _opened(data: bytes) -> Callable[[], Any]:
     pillow = _pillow()
-    return _pixels(lambda: pillow.open(io.BytesIO(data), formats=FORMATS), name, most)
+    return lambda: pillow.open(io.BytesIO(data), formats=FORMATS)
 
 
-def _pixels(opened: Callable[[], Any], name: str, most: int) -> Media:
-    """The Media of a PIL image: its first frame, turned as its EXIF data say, on white where it is transparent.
+def _decoded(opened: Callable[[], Any], name: str, most: int) -> tuple[bytes, int, int]:
+    """The pixels of a PIL image, its width and its height: of its first frame, turned as its EXIF data say, on white
+    where it is transparent.
 
     Args:
         opened: opens it, and reads its header.
@@ -110,7 +147,7 @@ def _pixels(opened: Callable[[], Any], name: str, most: int) -> Media:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image)
         image = image.convert("RGB")
-        return Media(image.tobytes(), *image.size)
+        return image.tobytes(), *image.size
     except PromptError:
         raise
     except UnidentifiedImageError as error:

@@ -1,17 +1,33 @@
-"""Conversations with or without pictures to prompts of a model."""
+"""Conversations with or without pictures, and texts with pictures, to prompts of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from llamabatch.chat.conversation import ChatModel, ChatOptions, Conversation, to_pieces, to_text, to_tokens
 from llamabatch.errors import PromptError
-from llamabatch.media.parts import has_pictures, take_pictures
+from llamabatch.media.parts import has_pictures, read_pictures, take_pictures
 from llamabatch.request.media import Media, MediaRun, MediaTokens, moved
 from llamabatch.utils.checks import counted
 
+MARK = "<__media__>"  # of a picture in a text: libmtmd's and llama-server's
 _SHOWN = "<picture>"  # in the text of a prompt
+# The same in prompts for vLLM, by families of models. What libmtmd writes around a picture is a part of it.
+_MARKS = re.compile(
+    "|".join(
+        (
+            MARK,
+            r"(?:<\|vision_start\|>)?(?:<\|image_pad\|>)+(?:<\|vision_end\|>)?",  # Qwen2-VL and its successors
+            r"<start_of_image>|<image_soft_token>",  # Gemma 3
+            r"(?:<\|begin_of_image\|>)?<\|image\|>(?:<\|end_of_image\|>)?",  # Llama 4, GLM-4V
+            r"<\|image_\d+\|>",  # Phi
+            r"\(<image>\./</image>\)",  # MiniCPM-V
+            r"<image>|\[IMG\]",  # LLaVA, InternVL, SmolVLM, LFM2-VL; Pixtral
+        )
+    )
+)
 
 
 class PictureReader(Protocol):
@@ -56,23 +72,57 @@ def chat_prompt(
     """
     if not has_pictures(conversation):
         return Prompt(*to_tokens(model, conversation, options, cancelled))
+    reader = _reader("the conversation", model)
+    messages, pictures, mark = take_pictures(conversation)
+    text, pieces = to_pieces(model, messages, mark, options, cancelled)
+    if len(pieces) - 1 != len(pictures):
+        raise PromptError(
+            f"the chat template writes {counted(len(pieces) - 1, 'picture')} of a conversation that has {len(pictures)}"
+        )
+    return _joined(text.replace(mark, _SHOWN), pieces, pictures, reader)
+
+
+def text_prompt(model: MediaModel, text: str, given: Sequence[Any]) -> Prompt:
+    """The prompt of a text with marks for pictures: MARK, or what prompts for vLLM have in its place. The text is read
+    with its special tokens.
+
+    Args:
+        given: the pictures in order, as of read_picture.
+
+    Raises:
+        PromptError: a picture cannot be read, the model reads none, or there are more marks or fewer.
+        SetupError: Pillow is needed, and not installed.
+    """
+    reader = _reader("the prompt", model)
+    first, *others = _MARKS.split(text)
+    if len(others) != len(given):
+        raise PromptError(
+            f"the prompt has {counted(len(others), 'mark')} of a picture, and {counted(len(given), 'picture')} for it; "
+            f"write {MARK} for each, or the model's own mark"
+        )
+    bos = model.special_token("bos")
+    pieces = [model.tokenize(first, add_special=not (bos and first.startswith(bos)), parse_special=True)]
+    pieces += [model.tokenize(each, add_special=False, parse_special=True) if each else [] for each in others]
+    return _joined(text, pieces, read_pictures(given), reader)
+
+
+def _reader(what: str, model: MediaModel) -> PictureReader:
     if model.projector is None:
         raise PromptError(
-            "the conversation has a picture, and this engine reads text alone; load the model with mmproj='….gguf', "
-            "the file of its vision encoder"
+            f"{what} has a picture, and this engine reads text alone; load the model with mmproj='….gguf', the file of "
+            "its vision encoder, or 'auto' if that lies beside the model or in its repository"
         )
-    messages, pictures, mark = take_pictures(conversation)
-    text, [first, *others] = to_pieces(model, messages, mark, options, cancelled)
-    if len(others) != len(pictures):
-        raise PromptError(
-            f"the chat template writes {counted(len(others), 'picture')} of a conversation that has {len(pictures)}"
-        )
-    ids, runs = list(first), list[MediaRun]()
-    for index, (picture, piece) in enumerate(zip(pictures, others, strict=True)):
-        tokens = model.projector.tokens(picture)
+    return model.projector
+
+
+def _joined(text: str, pieces: Sequence[Sequence[int]], pictures: Sequence[Media], reader: PictureReader) -> Prompt:
+    """Pieces of text with a picture between each two."""
+    ids, runs = list(pieces[0]), list[MediaRun]()
+    for index, (picture, piece) in enumerate(zip(pictures, pieces[1:], strict=True)):
+        tokens = reader.tokens(picture)
         runs += moved(tokens.runs, len(ids), index)
         ids += (*tokens.token_ids, *piece)
-    return Prompt(text.replace(mark, _SHOWN), tuple(ids), tuple(pictures), tuple(runs))
+    return Prompt(text, tuple(ids), tuple(pictures), tuple(runs))
 
 
 def chat_text(

@@ -6,28 +6,39 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True)
 class Media:
-    """One picture, decoded.
+    """One picture, whose pixels are decoded where they are needed: a file has a tenth of their bytes, a path none.
 
     Attributes:
-        data: rows of pixels, 3 bytes each: red, green, blue.
+        data: as `form` says: rows of pixels, 3 bytes each (red, green, blue); the bytes of a file; an absolute path.
         width, height: in pixels.
-        digest: SHA-256 of all this, in hexadecimal digits; equal pictures have equal digests.
+        form: the kind of `data`.
+        digest: SHA-256 of size and pixels, in hexadecimal digits; equal pictures have equal digests in any form.
     """
 
-    data: bytes = field(repr=False)
+    data: bytes | str = field(repr=False, compare=False)
     width: int
     height: int
-    digest: str = field(default="", compare=False)
+    form: Literal["pixels", "file", "path"] = field(default="pixels", compare=False)
+    digest: str = ""
 
     def __post_init__(self) -> None:
-        if not self.digest:
-            head = f"image {self.width} {self.height} ".encode()
-            object.__setattr__(self, "digest", hashlib.sha256(head + self.data).hexdigest())
+        if not self.digest and isinstance(self.data, bytes):
+            object.__setattr__(self, "digest", digest_of(self.data, self.width, self.height))
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of main memory that it takes."""
+        return len(self.data)
+
+
+def digest_of(pixels: bytes, width: int, height: int) -> str:
+    """The digest of a Media with these pixels."""
+    return hashlib.sha256(f"image {width} {height} ".encode() + pixels).hexdigest()
 
 
 class MediaRun(NamedTuple):

@@ -20,6 +20,7 @@ from llamabatch.errors import ConfigError, visible
 from llamabatch.utils.checks import show
 
 TINY = "tiny"
+AUTO = "auto"  # of mmproj
 HUB = "hf:"
 _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[^:]+)?(:.+)?", re.ASCII)
 

@@ -1,5 +1,6 @@
 """compat.Llama beside llama_cpp.Llama on the bundled model: names, defaults, dictionaries and greedy texts."""
 
+import base64
 import contextlib
 import inspect
 import json
@@ -10,12 +11,14 @@ from numbers import Real
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from llamabatch.compat import Llama, options
 from llamabatch.compat.chat import FORMATS
 from llamabatch.compat.llama import ABSENT, LlamaTokenizer
-from llamabatch.errors import EngineClosedError, EngineError
+from llamabatch.errors import EngineClosedError, EngineError, PromptError
 from llamabatch.gguf.resolve import resolve
+from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
 from tests.model.conftest import questions
 from tests.model.encoder_files import write_encoder
 from tests.waiting import until
@@ -285,6 +288,36 @@ def test_a_chat_handler_of_theirs_drives_ours(theirs, name):
         answer["choices"][0]["message"].pop("function_call", None)
         answer.pop("usage")
     same_shape(got, wanted)
+
+
+@pytest.mark.parametrize("name", ["Llava15ChatHandler", "Qwen25VLChatHandler"])
+def test_a_handler_that_reads_pictures_names_the_mmproj_and_writes_the_prompt(name, tmp_path, capfd):
+    path, shown = tmp_path / "mm proj.gguf", tmp_path / "a b.png"
+    write_projector(path, ProjectorShape("mlp"), 192, seed=1)
+    Image.effect_noise((96, 64), 90).convert("RGB").save(shown)
+    handler = getattr(llama_cpp.llama_chat_format, name)
+    address = "data:image/png;base64," + base64.b64encode(shown.read_bytes()).decode()
+    said = {"type": "text", "text": "What is this?"}
+    parts = [said, {"type": "image_url", "image_url": {"url": address}}]
+    asked = {"messages": [{"role": "user", "content": parts}], "temperature": 0, "max_tokens": 8}
+    with Llama(TINY, chat_handler=handler(str(path)), n_ctx=512) as mine:
+        got = mine.create_chat_completion(**asked)
+        parts[1] = {"type": "image_url", "image_url": shown.as_uri()}
+        again = plain(mine.create_chat_completion(**asked, stream=True))
+        with pytest.raises(PromptError, match="addresses are not fetched"):
+            mine.create_chat_completion(
+                [{"role": "user", "content": [{"type": "image_url", "image_url": "http://a/b"}]}]
+            )
+    assert "".join(each["choices"][0]["delta"].get("content", "") for each in again) == _text(got)
+    parts[1] = {"type": "image_url", "image_url": {"url": address}}
+    their_llama = llama_cpp.Llama(TINY, chat_handler=handler(str(path), verbose=False), n_ctx=512, verbose=False)
+    wanted = their_llama.create_chat_completion(**asked)
+    their_llama.close()
+    assert (_text(got), got["usage"]) == (_text(wanted), wanted["usage"])
+
+
+def _text(answer: dict) -> str:
+    return answer["choices"][0]["message"]["content"]
 
 
 def test_facts_tokens_and_generate_are_theirs(ours, theirs):

@@ -1,21 +1,34 @@
 """Prompts with pictures: each alone equals what libmtmd's own helper computes, and in company what it is alone."""
 
+import base64
 import ctypes
+import io
+import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+from starlette.testclient import TestClient
 
-from llamabatch import LLM, SamplingParams
+from llamabatch import LLM, SamplingParams, columns
+from llamabatch.compat.vllm import LLM as VllmLLM
+from llamabatch.compat.vllm import SamplingParams as VllmSamplingParams
 from llamabatch.errors import EngineClosedError, ModelFileError, PromptError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama import library
 from llamabatch.llama import projector as projector_module
 from llamabatch.media.pictures import read_picture
 from llamabatch.native_build.tools import SetupFailure
+from llamabatch.server import app
 from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
 from tests.archs import models
+from tests.unit.server.test_application import ready
+from tests.waiting import PATIENCE_S
 
 N_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=N_TOKENS, logprobs=2, ignore_eos=True)
@@ -270,3 +283,84 @@ def test_pictures_in_use_are_kept_whatever_they_take(files, monkeypatch):
         projector.tokens(media[0])
     with pytest.raises(EngineClosedError):
         projector.embeddings(media[0], 0)
+
+
+def test_a_table_of_pictures_from_the_shell_and_from_python(files, tmp_path, monkeypatch):
+    folder = tmp_path / "my photos"
+    folder.mkdir()
+    (folder / "tiny.gguf").write_bytes(resolve("tiny").read_bytes())
+    (folder / "mmproj-tiny.gguf").write_bytes(Path(files["gemma3-tiny"]).read_bytes())
+    names = ["cat.png", "missing.png", "dog.png"]
+    for number, name in enumerate(names):
+        if number != 1:
+            Image.fromarray(picture(number)).save(folder / name)
+    (folder / "photos.csv").write_text("file\n" + "\n".join(names) + "\n")
+    monkeypatch.chdir(tmp_path)
+    sampling = ["-t", "0", "-n", str(N_TOKENS), "--seed", "0"]
+    options = ["-m", "my photos/tiny.gguf", "--image-column", "file", "--prompt", "What is this?", *sampling]
+
+    def run(out, *more):
+        command = [sys.executable, "-m", "llamabatch", "run", "my photos/photos.csv", out, *options, *more]
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+    assert run("out.jsonl", "--keep", "file").returncode == 1
+    rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [row["file"] for row in rows] == names
+    assert "the picture" in rows[1]["error"]
+    assert "missing.png cannot be read: No such file" in rows[1]["error"]
+    assert "2 chat; 1 bad" in run("-", "--dry-run").stdout
+    changed = run("out.jsonl", "--keep", "file", "--mmproj", files["mlp-tiny"])
+    assert changed.returncode == 2
+    assert "mmproj" in changed.stderr
+
+    engine = {"model": "my photos/tiny.gguf", "mmproj": "auto"}
+    frame = {"photo": [str(folder / "cat.png"), None, Image.open(folder / "dog.png")]}
+    params = {"temperature": 0, "max_tokens": N_TOKENS}
+    for _ in range(2):  # the second one reads the results
+        out = columns.map(frame, "What is this?", params=params, image="photo", path="out2.jsonl", **engine)
+    assert [out["generated_text"][0], out["generated_text"][2]] == [rows[0]["text"], rows[2]["text"]]
+    assert "there is no picture in 'photo'" in out["error"][1]
+
+
+def test_texts_with_marks_for_pictures(files):
+    """A prompt for vLLM, for llama-server and for a chat are one prompt."""
+    shown = picture(30)
+    data = io.BytesIO()
+    Image.fromarray(shown).save(data, "PNG")
+    text = "<u>What is this? {}</u><a>"
+    with LLM("tiny", mmproj=files["mlp-tiny"], n_slots=2, n_ctx=256) as llm:
+        [chat] = llm.chat(conversation(shown), GREEDY, chat_template=TEMPLATE)
+        marks = ["<__media__>", "<image>", "<|vision_start|><|image_pad|><|vision_end|>", "<start_of_image>", "[IMG]"]
+        prompts = [{"prompt": text.format(mark), "multi_modal_data": {"image": shown}} for mark in marks]
+        for output in llm.generate([*prompts, prompts[0] | {"multi_modal_data": {"image": [data.getvalue()]}}], GREEDY):
+            assert output.prompt_token_ids == chat.prompt_token_ids
+            assert output.outputs[0].token_ids == chat.outputs[0].token_ids
+        for given, message in [
+            ({"prompt": "no mark", "multi_modal_data": {"image": shown}}, "has 0 marks of a picture, and 1 picture"),
+            ({"prompt": "<image>", "multi_modal_data": {"video": shown}}, "multi_modal_data has 'video'"),
+            ({"prompt_token_ids": [5], "multi_modal_data": {"image": shown}}, "pictures go with the text of a prompt"),
+            ({"prompt": "<image> a", "multi_modal_data": {"image": "missing.png"}}, "missing.png cannot be read"),
+        ]:
+            with pytest.raises(PromptError, match=message):
+                llm.generate(given)
+    with VllmLLM("tiny", mmproj=files["mlp-tiny"], limit_mm_per_prompt={"image": 1}, max_model_len=256) as theirs:
+        params = VllmSamplingParams(temperature=0, max_tokens=N_TOKENS, ignore_eos=True)
+        [output] = theirs.generate(prompts[1] | {"multi_modal_data": {"image": Image.fromarray(shown)}}, params)
+    assert tuple(output.outputs[0].token_ids) == tuple(chat.outputs[0].token_ids)
+
+
+def test_the_completion_of_llama_server_with_a_picture(files):
+    data = io.BytesIO()
+    Image.fromarray(picture(31)).save(data, "PNG")
+    encoded = base64.b64encode(data.getvalue()).decode()
+    prompt = {"prompt_string": "What is this: <__media__>\n", "multimodal_data": [encoded]}
+    with TestClient(app("tiny", mmproj=files["mlp-tiny"], n_ctx=256)) as client:
+        ready(client)
+        assert client.get("/props").json()["media_marker"] in prompt["prompt_string"]
+        assert "multimodal" in client.get("/models").json()["models"][0]["capabilities"]
+        answer = client.post("/completion", json={"prompt": prompt, "n_predict": 4, "temperature": 0}).json()
+        assert answer["tokens_evaluated"] > 64
+        assert "What is this" in answer["prompt"]
+        for wrong in ({"multimodal_data": ["malformed"]}, {"prompt_string": "no mark"}, {"multimodal_data": [""]}):
+            refused = client.post("/completion", json={"prompt": prompt | wrong})
+            assert refused.status_code == 400, refused.text

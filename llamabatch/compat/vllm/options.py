@@ -10,12 +10,13 @@ from llamabatch.compat.options import check_further, refuse_or_warn
 from llamabatch.config import KV_TYPES, MAX_BATCH, MAX_SLOTS, EngineConfig
 from llamabatch.errors import ConfigError
 from llamabatch.utils.checks import choice, show
+from llamabatch.utils.paths import AUTO
 
 Given = Callable[[Any], dict[str, Any]]
 _ONE_MACHINE = (
     "one machine computes; llama.cpp spreads the layers over its GPUs, and strategy='multi-instance' adds engines"
 )
-_MEDIA = "models take text alone"
+_MEDIA = "pictures are read one after another, by one encoder"
 _KERNELS = "llama.cpp has kernels of its own"
 _GRAPHS = "nothing is compiled at run time"
 _PLUGINS = "no code of others runs in the engine"
@@ -98,12 +99,15 @@ IGNORED: dict[str, str] = {
     ),
     **_all(
         _MEDIA,
-        "allowed_local_media_path allowed_media_domains limit_mm_per_prompt media_io_kwargs mm_processor_kwargs "
-        "mm_processor_cache_gb mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_encoder_tp_mode "
-        "mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path "
+        "media_io_kwargs mm_processor_cache_gb mm_processor_cache_type mm_shm_cache_max_object_size_mb "
+        "mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path "
+        "mm_encoder_fp8_scale_save_path "
         "mm_encoder_fp8_scale_save_margin mm_tensor_ipc video_pruning_rate language_model_only "
         "interleave_mm_strings skip_mm_profiling disable_mm_preprocessor_cache default_mm_loras",
     ),
+    **_all("addresses are not fetched; a part of type 'image' takes a path", "allowed_local_media_path"),
+    **_all("addresses are not fetched; give pictures themselves", "allowed_media_domains"),
+    "mm_processor_kwargs": "image_min_tokens and image_max_tokens bound the tokens of a picture",
     **_all("llguidance is the only backend", "guided_decoding_backend guided_decoding_disable_fallback"),
     **_all(_FAMILY, "tool_call_parser enable_auto_tool_choice"),
     **_all(
@@ -290,6 +294,10 @@ def _logprobs(value: Any) -> dict[str, Any]:
     return {"post_sampling": known[choice(ConfigError, "logprobs_mode", value, known)]}
 
 
+def _pictures(value: Any) -> dict[str, Any]:
+    return {"mmproj": AUTO} if isinstance(value, Mapping) and value.get("image") else {}
+
+
 def _outputs(value: Any) -> dict[str, Any]:
     config = dict(value) if isinstance(value, Mapping) else dict(vars(value)) if hasattr(value, "__dict__") else {}
     for name in ("disable_any_whitespace", "disable_additional_properties"):
@@ -326,6 +334,7 @@ TAKEN: dict[str, Taken] = {
     "rope_theta": Taken(lambda base: {"rope_freq_base": base}, "`rope_freq_base`"),
     "speculative_config": Taken(_draft, "`speculate`: method ngram, or a model; others are refused"),
     **{name: Taken(_nothing, f"as {key} of speculative_config") for name, key in _SPEC.items()},
+    "limit_mm_per_prompt": Taken(_pictures, "`mmproj`, 'auto' where pictures are allowed and no file is given"),
     "pooler_config": Taken(_pooler, "`pooling`, and the defaults of PoolingParams"),
     "override_pooler_config": Taken(_pooler, "as pooler_config"),
     "generation_config": Taken(

@@ -13,6 +13,7 @@ from llamabatch.jobs.input.sources import Source
 from llamabatch.utils.checks import show
 
 _BATCH_ROWS = 256
+_BATCH_BYTES = 64 * 2**20
 DAMAGE = (OSError, ValueError)  # pyarrow's own errors are kinds of these
 
 
@@ -81,7 +82,10 @@ class _Parquet(ColumnFile):
         self.n_rows = self._file.metadata.num_rows
 
     def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-        for batch in self._file.iter_batches(batch_size=_BATCH_ROWS, columns=list(columns)):
+        known = self._file.metadata
+        whole = sum(known.row_group(at).total_byte_size for at in range(known.num_row_groups))
+        most = max(1, _BATCH_BYTES * self.n_rows // max(1, whole))  # rows may hold pictures
+        for batch in self._file.iter_batches(batch_size=min(_BATCH_ROWS, most), columns=list(columns)):
             yield from batch.to_pylist()
 
     def values(self, column: str) -> Iterator[Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 import queue
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
+from llamabatch.chat.conversation import Conversation
 from llamabatch.errors import ConfigError, InputError
 from llamabatch.jobs.input import jsonl, lines, tables
 from llamabatch.jobs.input.ids import Ids, check_ids_of_lines, check_own_ids
@@ -18,7 +20,9 @@ from llamabatch.jobs.input.sources import DAMAGED, Source
 from llamabatch.jobs.input.tables import RowLines
 from llamabatch.jobs.input.total import Seen
 from llamabatch.jobs.rows import ALL, OWN_IDS, BadRow, ReadOptions, Row
+from llamabatch.media.parts import has_pictures, placed
 from llamabatch.utils.checks import present, show
+from llamabatch.utils.paths import absolute
 
 _ROWS_AHEAD = 64
 _PLAIN = ReadOptions()
@@ -89,9 +93,8 @@ class Reader(Iterator[Row | BadRow]):
         of_lines = self._options
         if of_lines.prompt is None and any(source.kind != "jsonl" for source in sources):
             # the template is that of the tables, and lines beside them ask for themselves
-            of_lines = replace(
-                of_lines, template=None, task="completion", system=None, id_column=None, params_from=None
-            )
+            own: dict[str, Any] = {"image_columns": None, "task": "completion"}
+            of_lines = replace(of_lines, template=None, system=None, id_column=None, params_from=None, **own)
         of_lines = replace(of_lines, id_column=of_lines.id_column or None)  # "" is for tables
         changes_lines = of_lines.has_template or of_lines.id_column or of_lines.keep
         self._lines = RowLines("lines of JSON", of_lines, self._taken) if changes_lines else None
@@ -100,6 +103,7 @@ class Reader(Iterator[Row | BadRow]):
         if read_line is None:  # a service answers each line of a file by itself
             check_ids_of_lines(sources, of_lines)
         self._read_line = read_line or self._read_openai
+        self._pictures = read_line is None  # no file of this machine is read for a stranger's line
         self._sizes = [source.size for source in sources]
         # a line that cannot be read has its number as its id, unless ids stand in the lines
         self._lines_have_ids = of_lines.id_column is not None
@@ -199,7 +203,7 @@ class Reader(Iterator[Row | BadRow]):
         if error is None:
             assert line is not None
             try:
-                parsed = self._read_line(line) if openai else lines.parse_plain(line, self._overlay, self._data)
+                parsed = self._parsed(line, openai)
                 assert own_id is not None
                 options = parsed.options
                 if parsed.task == "chat" and self._options.chat_template is not None:
@@ -212,6 +216,16 @@ class Reader(Iterator[Row | BadRow]):
                 error = str(refusal)
         place = self._place(number)
         return BadRow(number, own_id, f"{place}: {error}", openai, place, kept)
+
+    def _parsed(self, line: Mapping[str, Any], openai: bool) -> ParsedLine:
+        """The request in a line. Raises InputError."""
+        if openai:
+            return self._read_line(line)
+        parsed = lines.parse_plain(line, self._overlay, self._data, pictures=self._pictures)
+        path = self._sources[len(self._starts) - 1].path
+        if path is None or parsed.task != "chat" or not has_pictures(parsed.prompt):
+            return parsed
+        return replace(parsed, prompt=placed(cast("Conversation", parsed.prompt), os.path.dirname(absolute(path))))
 
     def _read_openai(self, line: Mapping[str, Any]) -> ParsedLine:
         return lines.parse_openai(line, self._overlay)

@@ -15,6 +15,7 @@ from llamabatch.jobs.input.jsonl import Filled, Problem, Record, lines, too_long
 from llamabatch.jobs.input.sources import DAMAGED, Source
 from llamabatch.jobs.input.templates import JinjaTemplate, Template, as_json, as_text, is_jinja, template_of
 from llamabatch.jobs.rows import ALL, OWN_IDS, ReadOptions
+from llamabatch.media.parts import parts_of_cell
 from llamabatch.request.sampling_params import ALIASES, BOOLEANS, INTEGERS, OPTIONAL_INTEGERS
 from llamabatch.utils.checks import counted, nearest, show
 
@@ -230,9 +231,10 @@ def values_of(source: Source, options: ReadOptions, column: str) -> Iterator[Any
 
 def check_template(options: ReadOptions) -> Template:
     """The template of rows. Raises ConfigError."""
+    differ = options.image_columns is None  # rows that ask the same of pictures of their own are no mistake
     if options.prompt is not None:
-        return template_of(options.prompt, jinja=True)
-    return template_of(DEFAULT_TEMPLATE if options.template is None else options.template)
+        return template_of(options.prompt, jinja=True, names_columns=differ)
+    return template_of(DEFAULT_TEMPLATE if options.template is None else options.template, names_columns=differ)
 
 
 def check_kept(
@@ -314,10 +316,11 @@ class RowLines:
         if columns is None:
             return
         assert self._template is not None
-        if not options.has_template and "prompt" not in columns:
+        if options.prompt is None and options.template is None and "prompt" not in columns:
             _check_separator(name, columns)
+            example = _example(columns) if options.image_columns is None else "'What is in this picture?'"
             raise ConfigError(
-                f"{name} has no column 'prompt'; give a template, as --prompt {_example(columns)}; its columns are "
+                f"{name} has no column 'prompt'; give a template, as --prompt {example}; its columns are "
                 f"{', '.join(columns)}"
             )
         wanted: list[str] = []
@@ -332,6 +335,7 @@ class RowLines:
         for what, names in (
             ("to keep", columns if options.keep == ALL else options.keep),
             ("of parameters", options.params_from),
+            ("of pictures", options.image_columns),
         ):
             for each in names or ():
                 if each not in columns:
@@ -400,4 +404,10 @@ class RowLines:
             return {"prompt": text}
         system = self._options.system if self._system is None else self._system.fill(values)
         before = [] if system is None else [{"role": "system", "content": system}]
-        return {"messages": [*before, {"role": "user", "content": text}]}
+        names = self._options.image_columns
+        if names is None:
+            return {"messages": [*before, {"role": "user", "content": text}]}
+        pictures = [part for name in names for part in parts_of_cell(values.get(name))]
+        if not pictures:
+            raise PromptError(f"there is no picture in {', '.join(map(show, names))}")
+        return {"messages": [*before, {"role": "user", "content": [*pictures, {"type": "text", "text": text}]}]}

@@ -40,11 +40,12 @@ class Template(Protocol):
         """The text with a row's values. Raises PromptError: a value is missing, or the template fails."""
 
 
-def template_of(text: str, *, jinja: bool = False) -> Template:
+def template_of(text: str, *, jinja: bool = False, names_columns: bool = True) -> Template:
     """The template in a text: jinja2 where it is written so, else single braces.
 
     Args:
         jinja: it is jinja2 in any case.
+        names_columns: a template without any column is refused, since all rows would ask the same.
 
     Raises:
         ConfigError: it is no template, or names no column.
@@ -52,8 +53,8 @@ def template_of(text: str, *, jinja: bool = False) -> Template:
     if not isinstance(text, str) or not text or len(text) > MAX_CHARS:
         raise ConfigError(f"template is {show(text)}; give a text of 1 to {MAX_CHARS} characters")
     if jinja or is_jinja(text):
-        return JinjaTemplate(text)
-    return BracesTemplate(text)
+        return JinjaTemplate(text, names_columns=names_columns)
+    return BracesTemplate(text, names_columns=names_columns)
 
 
 def is_jinja(text: str) -> bool:
@@ -64,11 +65,8 @@ def is_jinja(text: str) -> bool:
 
 
 class JinjaTemplate:
-    """A template of jinja2, sandboxed and metered. Attributes, methods and errors as of Template.
-
-    Args:
-        names_columns: a template without any column is refused, since all rows would ask the same.
-    """
+    """A template of jinja2, sandboxed and metered. Attributes, methods and errors as of Template, arguments as of
+    template_of."""
 
     def __init__(self, text: str, *, names_columns: bool = True) -> None:
         self._template = _compiled(text)
@@ -107,7 +105,7 @@ class BracesTemplate:
 
     reads_all = False
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, names_columns: bool = True) -> None:
         self._pieces: list[tuple[str, str | None]] = []
         end = 0
         for found in _BRACES.finditer(text):
@@ -124,7 +122,7 @@ class BracesTemplate:
             end = found.end()
         self._pieces.append((text[end:], None))
         self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
-        if not self.columns:
+        if names_columns and not self.columns:
             raise ConfigError(f"template is {show(text)}; it names no column, so that all rows would ask the same")
 
     def check(self, source: str, columns: Sequence[str]) -> None:

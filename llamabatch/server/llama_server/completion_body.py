@@ -12,7 +12,7 @@ from llamabatch.errors import PromptError, SamplingError
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.generation import GENERATION, Generation, read_generation
 from llamabatch.server.request.infill import Gap, infill_ids
-from llamabatch.server.request.prompts import MIXED_SCHEMA, Mixed, mixed_ids, read_mixed
+from llamabatch.server.request.prompts import MIXED_SCHEMA, Mixed, PicturePrompt, mixed_ids, read_mixed, read_pictured
 from llamabatch.utils.checks import show
 
 MAX_FIELDS = 256  # in response_fields
@@ -55,7 +55,7 @@ class LlamaCompletionBody(Generation):
         fields: of the answer; (): all.
     """
 
-    prompts: tuple[Mixed, ...] = ()
+    prompts: tuple[Mixed | PicturePrompt, ...] = ()
     is_list: bool = False
     limit_ms: int = 0
     fields: tuple[str, ...] = ()
@@ -64,9 +64,14 @@ class LlamaCompletionBody(Generation):
     def n_prompts(self) -> int:
         return len(self.prompts)
 
-    def token_prompts(self, processor: InputProcessor) -> list[list[int]]:
-        """The token ids of each prompt. Raises InputError."""
-        return [mixed_ids(each, processor) or _begin(processor) for each in self.prompts]
+    def token_prompts(self, processor: InputProcessor) -> list[Any]:
+        """The token ids of each prompt, or its text and its pictures. Raises InputError."""
+        return [
+            {"prompt": each.text, "multi_modal_data": {"image": each.pictures}}
+            if isinstance(each, PicturePrompt)
+            else mixed_ids(each, processor) or _begin(processor)
+            for each in self.prompts
+        ]
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
         """The requests, one for each prompt. Raises InputError.
@@ -74,7 +79,7 @@ class LlamaCompletionBody(Generation):
         Args:
             loaded: names of the adapters in the order of llama-server's ids.
         """
-        ids: list[Any] = self.token_prompts(processor)
+        ids = self.token_prompts(processor)
         given = ids if len(ids) > 1 else ids[0]
         return processor.prompts(given, self.params_for(processor), self.adapter_scales(loaded), "raise")
 
@@ -96,7 +101,7 @@ class InfillBody(LlamaCompletionBody):
         """True: what does not fit around the gap is left out."""
         return True
 
-    def token_prompts(self, processor: InputProcessor) -> list[list[int]]:
+    def token_prompts(self, processor: InputProcessor) -> list[Any]:
         return [infill_ids(self.gap, processor, self.params.max_tokens)]
 
 
@@ -104,7 +109,8 @@ class InfillBody(LlamaCompletionBody):
 def read_llama_completion(body: Mapping[str, Any], rules: Rules = RULES) -> LlamaCompletionBody:
     """The body of /completion. Raises ApiError, whose message names the field, its value and the allowed ones."""
     given = Body(body, COMPLETION, rules)
-    prompts, is_list = read_mixed(given.needed("prompt", "a text, token ids, or a list of them"))
+    read = read_pictured if rules.pictures else read_mixed
+    prompts, is_list = read(given.needed("prompt", "a text, token ids, or a list of them"))
     own = _own(given, rules)
     several = is_list or own["params"].n > 1
     return LlamaCompletionBody(prompts=prompts, is_list=several, **own)

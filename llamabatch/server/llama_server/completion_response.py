@@ -62,6 +62,7 @@ class Context:
         """
         body, n_output = self.body, len(each.token_ids)
         n_prompt = len(output.prompt_token_ids)
+        text_ids = [token_id for token_id in output.prompt_token_ids if token_id >= 0]  # without cells of pictures
         stop_type, word = _stop(each, cut)
         document: Json = {
             "index": index,
@@ -73,7 +74,7 @@ class Context:
             "tokens_predicted": n_output,
             "tokens_evaluated": n_prompt,
             "generation_settings": self.settings(),
-            "prompt": self.model.detokenize(list(output.prompt_token_ids), skip_special=False),
+            "prompt": self.model.detokenize(text_ids, skip_special=False),
             "has_new_line": "\n" in each.text,
             "truncated": output.num_truncated > 0 or _is_out_of_context(each, body),
             "stop_type": stop_type,

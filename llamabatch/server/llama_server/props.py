@@ -9,6 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
 from llamabatch.client.front_client import slots_of
+from llamabatch.media.prompt import MARK
 from llamabatch.planning.profile_store import library_id
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.server.http.errors import ApiError
@@ -41,6 +42,7 @@ def props_document(serving: Serving) -> Json:
         "model_alias": serving.names[0],
         "model_path": model.path.name,  # without folders of this machine
         "modalities": {"vision": model.projector is not None, "video": False, "audio": False},
+        "media_marker": MARK,
         "endpoint_slots": options.slots,
         "endpoint_props": options.props,
         "endpoint_metrics": True,

@@ -36,12 +36,13 @@ def models_response(serving: Serving) -> Json:
     adapters = [
         _card(serving, name, facts) | {"parent": serving.names[0], "root": name} for name in serving.client.adapters
     ]
+    uses = capabilities(serving)
     entry = model_card(serving, serving.names[0]) | {
         "modified_at": "",
         "type": "model",
         "description": "",
         "tags": [],
-        "capabilities": capabilities(serving),
+        "capabilities": [*uses, *(["multimodal"] if "vision" in uses else [])],  # llama-server's word
         "parameters": "",
     }
     return {"object": "list", "data": [base, *adapters], "models": [entry]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llamabatch.engine.validation import check_length
 from llamabatch.entrypoints.input_processor import InputProcessor
@@ -15,6 +15,13 @@ from llamabatch.server.request.body import Json
 from llamabatch.utils.checks import integer, show
 
 Prompt = str | tuple[int, ...]
+
+
+class PicturePrompt(NamedTuple):
+    """A text with marks for pictures, and these as data: addresses."""
+
+    text: str
+    pictures: tuple[str, ...]
 
 
 Mixed = str | tuple[int | str, ...]  # a text, or token ids and texts one behind another
@@ -109,7 +116,7 @@ def _mixed(name: str, given: object) -> Mixed:
         return given
     if isinstance(given, dict):
         if given.get("multimodal_data"):
-            raise ApiError(400, f"{name} has multimodal_data, and the model reads texts alone", param=name)
+            raise ApiError(400, f"{name} has multimodal_data, and texts alone can be read here", param=name)
         if "content" in given:
             return _parts_of(name, given["content"])
         text = given.get("prompt_string")
@@ -119,6 +126,28 @@ def _mixed(name: str, given: object) -> Mixed:
     if isinstance(given, list) and given:
         return tuple(each if isinstance(each, str) else _token(name, each) for each in given)
     raise PromptError(f"{name} is {show(given)}; give a text, token ids, or both in one list")
+
+
+def read_pictured(given: object, name: str = "prompt") -> tuple[tuple[Mixed | PicturePrompt, ...], bool]:
+    """As read_mixed, of prompts that may have pictures."""
+    listed = given if isinstance(given, list) and len(given) <= MAX_PROMPTS else [given]
+    found = [_pictured(each) for each in listed]
+    if not any(found):
+        return read_mixed(given, name)
+    several = isinstance(given, list)
+    names = [f"{name}[{place}]" if several else name for place in range(len(listed))]
+    read = zip(found, names, listed, strict=True)
+    return tuple(own if own is not None else _mixed(place, each) for own, place, each in read), several
+
+
+def _pictured(given: object) -> PicturePrompt | None:
+    """A prompt with pictures; None: it is of another form."""
+    data = given.get("multimodal_data") if isinstance(given, dict) else None
+    if not data or not isinstance(given, dict) or not isinstance(given.get("prompt_string"), str):
+        return None
+    if not isinstance(data, list) or not all(isinstance(each, str) for each in data):
+        raise PromptError(f"multimodal_data is {show(data)}; give a list of pictures in base64")
+    return PicturePrompt(given["prompt_string"], tuple(f"data:image;base64,{each}" for each in data))
 
 
 def _parts_of(name: str, content: object) -> str:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from llamabatch.errors import PromptError
+from llamabatch.errors import EngineError, PromptError
 from llamabatch.media.parts import has_pictures, take_pictures
-from llamabatch.media.pictures import read_picture
+from llamabatch.media.pictures import pixels_of, read_picture
 from llamabatch.media.prompt import Prompt
 from llamabatch.request.media import Media, MediaRun, cell_ids
 
@@ -42,19 +42,35 @@ def test_each_form_of_a_picture_gives_the_same(tmp_path, monkeypatch):
     forms = [data, "a b.png", tmp_path / "a b.png", address, PICTURE, np.asarray(PICTURE), bytearray(data)]
     found = [read_picture(form) for form in forms]
     assert all(each == Media(bytes(RED) * 24, 6, 4) for each in found)
-    assert len({each.digest for each in found}) == 1
+
+
+def test_a_file_is_held_as_it_is_and_a_path_by_its_name(tmp_path):
+    noise = Image.effect_noise((64, 64), 90).convert("RGB")
+    data, path = file_of(noise, "JPEG"), tmp_path / "a.jpg"
+    path.write_bytes(data)
+    of_file, of_path = read_picture(data), read_picture(path)
+    assert of_file == of_path
+    assert (of_file.data, of_path.data) == (data, str(path))
+    assert pixels_of(of_file) == pixels_of(of_path)
+    assert len(pixels_of(of_file)) == 64 * 64 * 3
+    path.write_bytes(file_of(PICTURE))
+    with pytest.raises(EngineError, match="has changed since it was given"):
+        pixels_of(of_path)
+    path.unlink()
+    with pytest.raises(EngineError, match="No such file or directory, which it could be before"):
+        pixels_of(of_path)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
 def test_each_format(kind):
     media = read_picture(file_of(PICTURE, kind))
     assert (media.width, media.height) == (6, 4)
-    assert np.abs(np.frombuffer(media.data, np.uint8).reshape(4, 6, 3).astype(int) - RED).max() < 12
+    assert np.abs(np.frombuffer(pixels_of(media), np.uint8).reshape(4, 6, 3).astype(int) - RED).max() < 12
 
 
 def test_what_is_transparent_is_white_and_turned_pictures_are_upright():
     clear = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
-    assert read_picture(file_of(clear)).data == b"\xff" * 6
+    assert pixels_of(read_picture(file_of(clear))) == b"\xff" * 6
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
     turned = read_picture(file_of(PICTURE, "JPEG", exif=exif))
@@ -88,7 +104,7 @@ def test_what_is_no_picture_is_refused_by_name(given, message):
 def test_sixteen_bits_become_eight():
     values = np.arange(0, 65536, 16, dtype=np.uint16).reshape(64, 64)
     media = read_picture(file_of(Image.fromarray(values)))
-    assert np.array_equal(np.frombuffer(media.data, np.uint8)[::3], (values >> 8).ravel())
+    assert np.array_equal(np.frombuffer(pixels_of(media), np.uint8)[::3], (values >> 8).ravel())
 
 
 def test_a_damaged_image_of_pillow_is_the_error_of_its_request():

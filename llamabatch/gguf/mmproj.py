@@ -1,0 +1,69 @@
+"""The mmproj file that reads pictures for a model: a path, or the one beside the model or in its repository."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from llamabatch.errors import ModelFileError
+from llamabatch.gguf import resolve as models
+from llamabatch.utils.paths import AUTO, HUB, TINY, is_remote, model_name, one_line
+
+_TYPES = ("f16", "bf16", "q8_0", "f32")  # of weights, in the order in which they are taken
+_WORD = re.compile(r"[a-z0-9.]+(?:_[0-9klms]\b)*")  # q8_0 is one
+
+
+def resolve_mmproj(mmproj: str, model: str) -> Path:
+    """The path of an mmproj file. Raises as resolve.
+
+    Args:
+        mmproj: as a model's name; "auto": the file beside the model, or in its repository.
+
+    Raises:
+        ModelFileError: for "auto", if there is none, or more than one for this model.
+    """
+    if mmproj != AUTO:
+        return models.resolve(mmproj)
+    model = model_name(model)
+    if model.startswith(HUB):
+        return models.fetch_reference(model, pick=choose)
+    if model == TINY or is_remote(model):
+        raise ModelFileError(f"mmproj is 'auto', and no folder is known for {model}; give the path of an mmproj file")
+    path = models.resolve(model)
+    return path.parent / choose(beside(path), path.name, one_line(path.parent))
+
+
+def beside(model: Path) -> list[str]:
+    """The names of the mmproj files in a model's folder."""
+    return sorted(name for name in models.gguf_files(model.parent) if "mmproj" in name.lower())
+
+
+def choose(names: Iterable[str], model: str | None, where: str) -> str:
+    """The mmproj file for a model among the files of its folder or repository.
+
+    Of several, those count that have the most words of the model's name; of these F16 is taken first.
+
+    Args:
+        model: the name of its file, or words of it; None: no words.
+
+    Raises:
+        ModelFileError: there is none, or more than one.
+    """
+    found = [name for name in names if "mmproj" in name.lower() and name.lower().endswith(".gguf")]
+    if not found:
+        raise ModelFileError(f"mmproj is 'auto', and {where} has no file with mmproj in its name; give its path")
+    wanted = _words(model or "")
+    shared = {name: len(wanted & _words(name)) for name in found}
+    found = [name for name in found if shared[name] == max(shared.values())]
+    by_type = [name for kind in _TYPES for name in found if kind in _WORD.findall(name.lower().replace(".gguf", ""))]
+    unlike = {frozenset(_words(name)) for name in found}
+    if len(unlike) > 1 or (len(found) > 1 and not by_type):
+        raise ModelFileError(f"mmproj is 'auto', and {where} has {', '.join(sorted(found))}; give the path of one")
+    return (by_type or found)[0]
+
+
+def _words(name: str) -> set[str]:
+    """The words of a file's name, without those that say its kind and the type of its weights."""
+    words = set(_WORD.findall(Path(name).name.lower().replace(".gguf", "")))
+    return {each for each in words if each not in (*_TYPES, "mmproj", "model")}
