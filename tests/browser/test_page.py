@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
+import subprocess
+import zlib
 
 import pytest
 
@@ -34,6 +38,74 @@ def test_conversations_answer_at_the_same_time(open_page, url):
     assert all("Paris" in text for text in page.locator(".column .text").all_text_contents())
     until(lambda: "Paris" in page.locator("#announcer").text_content())
     shot(page, "chat")
+
+
+DATA = """async ([name, type, bytes]) => {
+    const data = new DataTransfer();
+    data.items.add(new File([new Uint8Array(bytes)], name, { type }));
+    return data;
+}"""
+
+
+PASTE = "(area, data) => area.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data, bubbles: true }))"
+PROJECTOR = """from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
+write_projector("mm.gguf", ProjectorShape("mlp"), 192, seed=1)"""
+
+
+def png(width, height):
+    """A picture with stripes, made here: this environment has no package for pictures."""
+    rows = b"".join(b"\0" + bytes((y * 3 % 256, 90, 160)) * width for y in range(height))
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def given(page, name, kind, data):
+    return page.evaluate_handle(DATA, [name, kind, list(data)])
+
+
+def test_pictures_are_chosen_pasted_and_dropped(open_page, tmp_path):
+    subprocess.run([os.environ["LLAMABATCH_SERVER_PYTHON"], "-c", PROJECTOR], cwd=tmp_path, check=True)
+    shown = tmp_path / "my cat.png"
+    shown.write_bytes(png(96, 64))
+    bodies = []
+    with running(tmp_path, model="tiny", mmproj=str(tmp_path / "mm.gguf"), n_slots=2, n_ctx=512) as url:
+        page = open_page(url)
+        page.on("request", lambda asked: bodies.append(asked.post_data_json) if "completions" in asked.url else None)
+        composer = page.get_by_role("article", name="Conversation 1").locator(".composer")
+        composer.get_by_role("button", name="Picture").click()
+        composer.locator("input[type=file]").set_input_files(shown)
+        area = composer.locator("textarea")
+        area.evaluate(PASTE, given(page, "pasted.png", "image/png", shown.read_bytes()))
+        page.locator(".column").dispatch_event(
+            "drop", {"dataTransfer": given(page, "dropped.png", "image/png", shown.read_bytes())}
+        )
+        until(lambda: composer.locator(".pictures img").count() == 3)
+        composer.get_by_role("button", name="Leave out pasted.png").click()
+        shot(page, "pictures_to_send")
+        area.fill("What is this?")
+        page.keyboard.press("Enter")
+        until(lambda: page.locator(".column .facts").count() == 1)
+        images = page.locator(".message img").all()
+        assert [each.get_attribute("alt") for each in images] == ["my cat.png", "dropped.png"]
+        assert page.locator(".column .error:visible").count() == 0
+        [message] = bodies[0]["messages"]
+        assert [part["type"] for part in message["content"]] == ["image_url", "image_url", "text"]
+        assert message["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
+        shot(page, "pictures")
+        area.evaluate(PASTE, given(page, "a.pdf", "application/pdf", b"pdf"))
+        until(lambda: "a.pdf is no PNG" in (composer.locator(".error").text_content() or ""))
+
+
+def test_a_model_that_reads_text_alone_says_so_where_a_picture_is_dropped(open_page, url):
+    page = open_page(url)
+    until(lambda: page.locator("#server-model").text_content() == "tiny")
+    assert not page.get_by_role("button", name="Picture").is_visible()
+    page.locator(".column").dispatch_event("drop", {"dataTransfer": given(page, "a.png", "image/png", b"a")})
+    until(lambda: "--mmproj" in (page.locator(".column .error:visible").text_content() or ""))
 
 
 def endless(page):

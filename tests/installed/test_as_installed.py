@@ -151,11 +151,16 @@ COMMANDS = {
         + SERVED.format("--models-preset models.toml"),
         says="coder is served at http://127.0.0.1:",
     ),
-    'llamabatch generate -m gemma.gguf --mmproj mmproj-gemma.gguf --chat --image cat.png "What is in this picture?"': (
-        Short(
-            "cat model.gguf > gemma.gguf; llamabatch generate -m gemma.gguf --mmproj mmproj-gemma.gguf --chat --image "
-            "cat.png 'What is in this picture?' -n 4"
-        )
+    'llamabatch generate -m gemma.gguf --chat --image cat.png "What is in this picture?"': Short(
+        "cat model.gguf > gemma.gguf; "
+        "llamabatch generate -m gemma.gguf --chat --image cat.png 'What is in this picture?' -n 4"
+    ),
+    "llamabatch run photos.csv captions.jsonl -m gemma.gguf --image-column file "
+    '--prompt "What is in this picture?" --keep file': Short(
+        "cat model.gguf > gemma.gguf; echo file > photos.csv; echo cat.png >> photos.csv; "
+        "llamabatch run photos.csv captions.jsonl -m gemma.gguf --image-column file "
+        "--prompt 'What is in this picture?' --keep file -n 4; cat captions.jsonl",
+        says='"file": "cat.png"',
     ),
     "llamabatch serve gemma.gguf --mmproj mmproj-gemma.gguf": Short(
         "cat model.gguf > gemma.gguf; " + SERVED.format("gemma.gguf --mmproj mmproj-gemma.gguf"), says="projector"

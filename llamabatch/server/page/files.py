@@ -21,14 +21,14 @@ _TYPES = {
     "svg": "image/svg+xml",
 }
 # Scripts, styles and calls of this server alone; no inline ones, so that no text of a model can become one. Pictures
-# are those that the page itself draws.
+# are those that the page itself draws, and those that its user shows to the model.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
         "connect-src 'self'",
-        "img-src 'self' blob:",
+        "img-src 'self' blob: data:",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",

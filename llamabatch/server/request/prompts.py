@@ -44,7 +44,7 @@ MIXED_SCHEMA: Json = {
     "anyOf": [
         {"type": "string"},
         {"type": "array", "items": {"type": ["integer", "string", "array", "object"]}, "minItems": 1},
-        {"type": "object", "properties": {"prompt_string": {"type": "string"}}},
+        {"type": "object", "properties": {"prompt_string": {"type": "string"}, "multimodal_data": {"type": "array"}}},
     ]
 }
 

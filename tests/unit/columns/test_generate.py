@@ -3,11 +3,12 @@
 import pickle
 import threading
 
+import numpy as np
 import pytest
 
 from llamabatch import ConfigError, EngineClosedError, EngineError, InputError, SamplingError, SamplingParams
 from llamabatch.columns import Generate
-from llamabatch.columns.prompts import seed_of
+from llamabatch.columns.prompts import Prompts, seed_of
 from llamabatch.testing import FakeLLM
 
 BATCH = {"review": ["fine", "bad"], "a name": ["x", "y"], "stars": [5, None]}
@@ -46,6 +47,26 @@ def test_a_text_is_a_users_message_where_the_model_has_a_template():
         ({"role": "system", "content": "Be 5."}, {"role": "user", "content": "fine"}),
         ({"role": "system", "content": "Be calm."}, {"role": "user", "content": "bad"}),
     ]
+
+
+def test_pictures_stand_before_the_text_and_are_told_apart():
+    pixels = np.zeros((2, 2, 3), np.uint8)
+    cells = [b"a", b"b", {"bytes": b"a", "path": "a.png"}, ["a.png", pixels], np.array(["a.png"], object), pixels, None]
+    prompts = Prompts("What?", "Be calm.", image_columns=("photo", "other"))
+    assert prompts.wanted(["other", "photo", "x"]) == ["other", "photo"]
+    rows = list(prompts.of({"photo": cell, "other": ""} for cell in cells))
+    assert [row.content for row in rows[:2]] == [
+        [{"role": "user", "content": [{"type": "image", "image": data}, {"type": "text", "text": "What?"}]}]
+        for data in (b"a", b"b")
+    ]
+    assert [len(row.content[0]["content"]) - 1 for row in rows[:-1]] == [1, 1, 1, 2, 1, 1]
+    assert rows[-1].error == "there is no picture in 'photo', 'other'"
+    assert len({row.digest() for row in rows}) == len(rows) - 1  # the same bytes are the same picture
+    assert rows[0].digest() == rows[2].digest()
+    [other] = Prompts(lambda row: [5], image_columns=("photo",)).of(iter([{"photo": b"a"}]))
+    assert "beside a picture of 'photo' give a text" in other.error
+    with pytest.raises(ConfigError, match="image is 'photo', and there is no such column"):
+        prompts.wanted(["x"])
 
 
 def test_a_plain_completion():
@@ -124,6 +145,8 @@ def test_names_of_outputs():
         ({"id": 5}, ConfigError, "id is 5"),
         ({"chat": "yes"}, ConfigError, "chat is 'yes'"),
         ({"chat": False, "system": "Be calm."}, ConfigError, "leave chat=False out"),
+        ({"chat": False, "image": "stars"}, ConfigError, "leave chat=False out"),
+        ({"image": ["stars", 5]}, ConfigError, "give the name of a column, or a list of them"),
         ({"chat_template_kwargs": {"tools": 1}}, InputError, "an argument of its own"),
         ({"params": 5}, InputError, "params is 5"),
         ({"params": {"n": 2}}, ConfigError, "n of params is 2"),

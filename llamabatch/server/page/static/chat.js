@@ -31,13 +31,17 @@ export class ChatView {
     this.#keep = html("input", { type: "checkbox", id: "keep", onchange: () => this.#save(true) });
     this.#keep.checked = kept.length > 0;
     this.#add_button = html("button", { type: "button", onclick: () => this.#add().focus() }, "New conversation");
-    this.#all = composer("Ask all conversations at once", "Ask all", (text) => this.#askAll(text));
+    this.#all = composer("Ask all conversations at once", "Ask all", (...given) => this.#askAll(...given));
     const keep = html("label", { for: "keep", class: "check" }, this.#keep, "Keep them in this browser");
     section.append(
       html("div", { class: "bar" }, html("h2", {}, "Conversations"), this.#add_button, keep),
       this.#grid,
       this.#all,
     );
+    takesDrops(this.#all, this.#all);
+    for (const name of ["dragover", "drop"]) {
+      section.addEventListener(name, (event) => event.preventDefault()); // else the browser leaves the page for a file
+    }
     for (const each of kept.length ? kept : [{}]) this.#add(each);
   }
 
@@ -46,6 +50,11 @@ export class ChatView {
   show() {}
 
   hide() {} // answers go on
+
+  /** Shows the ways to give a picture, or hides them. */
+  set seesPictures(sees) {
+    this.#grid.parentElement.classList.toggle("sees", sees);
+  }
 
   /** Ends the answer of the conversation that `target` is in, else all of them. */
   stop(target) {
@@ -78,8 +87,8 @@ export class ChatView {
     this.#save();
   }
 
-  #askAll(text) {
-    for (const { conversation } of this.#columns) if (!conversation.isBusy) conversation.ask(text);
+  #askAll(...given) {
+    for (const { conversation } of this.#columns) if (!conversation.isBusy) conversation.ask(...given);
   }
 
   /** `isNew`: the user has just changed whether to keep them. */
@@ -127,7 +136,7 @@ class Column {
       clear: button("Clear", () => this.conversation.clear()),
     };
     const remove = html("button", { type: "button", class: "quiet", "aria-label": `Close ${this.#name}`, onclick: onRemove }, "✕");
-    this.#composer = composer(`Message of ${this.#name}`, "Send", (text) => this.#ask(text));
+    this.#composer = composer(`Message of ${this.#name}`, "Send", (...given) => this.#ask(...given));
     this.element = html(
       "article",
       { class: "column", "aria-label": this.#name },
@@ -137,6 +146,7 @@ class Column {
       html("div", { class: "under" }, this.#state, ...Object.values(this.#buttons)),
       this.#composer,
     );
+    takesDrops(this.element, this.#composer);
     this.#draw();
   }
 
@@ -144,9 +154,9 @@ class Column {
     this.#composer.querySelector("textarea").focus();
   }
 
-  #ask(text) {
+  #ask(...given) {
     if (this.conversation.isBusy) return false;
-    this.conversation.ask(text);
+    this.conversation.ask(...given);
     return true;
   }
 
@@ -199,12 +209,12 @@ class Column {
     this.#buttons.stop.disabled = !isBusy;
     this.#buttons.again.disabled = !this.conversation.canRegenerate;
     this.#buttons.clear.disabled = this.#buttons.save.disabled = isBusy || messages.length === 0;
-    this.#composer.querySelector("button").disabled = isBusy;
+    this.#composer.querySelector("button.main").disabled = isBusy;
   }
 
   /** The element of a message: that of before where nothing of it has changed. */
   #message(message, isComing) {
-    const shown = JSON.stringify([message, isComing]);
+    const shown = JSON.stringify([message, isComing], (name, value) => (name === "url" ? undefined : value)); // not megabytes
     const before = this.#drawn.get(message);
     if (before?.shown === shown) return before.element;
     const element = before?.element ?? html("div", { class: `message ${message.role}` });
@@ -215,7 +225,12 @@ class Column {
 }
 
 function parts(message, isComing, before) {
-  if (message.role === "user") return [html("span", { class: "unseen" }, "You: "), html("p", { class: "asked" }, message.content)];
+  if (message.role === "user") {
+    const pictures = (message.pictures ?? []).map(({ name, url }) => html("img", { src: url, alt: name, title: name }));
+    const text = message.content ? html("p", { class: "asked" }, message.content) : null;
+    const shown = pictures.length ? html("div", { class: "shown" }, pictures) : null;
+    return [html("span", { class: "unseen" }, "You: "), html("div", { class: "told" }, shown, text)];
+  }
   return [
     message.reasoning ? thinking(message, isComing, before?.querySelector("details.thinking")?.open) : null,
     message.content ? html("div", { class: "text" }, markdown(message.content)) : null,
@@ -244,17 +259,88 @@ function footer(message) {
   return html("p", { class: "facts" }, html("span", {}, facts.join(" · ")), button);
 }
 
-/** A form that sends its text with Enter; Shift and Enter is a new line. `onSend` may refuse it with false. */
+const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]; // those that the server reads
+const MOST_BYTES = 16 * 2 ** 20;
+
+/**
+ * A form that sends its text with Enter; Shift and Enter is a new line. Pictures are chosen, pasted or dropped where the
+ * model reads them. `onSend`, which gets the text and the pictures, may refuse them with false.
+ */
 function composer(label, action, onSend) {
   const area = html("textarea", { rows: "2", "aria-label": label, placeholder: label });
+  const note = html("p", { class: "error", role: "alert", hidden: true });
+  const list = html("ul", { class: "pictures", "aria-label": "Pictures to send", hidden: true });
+  const file = html("input", { type: "file", accept: TYPES.join(), multiple: true, hidden: true, "aria-label": "Pictures" });
+  const choose = html("button", { type: "button", class: "attach", onclick: () => file.click() }, "Picture");
+  let pictures = [];
+  const draw = () => {
+    list.replaceChildren(...pictures.map((each) => {
+      const image = html("img", { src: each.url, alt: each.name, title: each.name });
+      const remove = () => {
+        pictures = pictures.filter((other) => other !== each);
+        draw();
+        area.focus();
+      };
+      return html("li", {}, image, html("button", { type: "button", class: "quiet", "aria-label": `Leave out ${each.name}`, onclick: remove }, "✕"));
+    }));
+    list.hidden = pictures.length === 0;
+  };
+  const add = async (files) => {
+    const sees = element.closest(".sees") !== null;
+    const wrong = [...files].filter(({ type, size }) => !TYPES.includes(type) || size > MOST_BYTES);
+    note.textContent = sees
+      ? wrong.map(({ name }) => `${name} is no PNG, JPEG, WebP, GIF or BMP file of at most 16 MB.`).join(" ")
+      : "This model reads text alone. A server that is started with --mmproj reads pictures, too.";
+    note.hidden = note.textContent === "";
+    if (sees) pictures.push(...(await Promise.all([...files].filter((each) => !wrong.includes(each)).map(read))));
+    draw();
+  };
   const send = () => {
     const text = area.value.trim();
-    if (text && onSend(text) !== false) area.value = "";
+    if ((!text && pictures.length === 0) || onSend(text, pictures) === false) return;
+    area.value = "";
+    pictures = [];
+    note.hidden = true;
+    draw();
   };
   area.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     send();
   });
-  return html("div", { class: "composer" }, area, html("button", { type: "button", class: "main", onclick: send }, action));
+  area.addEventListener("paste", (event) => {
+    if (event.clipboardData.files.length === 0) return;
+    event.preventDefault();
+    add(event.clipboardData.files);
+  });
+  file.addEventListener("change", () => {
+    add([...file.files]);
+    file.value = "";
+  });
+  const button = html("button", { type: "button", class: "main", onclick: send }, action);
+  const element = html("div", { class: "composer" }, note, list, area, file, choose, button);
+  element.addEventListener("attach", ({ detail }) => add(detail));
+  return element;
+}
+
+/** Lets files that are dropped on an element go to its composer. */
+function takesDrops(element, composer) {
+  for (const [name, isOver] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
+    element.addEventListener(name, (event) => {
+      if (!event.dataTransfer.types.includes("Files")) return;
+      event.preventDefault();
+      element.classList.toggle("over", isOver);
+      const { files } = event.dataTransfer;
+      if (name === "drop") composer.dispatchEvent(new CustomEvent("attach", { detail: [...files] }));
+    });
+  }
+}
+
+function read(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve({ name: file.name, url: reader.result });
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
 }

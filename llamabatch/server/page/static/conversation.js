@@ -5,7 +5,8 @@ import { events, streamsAreTaken } from "./api.js";
 const TOLD = ["temperature", "top_p", "max_tokens", "seed"]; // numbers of the options, sent where they are given
 
 /**
- * Messages are { role, content, reasoning, calls, error, note }; `content` is text, `calls` are tool calls.
+ * Messages are { role, content, pictures, reasoning, calls, error, note }; `content` is text, `calls` are tool calls,
+ * `pictures` are { name, url } with a data: address.
  * `state` is "idle", "waiting" (for one of the browser's connections), "asked" or "answering".
  */
 export class Conversation {
@@ -29,9 +30,10 @@ export class Conversation {
   /** The conversation as a text: a heading for each message. */
   toMarkdown() {
     const system = this.options.system ? [{ role: "system", content: this.options.system }] : [];
-    const parts = [...system, ...this.messages].map(({ role, content, calls, error }) => {
+    const parts = [...system, ...this.messages].map(({ role, content, pictures, calls, error }) => {
+      const shown = (pictures ?? []).map(({ name }) => `(picture: ${name})`);
       const called = (calls ?? []).map(({ name, arguments: text }) => `calls \`${name}(${text})\``);
-      return [`## ${role}`, content, ...called, error && `(${error})`].filter(Boolean).join("\n\n");
+      return [`## ${role}`, ...shown, content, ...called, error && `(${error})`].filter(Boolean).join("\n\n");
     });
     return `${parts.join("\n\n")}\n`;
   }
@@ -44,8 +46,8 @@ export class Conversation {
     return !this.isBusy && this.messages.at(-1)?.role === "assistant";
   }
 
-  async ask(text) {
-    this.messages.push({ role: "user", content: text });
+  async ask(text, pictures = []) {
+    this.messages.push({ role: "user", content: text, ...(pictures.length ? { pictures } : {}) });
     await this.#answer();
   }
 
@@ -127,7 +129,11 @@ function take(chunk, answer, seconds) {
 
 const isSent = (message) => message.role !== "assistant" || message.content || message.calls?.length;
 
-function asSent({ role, content, calls }) {
+function asSent({ role, content, pictures, calls }) {
+  if (pictures?.length) {
+    const shown = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+    return { role, content: content ? [...shown, { type: "text", text: content }] : shown };
+  }
   if (!calls?.length) return { role, content };
   const tool_calls = calls.map(({ id, name, arguments: text }) => {
     return { id, type: "function", function: { name, arguments: text } };

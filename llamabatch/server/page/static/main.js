@@ -112,9 +112,10 @@ async function watchServer() {
 async function tellModel() {
   isTold = true;
   try {
-    const { data } = await get("v1/models");
+    const { data, models } = await get("v1/models");
     byId("server-model").textContent = data[0].id;
     document.title = `${data[0].id} · llamabatch`;
+    views.chat.seesPictures = models?.[0]?.capabilities?.includes("vision") ?? false;
     await call("v1/batches?limit=1");
     byId("tab-batches").hidden = false;
     if (wanted === "batches") show(wanted);
