@@ -135,7 +135,8 @@ class Prompts:
                 raise ConfigError(f"{argument} is {show(name)}, and there is no such column{nearest(name, columns)}")
         if self._reads_all:
             return list(columns)
-        return [name for name in columns if name in variables or name in dict(own).values()]
+        needed = {*variables, *(name for _, name in own)}
+        return [name for name in columns if name in needed]
 
     def of(self, rows: Iterator[dict[str, Any]]) -> Iterator[RowPrompt]:
         """The prompt of each row, which has at least the wanted columns."""
