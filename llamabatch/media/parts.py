@@ -69,7 +69,7 @@ def parts_of_cell(cell: Any) -> list[dict[str, Any]]:
     Args:
         cell: a picture as of read_picture; {"bytes": …, "path": …}, as datasets of Hugging Face have it.
     """
-    if cell is None or cell == "" or (isinstance(cell, float) and math.isnan(cell)):
+    if cell is None or (isinstance(cell, str) and not cell) or (isinstance(cell, float) and math.isnan(cell)):
         return []
     if isinstance(cell, Mapping) and ("bytes" in cell or "path" in cell):
         given = cell.get("bytes")

@@ -23,9 +23,7 @@ _TEXTS: Json = {"type": ["array", "null"], "items": {"type": "string"}}
 
 COMPLETION: Fields = {
     **GENERATION,
-    "prompt": Field(
-        MIXED_SCHEMA, "a text, token ids, both in one list, a text with pictures, or a list of such prompts"
-    ),
+    "prompt": Field(MIXED_SCHEMA, "a text, token ids, both in one list, a text with pictures, or a list of these"),
     "return_tokens": Field({"type": ["boolean", "null"]}, "the answer holds token ids; a stream always does"),
     "t_max_predict_ms": Field(
         {"type": ["integer", "null"], "minimum": -1},
