@@ -49,7 +49,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
         ),
     ),
     "Speculation": ("speculate", "draft_model", "n_draft", "speculate_always"),
-    "Pictures": ("mmproj", "image_min_tokens", "image_max_tokens"),
+    "Pictures": (
+        *("mmproj", "image_min_tokens", "image_max_tokens", "allowed_local_media_path", "allowed_media_domains"),
+    ),
     "Thinking": ("reasoning_format", "reasoning_tags"),
     "Model file": (
         *("trial", "sha256", "kv_overrides", "rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor"),

@@ -95,7 +95,7 @@ AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "disable_custom_all_reduce": ((True, False, None), "there is no all-reduce"),
     "distributed_executor_backend": ((None, "uni", "mp"), "give strategy='multi-instance' and instances=…"),
     "hf_token": ((None,), "the hub's token is HF_TOKEN, or that of `hf auth login`"),
-    "mm_processor_kwargs": ((None,), "models take text alone"),
+    "mm_processor_kwargs": ((None,), "image_min_tokens and image_max_tokens bound the tokens of a picture"),
     "kv_cache_memory_bytes": ((None,), "give n_slots and n_ctx, or kv='unified' and kv_cells"),
     "compilation_config": ((None,), "nothing is compiled at run time"),
     "block_size": ((None,), "the KV cache has no blocks"),

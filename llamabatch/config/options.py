@@ -57,6 +57,8 @@ _MOST_GUESS_BYTES = 256 * 2**20
 # Rows inside prompts that one call reads for logprobs; with 152k tokens each takes 0.6 MB of logits.
 _MOST_PROMPT_ROWS = 64
 _MOST_PROMPT_ROW_BYTES = 32 * 2**20
+_MOST_DOMAINS = 256
+_DOMAIN = re.compile(r"\*|[\w.:-]{1,253}")
 _NO_SPECULATION: dict[str, Any] = {
     "speculate": "off", "draft_model": None, "speculate_always": False, "sha256": None, "device_sampling": "off",
     "cache_ram": 0, "mmproj": None,
@@ -199,6 +201,10 @@ class EngineConfig:
     mmproj: str | None = _option(None, "file that reads pictures; auto: the one beside the model, or in its repository")
     image_min_tokens: int = _option(0, "tokens of a picture at least, for encoders of any size; 0: as the file says")
     image_max_tokens: int = _option(0, "tokens of a picture at most, for encoders of any size; 0: as the file says")
+    allowed_local_media_path: str | None = _option(None, "folder whose files prompts may name as file:// addresses")
+    allowed_media_domains: tuple[str, ...] = _option(
+        (), "hosts whose pictures prompts may name by address, with commas; *: any host that is public"
+    )
     n_draft: int = _option(8, f"guesses for each sequence in a step at most, 1..{MAX_DRAFT}")
     speculate_always: bool = _option(False, "guess in every step, also where it does not pay")
     isolate: bool = _option(False, "run llama.cpp in a child process")
@@ -288,6 +294,7 @@ class EngineConfig:
         if self.mmproj not in (None, AUTO):
             path = _path("mmproj", self.mmproj, "give the path of an mmproj .gguf file, or 'auto'")
             self._keep("mmproj", model_name(path))
+        self._check_media_sources()
         low, high = self.image_min_tokens, self.image_max_tokens
         if low and high and low > high:
             raise ConfigError(f"image_min_tokens is {low}; it must not exceed image_max_tokens, {high}")
@@ -314,6 +321,23 @@ class EngineConfig:
             )
         if self.speculate_always and self.speculate == "off":
             raise ConfigError("speculate_always is on, but speculate is 'off'; give 'lookup' or 'draft'")
+
+    def _check_media_sources(self) -> None:
+        if self.allowed_local_media_path is not None:
+            name = "allowed_local_media_path"
+            folder = absolute(_path(name, self.allowed_local_media_path, "give the path of a folder"))
+            if not os.path.isdir(folder):
+                raise ConfigError(f"{name} is {show(folder)}, which is no folder")
+            self._keep(name, folder)
+        given = string(self.allowed_media_domains)
+        names = given.split(",") if given is not None else items(self.allowed_media_domains, _MOST_DOMAINS + 1)
+        texts = [(string(name) or "").strip().lower().rstrip(".") for name in names or ()]
+        if names is None or len(texts) > _MOST_DOMAINS or not all(_DOMAIN.fullmatch(text) for text in texts):
+            raise ConfigError(
+                f"allowed_media_domains is {show(self.allowed_media_domains)}; give at most {_MOST_DOMAINS} names of "
+                "hosts, as example.org, or '*'"
+            )
+        self._keep("allowed_media_domains", tuple(texts))
 
     def _check_devices(self) -> None:
         if self.tensor_split is not None:
@@ -481,6 +505,8 @@ def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
         value = found.get(name)
         if isinstance(value, (str, os.PathLike)) and value != "" and (name, value) != ("mmproj", AUTO):
             found[name] = model_name(_path(name, value, "give the path of a .gguf file"))
+    if isinstance(folder := found.get("allowed_local_media_path"), (str, os.PathLike)) and folder != "":
+        found["allowed_local_media_path"] = absolute(folder)
     if "adapters" in found:
         found["adapters"] = tuple((name, absolute(path)) for name, path in _checked_adapters(found["adapters"]))
     return found
@@ -571,6 +597,8 @@ class EngineOptions(TypedDict, total=False):
     speculate: str
     draft_model: str | os.PathLike[str] | None
     mmproj: str | os.PathLike[str] | None
+    allowed_local_media_path: str | os.PathLike[str] | None
+    allowed_media_domains: tuple[str, ...] | list[str] | str
     image_min_tokens: int
     image_max_tokens: int
     n_draft: int

@@ -28,6 +28,7 @@ from llamabatch.llama.mapped_pages import read_by_page
 from llamabatch.llama.projector import Projector
 from llamabatch.llama.tuned_load import profile_for
 from llamabatch.llama.vetting import ensure_loadable, ensure_projector_loadable
+from llamabatch.media.sources import NOWHERE, MediaSources
 from llamabatch.planning.machine import usable_cores
 from llamabatch.request.detokenizer import Vocabulary
 from llamabatch.utils.cancellation import can_be_cancelled, is_cancelled
@@ -76,6 +77,7 @@ class Model:
 
     Attributes:
         projector: reads the pictures of prompts; None: the config names no mmproj file.
+        media_sources: the places where pictures of prompts may stand, beside the prompts themselves.
         halt: ends what its contexts compute, of all its owners, for the time when all of them are closed.
 
     Raises:
@@ -89,6 +91,9 @@ class Model:
         self.path = path
         # kept: what a caller asked for also holds for the vocabulary alone
         self._kv_overrides: KvOverrides = () if config is None else config.kv_overrides
+        self.media_sources = NOWHERE
+        if config is not None:
+            self.media_sources = MediaSources(config.allowed_local_media_path, config.allowed_media_domains)
         self._changes_rope = config is not None and config.changes_rope
         if config is None:
             ensure_loadable(path)

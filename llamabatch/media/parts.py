@@ -12,6 +12,7 @@ from typing import Any
 from llamabatch.chat.conversation import MEDIA_MARK, is_picture
 from llamabatch.errors import PromptError
 from llamabatch.media.pictures import is_address, read_address, read_picture
+from llamabatch.media.sources import NOWHERE, MediaSources
 from llamabatch.request.media import Media
 from llamabatch.utils.checks import show
 
@@ -25,10 +26,15 @@ def has_pictures(conversation: Any) -> bool:
     return any(is_picture(part) for message in messages for part in _parts(message))
 
 
-def take_pictures(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Media], str]:
+def take_pictures(
+    conversation: Sequence[Mapping[str, Any]], sources: MediaSources = NOWHERE
+) -> tuple[list[Mapping[str, Any]], list[Media], str]:
     """The messages with marks in place of pictures, the pictures in order, and the mark.
 
     The mark is drawn anew for each conversation, so that no text can contain it.
+
+    Args:
+        sources: as of read_address.
 
     Raises:
         PromptError, SetupError: as read_picture.
@@ -43,7 +49,7 @@ def take_pictures(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mappi
             content: list[Any] = []
             for part in parts:
                 if is_picture(part):
-                    picture = _picture_of(part, left)
+                    picture = _picture_of(part, left, sources)
                     left -= picture.width * picture.height
                     pictures.append(picture)
                     content.append({"type": MEDIA_MARK, MEDIA_MARK: mark})
@@ -54,12 +60,12 @@ def take_pictures(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mappi
     return messages, pictures, mark
 
 
-def read_pictures(given: Sequence[Any]) -> list[Media]:
+def read_pictures(given: Sequence[Any], sources: MediaSources = NOWHERE) -> list[Media]:
     """The pictures of one prompt. Raises as read_picture."""
     pictures: list[Media] = []
     for each in given:
         left = MAX_IN_ALL - sum(picture.width * picture.height for picture in pictures)
-        pictures.append(read_picture(each, left))
+        pictures.append(read_picture(each, left, sources))
     return pictures
 
 
@@ -100,9 +106,9 @@ def _parts(message: Any) -> Sequence[Any]:
     return content if isinstance(content, (list, tuple)) else ()
 
 
-def _picture_of(part: Mapping[str, Any], most: int) -> Media:
+def _picture_of(part: Mapping[str, Any], most: int, sources: MediaSources) -> Media:
     """The picture of a part: of {"type": "image", "image": …} in any form; of {"image_url": {"url": …}}, {"image_url":
-    …}, {"url": …} and Anthropic's {"source": …}, which may come from strangers, in a data: address alone.
+    …}, {"url": …} and Anthropic's {"source": …}, which may come from strangers, by an address that may be read.
 
     Args:
         most: pixels that it may have.
@@ -111,9 +117,9 @@ def _picture_of(part: Mapping[str, Any], most: int) -> Media:
         return read_address(f"data:{source.get('media_type', 'image')};base64,{source['data']}", most)
     for name in ("image", "image_pil"):
         if part.get(name) is not None:
-            return read_picture(part[name], most)
+            return read_picture(part[name], most, sources)
     address = part.get("image_url", part.get("url"))
     address = address.get("url") if isinstance(address, Mapping) else address
     if address is None:
         raise PromptError(f"a part of type {show(part['type'])} has no picture; give {{'type': 'image', 'image': …}}")
-    return read_address(address, most)
+    return read_address(address, most, sources)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamabatch.errors import EngineError, PromptError, SetupError, describe
+from llamabatch.media.sources import NOWHERE, MediaSources
 from llamabatch.request.media import Media, digest_of
 from llamabatch.utils.checks import show
 from llamabatch.utils.paths import absolute, one_line
@@ -24,12 +25,13 @@ _DATA = re.compile(r"data:([^,]*),(.*)", re.DOTALL)
 _WHITE = (255, 255, 255, 255)
 
 
-def read_picture(given: Any, most: int = MAX_PIXELS) -> Media:
+def read_picture(given: Any, most: int = MAX_PIXELS, sources: MediaSources = NOWHERE) -> Media:
     """The Media of a picture, which is decoded once to find out that it can be.
 
     Args:
         given: a path, a data: address, the bytes of a file, a PIL image, or an array of height x width x 3, uint8.
         most: pixels that it may have, at most MAX_PIXELS.
+        sources: as of read_address.
 
     Raises:
         PromptError: there is no such file, it is no picture of a known format, or it is too large.
@@ -38,7 +40,7 @@ def read_picture(given: Any, most: int = MAX_PIXELS) -> Media:
     if isinstance(given, (bytes, bytearray, memoryview)):
         return _of_bytes(bytes(given), "a picture", most)
     if isinstance(given, str) and is_address(given):
-        return read_address(given, most)
+        return read_address(given, most, sources)
     if isinstance(given, (str, os.PathLike)):
         return _of_path(given, most)
     if hasattr(given, "convert") and hasattr(given, "size"):  # before arrays: to ask for its interface decodes it
@@ -56,14 +58,19 @@ def is_address(text: str) -> bool:
     return re.match(r"data:|[a-zA-Z][\w+.-]+://", text, re.IGNORECASE) is not None
 
 
-def read_address(address: Any, most: int = MAX_PIXELS) -> Media:
-    """The Media of a data: address. Raises PromptError for any other one: nothing is fetched, and no file is read."""
-    if not isinstance(address, str) or address[:5].lower() != "data:":
-        raise PromptError(
-            f"a picture has the address {show(address)}; addresses are not fetched: give data:image/png;base64,…, or "
-            "{'type': 'image', 'image': …} with a path or bytes"
-        )
-    return _of_bytes(_bytes_of(address), "a picture", most)
+def read_address(address: Any, most: int = MAX_PIXELS, sources: MediaSources = NOWHERE) -> Media:
+    """The Media of a data: address, or of one that may be read.
+
+    Args:
+        sources: what may be read; NOWHERE: nothing is fetched, and no file is read.
+
+    Raises:
+        PromptError: as read_picture, and for an address that may not be read.
+    """
+    if not isinstance(address, str):
+        raise PromptError(f"a picture has the address {show(address)}; give data:image/png;base64,…")
+    data = _bytes_of(address) if address[:5].lower() == "data:" else sources.read(address, MAX_FILE_BYTES)
+    return _of_bytes(data, "a picture", most)
 
 
 def pixels_of(media: Media) -> bytes:

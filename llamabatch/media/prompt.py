@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from llamabatch.chat.conversation import ChatModel, ChatOptions, Conversation, to_pieces, to_text, to_tokens
 from llamabatch.errors import PromptError
 from llamabatch.media.parts import has_pictures, read_pictures, take_pictures
+from llamabatch.media.sources import MediaSources
 from llamabatch.request.media import Media, MediaRun, MediaTokens, moved
 from llamabatch.utils.checks import counted
 
@@ -38,6 +39,8 @@ class PictureReader(Protocol):
 
 class MediaModel(ChatModel, Protocol):
     """A model that may read pictures."""
+
+    media_sources: MediaSources
 
     @property
     def projector(self) -> PictureReader | None: ...
@@ -73,7 +76,7 @@ def chat_prompt(
     if not has_pictures(conversation):
         return Prompt(*to_tokens(model, conversation, options, cancelled))
     reader = _reader("the conversation", model)
-    messages, pictures, mark = take_pictures(conversation)
+    messages, pictures, mark = take_pictures(conversation, model.media_sources)
     text, pieces = to_pieces(model, messages, mark, options, cancelled)
     if len(pieces) - 1 != len(pictures):
         raise PromptError(
@@ -103,7 +106,7 @@ def text_prompt(model: MediaModel, text: str, given: Sequence[Any]) -> Prompt:
     bos = model.special_token("bos")
     pieces = [model.tokenize(first, add_special=not (bos and first.startswith(bos)), parse_special=True)]
     pieces += [model.tokenize(each, add_special=False, parse_special=True) if each else [] for each in others]
-    return _joined(text, pieces, read_pictures(given), reader)
+    return _joined(text, pieces, read_pictures(given, model.media_sources), reader)
 
 
 def _reader(what: str, model: MediaModel) -> PictureReader:

@@ -12,6 +12,7 @@ from pathlib import Path
 from llamabatch.errors import PromptError
 from llamabatch.gguf.reader import TEXT, Items, Value
 from llamabatch.llama.model import PairMarks
+from llamabatch.media.sources import NOWHERE
 from llamabatch.request.detokenizer import Vocabulary
 from llamabatch.request.structured_outputs import Structure
 
@@ -85,6 +86,7 @@ class FakeModel:
     metadata: Mapping[str, str] = {}
     grammars = _AnyGrammar()
     projector = None
+    media_sources = NOWHERE
     pair_marks = PairMarks((BOS,), (EOS,), (EOS,))
 
     def __init__(self, path: Path, pooling: str = "mean", labels: Sequence[str] = LABELS) -> None:

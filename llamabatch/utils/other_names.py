@@ -96,8 +96,8 @@ MODULES = {
     "v1": "LLM.stats() has the figures, AsyncLLM is the asyncio class",
     "transformers_utils": "LLM.tokenize and LLM.apply_chat_template are the tokenizer",
     "distributed": "docs/ray.md and docs/clusters.md have several machines",
-    "multimodal": "models take text alone",
-    "assets": "models take text alone",
+    "multimodal": "a picture is given as it is: a path, bytes, a PIL image, an array",
+    "assets": "a picture is given as it is: a path, bytes, a PIL image, an array",
     **{
         f"compat.vllm.{name}": text
         for name, text in {
@@ -106,8 +106,8 @@ MODULES = {
             "v1": f"{_VLLM}.metrics has Counter, Gauge, Histogram and Vector",
             "transformers_utils": "LLM.get_tokenizer() is the tokenizer",
             "distributed": "one engine computes",
-            "multimodal": "models take text alone",
-            "assets": "models take text alone",
+            "multimodal": "a picture is given as it is: a path, bytes, a PIL image, an array",
+            "assets": "a picture is given as it is: a path, bytes, a PIL image, an array",
             "utils": "vLLM's command-line helpers are not here; argparse has ArgumentParser",
             "beam_search": OF_PACKAGE["BeamSearchParams"],
         }.items()

@@ -162,8 +162,16 @@ COMMANDS = {
         "--prompt 'What is in this picture?' --keep file -n 4; cat captions.jsonl",
         says='"file": "cat.png"',
     ),
-    "llamabatch serve gemma.gguf --mmproj mmproj-gemma.gguf": Short(
-        "cat model.gguf > gemma.gguf; " + SERVED.format("gemma.gguf --mmproj mmproj-gemma.gguf"), says="projector"
+    "llamabatch serve gemma.gguf --mmproj auto": Short(
+        "cat model.gguf > gemma.gguf; " + SERVED.format("gemma.gguf --mmproj auto"), says="projector"
+    ),
+    "llamabatch serve gemma.gguf --mmproj auto --allowed-local-media-path ~/pictures --allowed-media-domains "
+    "upload.wikimedia.org": Short(
+        "cat model.gguf > gemma.gguf; mkdir 'my pictures'; "
+        + SERVED.format(
+            "gemma.gguf --mmproj auto --allowed-local-media-path 'my pictures' --allowed-media-domains a.org"
+        ),
+        says="projector",
     ),
     "llamabatch serve -m model.gguf": Short(SERVED.format("-m model.gguf -n 8"), says="is served at http://127.0.0.1:"),
     "llamabatch serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt": Short(

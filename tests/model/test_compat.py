@@ -304,7 +304,7 @@ def test_a_handler_that_reads_pictures_names_the_mmproj_and_writes_the_prompt(na
         got = mine.create_chat_completion(**asked)
         parts[1] = {"type": "image_url", "image_url": shown.as_uri()}
         again = plain(mine.create_chat_completion(**asked, stream=True))
-        with pytest.raises(PromptError, match="addresses are not fetched"):
+        with pytest.raises(PromptError, match="fetched only from hosts in allowed_media_domains"):
             mine.create_chat_completion(
                 [{"role": "user", "content": [{"type": "image_url", "image_url": "http://a/b"}]}]
             )

@@ -364,3 +364,28 @@ def test_the_completion_of_llama_server_with_a_picture(files):
         for wrong in ({"multimodal_data": ["malformed"]}, {"prompt_string": "no mark"}, {"multimodal_data": [""]}):
             refused = client.post("/completion", json={"prompt": prompt | wrong})
             assert refused.status_code == 400, refused.text
+
+
+def test_a_server_reads_the_files_that_its_options_allow_and_no_others(files, tmp_path):
+    (tmp_path / "shown").mkdir()
+    for path in ("shown/a b.png", "secret.png"):
+        Image.fromarray(picture(32)).save(tmp_path / path)
+    shown = {"mmproj": files["mlp-tiny"], "n_ctx": 256, "allowed_local_media_path": tmp_path / "shown"}
+
+    def ask(client, path):
+        part = {"type": "image_url", "image_url": {"url": (tmp_path / path).as_uri()}}
+        message = {"role": "user", "content": [part, {"type": "text", "text": "What?"}]}
+        return client.post("/v1/chat/completions", json={"messages": [message], "max_tokens": 1})
+
+    with TestClient(app("tiny", **shown)) as client:
+        ready(client)
+        assert ask(client, "shown/a b.png").status_code == 200
+        refused = ask(client, "secret.png")
+        assert refused.status_code == 400
+        assert "is not below allowed_local_media_path" in refused.text
+        fetched = client.post(
+            "/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "https://a.b/c.png"}]}]},
+        )
+        assert fetched.status_code == 400
+        assert "allowed_media_domains: a.b is none of them" in fetched.text

@@ -78,7 +78,7 @@ ABSENT = {
     "wake_up": _STAYS,
     "start_profile": "llm.llm.stats() counts, and `llamabatch top` shows an engine",
     "stop_profile": "llm.llm.stats() counts, and `llamabatch top` shows an engine",
-    "reset_mm_cache": "models take text alone",
+    "reset_mm_cache": "an encoded picture goes when another one needs its place",
     "preprocess_chat": "llm.get_tokenizer().apply_chat_template gives the token ids of a chat",
     "preprocess_cmpl": "llm.get_tokenizer().encode gives the token ids of a text",
     "enqueue": _QUEUE,

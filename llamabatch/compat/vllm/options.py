@@ -105,8 +105,6 @@ IGNORED: dict[str, str] = {
         "mm_encoder_fp8_scale_save_margin mm_tensor_ipc video_pruning_rate language_model_only "
         "interleave_mm_strings skip_mm_profiling disable_mm_preprocessor_cache default_mm_loras",
     ),
-    **_all("addresses are not fetched; a part of type 'image' takes a path", "allowed_local_media_path"),
-    **_all("addresses are not fetched; give pictures themselves", "allowed_media_domains"),
     "mm_processor_kwargs": "image_min_tokens and image_max_tokens bound the tokens of a picture",
     **_all("llguidance is the only backend", "guided_decoding_backend guided_decoding_disable_fallback"),
     **_all(_FAMILY, "tool_call_parser enable_auto_tool_choice"),
@@ -334,6 +332,8 @@ TAKEN: dict[str, Taken] = {
     "rope_theta": Taken(lambda base: {"rope_freq_base": base}, "`rope_freq_base`"),
     "speculative_config": Taken(_draft, "`speculate`: method ngram, or a model; others are refused"),
     **{name: Taken(_nothing, f"as {key} of speculative_config") for name, key in _SPEC.items()},
+    "allowed_local_media_path": Taken(lambda folder: {"allowed_local_media_path": folder or None}, "the same"),
+    "allowed_media_domains": Taken(lambda names: {"allowed_media_domains": names}, "the same; without it no host"),
     "limit_mm_per_prompt": Taken(_pictures, "`mmproj`, 'auto' where pictures are allowed and no file is given"),
     "pooler_config": Taken(_pooler, "`pooling`, and the defaults of PoolingParams"),
     "override_pooler_config": Taken(_pooler, "as pooler_config"),

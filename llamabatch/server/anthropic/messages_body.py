@@ -176,7 +176,7 @@ def _own_blocks(
             parts = [part for _, part in _own_blocks(inner, _blocks(inner, block["content"]), given, shown=False)]
             yield place, {**block, "content": parts}
         elif kind == "image" and given.reads_pictures:
-            yield place, picture_part(place, block)
+            yield place, picture_part(place, block, given)
         elif kind == "document" and (text := _text_of_document(place, block)) is not None:
             yield place, {"type": "text", "text": text}
         elif kind == "search_result":

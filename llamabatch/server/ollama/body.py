@@ -297,7 +297,7 @@ def _with_images(place: str, images: object, text: Any, given: Body) -> Any:
         )
     if not isinstance(images, list) or not all(isinstance(each, str) for each in images) or not isinstance(text, str):
         raise PromptError(f"{place} is {show(images)}; give a list of pictures in base64, beside a text")
-    found = [picture_part(place, {"image_url": f"data:image;base64,{each}"}) for each in images]
+    found = [picture_part(place, {"image_url": f"data:image;base64,{each}"}, given) for each in images]
     return content_of([*found, text])
 
 

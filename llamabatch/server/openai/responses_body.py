@@ -389,7 +389,7 @@ def _content(where: str, content: object, given: Body, *, shown: bool) -> str | 
         elif kind in _TEXTS:
             parts.append(string(f"{where}[{number}].text", part.get("text")))
         elif is_picture(part) and given.reads_pictures:
-            parts.append(picture_part(f"{where}[{number}]", part))
+            parts.append(picture_part(f"{where}[{number}]", part, given))
         elif kind in _MEDIA and not shown:
             parts.append(optional.media_text(given, f"{where}[{number}]", kind))
         else:

@@ -75,6 +75,7 @@ class Rules:
         variables: names that the server's chat template reads; None: they are not known.
         thinks: the model marks its thinking, in a way that is known.
         pictures: the model reads pictures.
+        addresses: pictures may stand elsewhere, as of MediaSources.
     """
 
     strict: bool = False
@@ -89,6 +90,7 @@ class Rules:
     variables: frozenset[str] | None = None
     thinks: bool = True
     pictures: bool = False
+    addresses: bool = False
 
     def reads(self, name: str) -> bool:
         """True if the chat template reads a variable, or may do so."""
@@ -334,7 +336,7 @@ class Body:
         body = present(body)
         self.ignored: list[str] = []
         self._strict = rules.strict
-        self.reads_pictures = rules.pictures
+        self.reads_pictures, self.reads_addresses = rules.pictures, rules.addresses
         self._fields = fields
         for name in body:
             if name not in fields:

@@ -411,7 +411,7 @@ def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool)
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if is_picture(part) and body.reads_pictures:
-            parts.append(picture_part(f"messages[{index}].content[{number}]", part))
+            parts.append(picture_part(f"messages[{index}].content[{number}]", part, body))
         elif not isinstance(kind, str) or kind not in _MEDIA:
             parts.append(part)
         elif not shown:

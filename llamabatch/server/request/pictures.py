@@ -1,4 +1,5 @@
-"""Pictures in bodies: the parts of all dialects as one form of part, whose picture is in the body itself."""
+"""Pictures in bodies: the parts of all dialects as one form of part, whose picture is in the body itself or at an
+address that the options allow."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llamabatch.server.http.errors import ApiError
-from llamabatch.server.request.body import Json
+from llamabatch.server.request.body import Body, Json
 from llamabatch.utils.checks import show
 
 
-def picture_part(place: str, part: Mapping[str, Any]) -> Json:
-    """The part of a chat's message for a part of such a type. Raises ApiError unless the part has the picture itself:
-    a server that fetched addresses, or read files, would do so for strangers."""
+def picture_part(place: str, part: Mapping[str, Any], body: Body) -> Json:
+    """The part of a chat's message for a part of such a type. Raises ApiError unless the part has the picture itself,
+    or the server reads addresses: one that fetched any address, or read any file, would do so for strangers."""
     source = part.get("source")
     if isinstance(source, Mapping):
         is_given = source.get("type") == "base64" and isinstance(source.get("data"), str)
@@ -20,11 +21,11 @@ def picture_part(place: str, part: Mapping[str, Any]) -> Json:
     else:
         address = part.get("image_url", part.get("url"))
         address = address.get("url") if isinstance(address, Mapping) else address
-    if not isinstance(address, str) or address[:5].lower() != "data:":
+    if not isinstance(address, str) or not (address[:5].lower() == "data:" or body.reads_addresses):
         raise ApiError(
             400,
-            f"{place} has a picture with the address {show(address)}; nothing is fetched, and no file is read: give "
-            "data:image/png;base64,… with its bytes",
+            f"{place} has a picture with the address {show(address)}; give data:image/png;base64,… with its bytes: "
+            "without allowed_media_domains nothing is fetched, and without allowed_local_media_path no file is read",
             code="unsupported_content_part",
             param=place.partition("[")[0],
         )

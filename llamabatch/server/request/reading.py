@@ -73,6 +73,7 @@ def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
         variables=_variables_of(template),
         thinks=reasoning_of(template, config.reasoning_tags, config.reasoning_format) is not None,
         pictures=serving.model.projector is not None,
+        addresses=bool(serving.model.media_sources),
     )
 
 

@@ -135,7 +135,6 @@ def test_a_line_becomes_ours(line, wanted):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("--media-path a", "--media-path a: requests bring their pictures themselves"),
         ("--tensor-parallel-size 2", "--tensor-parallel-size 2: give --tensor-split"),
         ("--log-prompts-dir x", "never writes prompts down"),
         ("--chat-template", "--chat-template needs a value"),

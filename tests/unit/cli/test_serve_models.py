@@ -123,7 +123,7 @@ def test_names_and_folders_from_variables_may_have_blanks(several, folder, monke
         ('[x]\nmodel = "tiny"\njinja = "perhaps"\n', "jinja is 'perhaps'; give true or false"),
         ('[x]\nmodel = "tiny"\n[x.sampling]\ntop_k = 1\n', "sampling of 'x' is a table; give a value"),
         ('model = "tiny"\n', "'model' outside a section; give each model one, as [name]"),
-        ('[x]\nmodel = "tiny"\nmedia-path = "a"\n', "requests bring their pictures themselves"),
+        ('[x]\nmodel = "tiny"\nlog-prompts-dir = "a"\n', "never writes prompts down"),
         ('[x]\nmodel = "tiny"\napi-key = "k"\n', "--api-key in the section 'x' is an option of the whole server"),
         ('[x]\nmodel = "tiny"\nmodels-max = 2\n', "--models-max in the section 'x' is an option of the whole server"),
         ('["*"]\nport = 9\n[x]\nmodel = "tiny"\n', "--port in the section 'x' is an option of the whole server"),

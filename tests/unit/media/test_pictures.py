@@ -86,7 +86,8 @@ def test_what_is_transparent_is_white_and_turned_pictures_are_upright():
         (png_header(30_000, 30_000), "more than 50,000,000 pixels"),
         (png_header(8_000, 8_000), "8000 x 8000 pixels; allowed are 1 to 16,384 a side"),
         ("missing.png", "the picture missing.png cannot be read: No such file"),
-        ("https://example.org/a.png", "addresses are not fetched"),
+        ("https://example.org/a.png", "only from hosts in allowed_media_domains: example.org is none"),
+        ("file:///etc/hostname", "files are read only below allowed_local_media_path"),
         ("data:image/png;base64,??", "is no base64"),
         ("data:image/png,abc", "give data:image/png;base64,"),
         (np.zeros((4, 4), np.uint8), "height x width x 3 of uint8"),
@@ -152,7 +153,7 @@ def test_pictures_of_a_conversation_in_the_words_of_all():
 def test_the_address_of_a_part_is_neither_fetched_nor_read(kind, address, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     PICTURE.save("a.png")
-    with pytest.raises(PromptError, match=r"addresses are not fetched|has no picture"):
+    with pytest.raises(PromptError, match=r"has the address|has no picture"):
         take_pictures([{"role": "user", "content": [{"type": kind, "image_url": address}]}])
 
 

@@ -1,0 +1,203 @@
+"""Pictures that stand elsewhere, where the options allow it: at an address of the web, or in a file below a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import os
+import queue
+import socket
+import ssl
+import threading
+import time
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.request import url2pathname
+
+from llamabatch.errors import PromptError, describe
+from llamabatch.utils.checks import show
+from llamabatch.utils.network import public
+from llamabatch.utils.version import __version__
+
+FETCH_S = 10.0
+"""Seconds that an address may take, with its redirections."""
+ANY_HOST = "*"
+_MOST_HOPS = 5
+_MOVED = (301, 302, 303, 307, 308)
+_PIECE = 2**16
+_FAULTS = (OSError, http.client.HTTPException, ValueError)  # ValueError: of an address
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: an IPv4 address in the last 32 bits
+
+
+@dataclass(frozen=True)
+class MediaSources:
+    """The addresses beside data: ones that may be read for a prompt.
+
+    Attributes:
+        folder: the folder whose files file:// addresses may name; None: no file is read.
+        domains: names of hosts whose http:// and https:// addresses are fetched; "*": of any host. Whatever the name,
+            only public IP addresses are connected to.
+    """
+
+    folder: str | None = None
+    domains: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.folder is not None or bool(self.domains)
+
+    def read(self, address: str, most_bytes: int) -> bytes:
+        """The bytes at an address.
+
+        Raises:
+            PromptError: nothing is read there for a prompt, it cannot be read, or it has more bytes.
+        """
+        try:
+            parts = urlsplit(address)
+            scheme, host = parts.scheme.lower(), parts.hostname or ""
+        except ValueError as error:
+            raise PromptError(f"a picture has the address {show(address)}, which is none: {error}") from error
+        if scheme == "file" and self.folder is not None:
+            return _of_file(parts, self.folder, most_bytes)
+        if scheme in ("http", "https") and self.domains:
+            return _fetched(address, self.domains, most_bytes)
+        raise PromptError(f"a picture has the address {show(public(address))}; {self._allowed(scheme, host)}")
+
+    def _allowed(self, scheme: str, host: str) -> str:
+        if scheme in ("http", "https") and host:
+            return (
+                f"addresses are fetched only from hosts in allowed_media_domains: {host} is none of them; or give "
+                "data:image/png;base64,…"
+            )
+        if scheme == "file":
+            return "files are read only below allowed_local_media_path; or give data:image/png;base64,…"
+        return "give data:image/png;base64,…, or {'type': 'image', 'image': …} with a path or bytes"
+
+
+NOWHERE = MediaSources()
+
+
+def _of_file(parts: SplitResult, folder: str, most_bytes: int) -> bytes:
+    """The bytes of file:///a/path, or of file://path relative to the folder, as llama-server has it."""
+    name = url2pathname(parts.path if parts.netloc in ("", "localhost") else parts.netloc + parts.path)
+    root = os.path.realpath(folder)
+    path = os.path.realpath(os.path.join(root, name))
+    if os.path.commonpath((root, path)) != root:
+        raise PromptError(f"the file {show(name)} of a picture is not below allowed_local_media_path")
+    try:
+        if not os.path.isfile(path):
+            raise FileNotFoundError(2, os.strerror(2))
+        with open(path, "rb") as file:
+            return file.read(most_bytes + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PromptError(f"the file {show(name)} of a picture cannot be read: {reason}") from error
+
+
+def _fetched(address: str, domains: tuple[str, ...], most_bytes: int) -> bytes:
+    end = time.monotonic() + FETCH_S
+    for _ in range(_MOST_HOPS):
+        try:
+            parts = urlsplit(address)
+            host = (parts.hostname or "").rstrip(".")
+            if parts.scheme not in ("http", "https") or not host:
+                raise ValueError("it is no address of http or https")
+            if ANY_HOST not in domains and host.lower() not in domains:
+                raise ValueError(f"{show(host)} is none of the hosts in allowed_media_domains")
+            found, moved_to = _answer(parts, host, end, most_bytes)
+        except _FAULTS as error:
+            late = time.monotonic() >= end
+            reason = f"it takes more than {FETCH_S:g} s" if late else describe(error)
+            raise PromptError(f"the picture at {public(address)} cannot be fetched: {reason}") from error
+        if found is not None:
+            return found
+        address = moved_to
+    raise PromptError(f"the picture at {public(address)} cannot be fetched: more than {_MOST_HOPS} addresses in a row")
+
+
+def _answer(parts: SplitResult, host: str, end: float, most_bytes: int) -> tuple[bytes | None, str]:
+    """The body; or None, and the address to which it has moved. Raises OSError, HTTPException, ValueError."""
+    port = parts.port or {"https": 443, "http": 80}[parts.scheme]
+    stream = socket.create_connection((_public_ip(host, port, end), port), timeout=_left(end))
+    try:
+        if parts.scheme == "https":
+            stream = ssl.create_default_context().wrap_socket(stream, server_hostname=host)
+        timer = threading.Timer(_left(end), _shut, (stream,))  # a timeout of a socket holds for each piece alone
+        timer.daemon = True
+        timer.start()
+        try:
+            connection = http.client.HTTPConnection(host, port)
+            connection.sock = stream
+            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            headers = {"User-Agent": f"llamabatch/{__version__}", "Accept": "image/*", "Connection": "close"}
+            connection.request("GET", target, headers=headers)
+            response = connection.getresponse()
+            if response.status in _MOVED and (moved := response.getheader("location")):
+                return None, urljoin(parts.geturl(), moved)
+            if response.status != 200:
+                raise http.client.HTTPException(f"the server answers {response.status} {response.reason}")
+            body = bytearray()
+            while len(body) <= most_bytes and (piece := response.read(_PIECE)):
+                body += piece
+            if time.monotonic() >= end:  # it was cut
+                raise TimeoutError
+            return bytes(body), ""
+        finally:
+            timer.cancel()
+    finally:
+        stream.close()
+
+
+def _public_ip(host: str, port: int, end: float) -> str:
+    """An address of a host, all of which are public: a name may stand for a machine within the network of this one.
+
+    Raises:
+        OSError: the host is unknown, or has an address that is not public; or the time is over.
+    """
+    answers: queue.SimpleQueue[list[str] | OSError | UnicodeError] = queue.SimpleQueue()
+
+    def look_up() -> None:
+        try:
+            answers.put([str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)])
+        except (OSError, UnicodeError) as error:
+            answers.put(error)
+
+    # no option bounds the time of a look-up
+    threading.Thread(target=look_up, name="llamabatch-look-up", daemon=True).start()
+    try:
+        found = answers.get(timeout=_left(end))
+    except queue.Empty:
+        raise TimeoutError from None
+    if not isinstance(found, list):
+        raise OSError(str(found)) from found
+    for each in found:
+        if not is_public(each):
+            raise OSError("its host has an address that is not public")
+    return found[0]
+
+
+def is_public(address: str) -> bool:
+    """True for an IP address that leads to the internet, also where it holds one of IPv4."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        teredo = ip.teredo
+        within = [ip.ipv4_mapped, ip.sixtofour, *(teredo or ())]
+        if ip in _NAT64:
+            within.append(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
+        held = [each for each in within if each is not None]
+        if held:
+            return all(is_public(str(each)) for each in held)
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+
+
+def _left(end: float) -> float:
+    """Seconds until the end. Raises TimeoutError."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _shut(stream: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended
+        stream.shutdown(socket.SHUT_RDWR)
