@@ -16,6 +16,7 @@ from llamabatch.chat import histories
 from llamabatch.chat.named_templates import IN_PYTHON, TEMPLATES
 from llamabatch.chat.tool_schemas import types_of
 from llamabatch.errors import ConfigError, PromptError
+from llamabatch.request.media import IMAGE, SOUND, Kind
 from llamabatch.utils.checks import boolean, nearest, show
 from llamabatch.utils.late_import import late_import
 from llamabatch.utils.paths import absolute
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 PICTURE_TYPES = ("image_url", "input_image", "image", "image_pil")
 """Types of parts with a picture, in the words of OpenAI's chats, of its responses, of transformers and of vLLM."""
-MEDIA_MARK = "media_mark"  # type of the part that stands for a picture, for which the mark is written
+SOUND_TYPES = ("input_audio", "audio_url", "audio")
+"""The same with a sound."""
+MEDIA_MARK = "media_mark"  # type of the part that stands for a picture or a sound, for which the mark is written
 Conversation = Sequence[Message]
 
 
@@ -424,15 +427,15 @@ def _cut_at(text: str, mark: str) -> str:
     return text[:at] if text.startswith(mark, at) else text[:at].rstrip()
 
 
-def check_conversation(conversation: object, *, pictures: bool = False) -> Conversation:
+def check_conversation(conversation: object, *, media: bool = False) -> Conversation:
     """The conversation itself, if it has the form of one. Raises PromptError.
 
     Args:
-        pictures: its messages may have parts with pictures, which are not looked at.
+        media: its messages may have parts with pictures and sounds, which are not looked at.
     """
     messages = _messages(conversation)
     for message in messages:
-        _message(_without_pictures(message) if pictures else message)
+        _message(_without_media(message) if media else message)
     return messages
 
 
@@ -504,16 +507,17 @@ def _messages(conversation: object) -> Conversation:
     return conversation
 
 
-def _without_pictures(message: Any) -> Any:
+def _without_media(message: Any) -> Any:
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, (list, tuple)):
         return message
-    return {**message, "content": [part for part in content if not is_picture(part)]}
+    return {**message, "content": [part for part in content if media_kind(part) is None]}
 
 
-def is_picture(part: object) -> bool:
-    """True for the part of a message with a picture."""
-    return isinstance(part, Mapping) and part.get("type") in PICTURE_TYPES
+def media_kind(part: object) -> Kind | None:
+    """The kind of the picture or sound that a part of a message has; None: it has none."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return IMAGE if kind in PICTURE_TYPES else SOUND if kind in SOUND_TYPES else None
 
 
 def _message(message: object) -> Message:
@@ -552,7 +556,7 @@ def _text_of(part: object) -> tuple[str, bool]:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     text = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "refusal", MEDIA_MARK) else None
     if not isinstance(text, str):
-        raise PromptError(f"content has a part of type {show(kind)}; only parts of text and pictures can be read")
+        raise PromptError(f"content has a part of type {show(kind)}; give parts of text, pictures or sounds")
     return text, kind == MEDIA_MARK
 
 

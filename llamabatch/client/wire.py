@@ -146,7 +146,7 @@ Codec(ResumedOutput, _LOGPROBS)
 # The requests of a server come one by one and mostly with the same parameters: to check them takes longer than the rest
 # of a request, and an engine prepares each instance by itself.
 Codec(SamplingParams, _CHECKED_BY_PARAMS | {"structured_outputs": Structure | None}, n_kept=_PARAMS_KEPT)
-Codec(Media, {"form": str})
+Codec(Media, {"kind": str, "form": str})
 Codec(ReasoningTags)
 Codec(Reasoning)
 _REQUEST = Codec(Request, left_out=["prompt", "make_parser"])  # the child has no use for them

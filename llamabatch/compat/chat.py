@@ -17,13 +17,14 @@ from llamabatch.chat.conversation import (
     ChatOptions,
     Conversation,
     check_conversation,
-    is_picture,
+    media_kind,
     render,
 )
 from llamabatch.chat.template import BoundedTemplate, describe
 from llamabatch.compat.grammar import schema_form
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.media.prompt import MARK
+from llamabatch.request.media import IMAGE
 from llamabatch.request.structured_outputs import Structure, structure
 from llamabatch.utils.checks import show
 
@@ -211,7 +212,7 @@ def pictured(
 
 
 def _checked(messages: Any) -> Conversation:
-    return check_conversation(messages, pictures=True)
+    return check_conversation(messages, media=True)
 
 
 def _marked(message: Mapping[str, Any], found: list[Any], *, as_text: bool) -> dict[str, Any]:
@@ -225,7 +226,7 @@ def _marked(message: Mapping[str, Any], found: list[Any], *, as_text: bool) -> d
         return dict(message)
     parts: list[Any] = []
     for part in content:
-        if not is_picture(part):
+        if media_kind(part) != IMAGE:
             parts.append(part)
             continue
         address = part.get("image_url")

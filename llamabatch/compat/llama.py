@@ -29,6 +29,7 @@ from llamabatch.gguf.header import read_header
 from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.gguf.resolve import fetch, local, resolve
 from llamabatch.media.prompt import text_prompt
+from llamabatch.request.media import IMAGE
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.absent import absent
@@ -567,7 +568,8 @@ class Llama:
         if isinstance(prompt, str):
             ids = model.tokenize(prompt, add_special=args.suffix is None, parse_special=args.suffix is None)
         elif isinstance(prompt, Mapping):
-            ids = list(text_prompt(model, prompt["prompt"], prompt["multi_modal_data"]["image"]).token_ids)
+            pictures = [(IMAGE, each) for each in prompt["multi_modal_data"]["image"]]
+            ids = list(text_prompt(model, prompt["prompt"], pictures).token_ids)
         else:
             found = items(prompt, 2**24)
             if found is None:

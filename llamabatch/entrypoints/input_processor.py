@@ -21,7 +21,7 @@ from llamabatch.entrypoints.prompts import (
     is_prompt_mapping,
     is_table,
     is_token_ids,
-    pictures_of,
+    media_of,
     plain_ids,
     read_mapping,
 )
@@ -257,10 +257,10 @@ class InputProcessor:
         if isinstance(prompt, (list, tuple)) and not prompt:
             return Prompt(None, ())  # refused below, as an empty prompt
         if is_prompt_mapping(prompt):
-            prompt, pictures = pictures_of(prompt)
+            prompt, media = media_of(prompt)
             text, ids = read_mapping(prompt)
-            if pictures:
-                return text_prompt(self._model, text or "", pictures)
+            if media:
+                return text_prompt(self._model, text or "", media)
             return Prompt(text, ids) if ids is not None else self._prompt_ids(text)
         raise PromptError(f"a prompt is {FORMS}, not {show(prompt)}")
 
@@ -322,7 +322,7 @@ class InputProcessor:
                 text, ids, media, runs = to_ids(item)
                 request = replace(request, prompt=text, prompt_token_ids=ids, adapters=item_adapters, embed=embed)
                 if media and (embed or classify):
-                    raise PromptError("the prompt has a picture; only prompts that are continued can have one")
+                    raise PromptError("the prompt has a picture or a sound, and only a prompt that is continued can")
                 if media:
                     request = replace(request, media=media, media_runs=runs)
                 if options is not None and is_conversation(item):

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 from llamabatch.errors import PromptError
+from llamabatch.request.media import IMAGE, SOUND, Kind
 from llamabatch.utils.checks import items, nearest, show
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ class TextPrompt(TypedDict):
 
     Attributes:
         prompt: the text.
-        multi_modal_data: {"image": one picture, or a list of them}, for the marks <__media__> in the text, or those
-            that the model's prompts for vLLM have; the text is then read with its special tokens. A picture is a path,
-            bytes, a data: address, a PIL image or an array.
+        multi_modal_data: {"image": one picture, or a list of them} or {"audio": …} with sounds, for the marks
+            <__media__> in the text, or those that the model's prompts for vLLM have; the text is then read with its
+            special tokens. A picture is a path, bytes, a data: address, a PIL image or an array; a sound likewise, or a
+            pair of samples and their rate.
     """
 
     prompt: str
@@ -45,7 +47,8 @@ Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 FORMS = "a text or a list of token ids"
 _KEYS = ("prompt", "prompt_token_ids")
 # Further keys of vLLM's mappings.
-_PICTURES = "multi_modal_data"
+_MEDIA = "multi_modal_data"
+_KINDS: dict[str, Kind | None] = {"image": IMAGE, "audio": SOUND, "any": None}
 _NOT_YET = (
     *("multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds", "token_type_ids", "encoder_prompt"),
     *("decoder_prompt",),
@@ -79,25 +82,32 @@ def is_prompt_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
     if not isinstance(value, Mapping) or "role" in value:
         return False
     return isinstance(value.get("prompt"), str) or any(
-        key in value for key in (*_KEYS[1:], "cache_salt", _PICTURES, *_NOT_YET)
+        key in value for key in (*_KEYS[1:], "cache_salt", _MEDIA, *_NOT_YET)
     )
 
 
-def pictures_of(prompt: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Any]]:
-    """The mapping without its pictures, and these in order. Raises PromptError for media of other kinds."""
-    data = prompt.get(_PICTURES)
+def media_of(prompt: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[tuple[Kind | None, Any]]]:
+    """The mapping without its media, and these with their kinds, in order. Raises PromptError for other kinds."""
+    data = prompt.get(_MEDIA)
     if data is None:
         return prompt, []
-    if not isinstance(data, Mapping):
-        raise PromptError(f"{_PICTURES} is {show(data)}; give {{'image': …}}")
-    for kind in data:
-        if kind != "image":
-            raise PromptError(f"{_PICTURES} has {show(kind)}; only pictures can be read, under 'image'")
-    given = data.get("image")
-    pictures = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-    if pictures and "prompt_token_ids" in prompt:
-        raise PromptError(f"a prompt has prompt_token_ids and {_PICTURES}; pictures go with the text of a prompt")
-    return {key: value for key, value in prompt.items() if key != _PICTURES}, pictures
+    if not isinstance(data, Mapping) or not all(kind in _KINDS for kind in data):
+        raise PromptError(f"{_MEDIA} is {show(data)}; give {{'image': …}} or {{'audio': …}}")
+    found = [(_KINDS[kind], each) for kind, given in data.items() for each in _listed(given)]
+    if len({kind for kind, _ in found}) > 1:
+        raise PromptError(f"{_MEDIA} has pictures and sounds, whose order it does not tell; give them to chat()")
+    if found and "prompt_token_ids" in prompt:
+        raise PromptError(f"a prompt has prompt_token_ids and {_MEDIA}; media go with the text of a prompt")
+    return {key: value for key, value in prompt.items() if key != _MEDIA}, found
+
+
+def _listed(given: Any) -> list[Any]:
+    """One or several media as a list; samples and their rate are one sound."""
+    if given is None:
+        return []
+    is_pair = isinstance(given, tuple) and len(given) == 2 and not hasattr(given[1], "dtype")
+    is_sound = is_pair and hasattr(given[0], "dtype")
+    return list(given) if isinstance(given, (list, tuple)) and not is_sound else [given]
 
 
 def read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...] | None]:
@@ -111,7 +121,7 @@ def read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...]
     for key in prompt:
         if key in _NOT_YET:
             raise PromptError(f"a prompt has {key!r}, which is not supported yet; give {' and '.join(_KEYS)} alone")
-        if key == _PICTURES:
+        if key == _MEDIA:
             raise PromptError(f"a prompt has {key!r}, which goes with the text of a prompt that is continued")
         if key not in _KEYS:
             raise PromptError(f"a prompt has the unknown key {show(key)}{nearest(str(key), _KEYS)}")

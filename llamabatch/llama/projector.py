@@ -1,4 +1,4 @@
-"""The projector of an mmproj file: pictures to tokens of a prompt and to embeddings for the model, by libmtmd."""
+"""The projector of an mmproj file: pictures and sounds to tokens of a prompt and to embeddings, by libmtmd."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from llamabatch.errors import ConfigError, EngineClosedError, EngineError, Model
 from llamabatch.llama import log
 from llamabatch.llama.sliced_thread import SlicedThread
 from llamabatch.media.pictures import pixels_of
+from llamabatch.media.sounds import samples_of
 from llamabatch.planning.projector import KEPT_BYTES
-from llamabatch.request.media import Media, MediaRun, MediaTokens, cell_ids
+from llamabatch.request.media import SOUND, Media, MediaRun, MediaTokens, cell_ids
 from llamabatch.utils.paths import one_line
 
 WITHOUT_WEIGHTS = "mtmd_init_without_weights"  # of the patched build: counts tokens, and takes no memory for weights
@@ -35,7 +36,7 @@ _ABANDONED_S = 2.0
 # Kept pictures that were asked for during so long stay, whatever they take: a run that is computed in many small chunks
 # asks again for each, and would be encoded again for each.
 _HELD_S = 5.0
-_TEXT = 0  # MTMD_INPUT_CHUNK_TYPE_TEXT
+_TEXT, _IMAGE = 0, 1  # MTMD_INPUT_CHUNK_TYPE_TEXT, …_IMAGE
 _PROBE = Media(b"", 64, 64)
 
 
@@ -74,6 +75,10 @@ class Projector:
         token_bounds: tokens of a picture at least and at most, of encoders that take any size; 0: as the file says.
         plans: make the graph of an encoder pass at once, and its buffers, not with the first picture.
         encodes: False: `embeddings` is never called, and the weights need not be read.
+
+    Attributes:
+        reads_pictures: it has an encoder of pictures.
+        sound_rate: samples a second of the sounds that its encoder takes; 0: it has none.
 
     Raises:
         ModelFileError: libmtmd refuses the file, or it does not fit the model.
@@ -127,10 +132,13 @@ class Projector:
 
     def _check(self) -> None:
         mtmd, name = self._mtmd, f"mmproj {one_line(self.path)}"
-        if not mtmd.mtmd_support_vision(self._context):
-            raise ConfigError(f"{name} reads no pictures; sounds cannot be read yet")
+        self.reads_pictures = bool(mtmd.mtmd_support_vision(self._context))
+        self.sound_rate = max(0, mtmd.mtmd_get_audio_sample_rate(self._context))
         try:
-            self.tokens(_PROBE)
+            if self.reads_pictures:
+                self.tokens(_PROBE)
+            if self.sound_rate:
+                self.tokens(Media(b"", self.sound_rate, 1, SOUND))
         except PromptError as error:
             raise ModelFileError(f"{name} does not fit the model: {error}") from None
 
@@ -146,7 +154,7 @@ class Projector:
                 self._kept_bytes = 0
 
     def tokens(self, media: Media) -> MediaTokens:
-        """The tokens of a picture, with those of text that the model has around pictures; of its size alone.
+        """The tokens of a picture or a sound, with those of text that the model has around it; of its size alone.
 
         Raises:
             PromptError: libmtmd cannot take a picture of this size in, or the vocabulary lacks a token.
@@ -214,7 +222,7 @@ class Projector:
         if self._thread.is_cancelled:
             return
         if code != 0:
-            raise EngineError(f"a picture could not be encoded: {log.reason()}")
+            raise EngineError(f"{_named(media)} could not be encoded: {log.reason()}")
         n_rows = int(self._mtmd.mtmd_input_chunk_get_n_tokens(found))
         pointer = self._mtmd.mtmd_get_output_embd(self._context)
         rows = np.ctypeslib.as_array(pointer, shape=(n_rows, self._n_embd)).copy()
@@ -233,6 +241,8 @@ class Projector:
         """The positions of some tokens of a chunk, as Embeddings.steps; `start`: of the first of all tokens."""
         if not self._mtmd.mtmd_decode_use_mrope(self._context):
             return np.array([[start + token for token in tokens]], np.int32)
+        if self._mtmd.mtmd_input_chunk_get_type(chunk) != _IMAGE:  # a sound has one dimension, as text has
+            return np.tile(np.array([start + token for token in tokens], np.int32), (4, 1))
         image = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         found = [self._mtmd.mtmd_image_tokens_get_decoder_pos(image, start, token) for token in tokens]
         return np.array([(each.t, each.y, each.x, each.z) for each in found], np.int32).T
@@ -251,12 +261,10 @@ class Projector:
             self._mtmd.mtmd_input_chunks_free(chunks)
 
     def _make_chunks(self, media: Media, *, with_data: bool) -> Any:
-        """The mtmd_input_chunks of a picture; without its data they have the sizes alone."""
+        """The mtmd_input_chunks of a picture or a sound; without its data they have the sizes alone."""
         self._check_open()
         mtmd = self._mtmd
-        data = ctypes.c_char_p(pixels_of(media) if with_data else None)  # libmtmd copies it
-        pixels = ctypes.cast(data, ctypes.POINTER(ctypes.c_uint8)) if with_data else None
-        bitmap = mtmd.mtmd_bitmap_init(media.width, media.height, pixels)
+        bitmap = self._bitmap(media, with_data=with_data)
         chunks = mtmd.mtmd_input_chunks_init()
         part = mtmd.mtmd_input_part(bitmap=bitmap)
         parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
@@ -265,8 +273,17 @@ class Projector:
         mtmd.mtmd_bitmap_free(bitmap)
         if code != 0:
             mtmd.mtmd_input_chunks_free(chunks)
-            raise PromptError(f"a picture of {media.width} x {media.height} pixels cannot be read: {log.reason()}")
+            raise PromptError(f"{_named(media)} cannot be read: {log.reason()}")
         return chunks
+
+    def _bitmap(self, media: Media, *, with_data: bool) -> Any:
+        if media.kind == SOUND:
+            data = ctypes.c_char_p(samples_of(media, self.sound_rate) if with_data else None)  # libmtmd copies it
+            samples = ctypes.cast(data, ctypes.POINTER(ctypes.c_float)) if with_data else None
+            return self._mtmd.mtmd_bitmap_init_from_audio(media.width, samples)
+        data = ctypes.c_char_p(pixels_of(media) if with_data else None)
+        pixels = ctypes.cast(data, ctypes.POINTER(ctypes.c_uint8)) if with_data else None
+        return self._mtmd.mtmd_bitmap_init(media.width, media.height, pixels)
 
     def _each(self, chunks: Any) -> list[Any]:
         count = self._mtmd.mtmd_input_chunks_size(chunks)
@@ -277,8 +294,14 @@ class Projector:
         pointer = self._mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
         found = [int(pointer[at]) for at in range(count.value)]
         if min(found, default=0) < 0:
-            raise PromptError("the vocabulary has no token for what this model puts around pictures")
+            raise PromptError("the vocabulary has no token for what this model puts around pictures and sounds")
         return found
+
+
+def _named(media: Media) -> str:
+    if media.kind == SOUND:
+        return f"a sound of {media.width:,} samples"
+    return f"a picture of {media.width} x {media.height} pixels"
 
 
 def _module(lib: ModuleType) -> ModuleType:

@@ -16,24 +16,29 @@ from llamabatch.llama import library
 from llamabatch.llama.probe import no_core_dump
 from llamabatch.llama.projector import Projector
 from llamabatch.llama.trial_load import REFUSED
-from llamabatch.request.media import Media
+from llamabatch.media.sounds import LEAST_S
+from llamabatch.request.media import SOUND, Media
 from llamabatch.utils.lifetime import end_with_parent, leave_signals_to_parent
 from llamabatch.utils.paths import one_line
 
 # pictures of common sizes and of extreme ones: preprocessors assert on them
 _SIZES = ((1, 1), (64, 64), (640, 480), (3000, 20), (20, 3000), (4000, 3000))
 
+_SECONDS = (LEAST_S, 1.0, 30.0, 61.7)
+
 
 def run(path: Path, model_path: Path) -> int:
-    """Loads the file beside the vocabulary of its model, and counts the tokens of pictures."""
+    """Loads the file beside the vocabulary of its model, and counts the tokens of pictures and sounds."""
     llama = library.load()
     params = llama.llama_model_default_params()
     params.vocab_only = True
     model = llama.llama_model_load_from_file(os.fsencode(model_path), params)
     try:
         projector = Projector(path, llama, model, n_embd=0, n_threads=1, use_gpu=False, plans=True)
-        for size in _SIZES:
+        for size in _SIZES if projector.reads_pictures else ():
             projector.tokens(Media(b"", *size))
+        for seconds in _SECONDS if projector.sound_rate else ():
+            projector.tokens(Media(b"", int(seconds * projector.sound_rate), 1, SOUND))
     except LlamaBatchError as error:
         reason = str(error).removeprefix(f"mmproj {one_line(path)} cannot be loaded: ")
         print(json.dumps({"refused": reason}), flush=True)

@@ -132,7 +132,7 @@ def ensure_loadable(
 def ensure_projector_loadable(path: Path, model: Path, trial: str = "auto") -> None:
     """As ensure_loadable, of an mmproj file for a text model whose file has been tried."""
     known, text = FileIdentity.of(path), FileIdentity.of(model)
-    together = f"{text.content}, whose pictures are read"
+    together = f"{text.content}, whose media are read"
     if trial == "off" or (trial == "auto" and (known.identity, together) in _loadable):
         return
     try:

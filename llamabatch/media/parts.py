@@ -1,5 +1,5 @@
-"""The pictures in the messages of a conversation, each replaced by a mark that the chat template writes as text; and
-the parts of messages for the pictures in a cell of a table."""
+"""The media in the messages of a conversation, each replaced by a mark that the chat template writes as text; and the
+parts of messages for the media in a cell of a table."""
 
 from __future__ import annotations
 
@@ -9,96 +9,131 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamabatch.chat.conversation import MEDIA_MARK, is_picture
+from llamabatch.chat.conversation import MEDIA_MARK, media_kind
 from llamabatch.errors import PromptError
-from llamabatch.media.pictures import is_address, read_address, read_picture
+from llamabatch.media.files import is_address
+from llamabatch.media.pictures import read_address, read_picture
+from llamabatch.media.sounds import MOST_S, is_sound, read_sound
 from llamabatch.media.sources import NOWHERE, MediaSources
-from llamabatch.request.media import Media
+from llamabatch.request.media import IMAGE, SOUND, Kind, Media
 from llamabatch.utils.checks import show
 
-MAX_IN_ALL = 64 * 2**20
-"""Pixels of the pictures of a conversation: a message to a child process holds them."""
+MAX_IN_ALL = 192 * 2**20
+"""Bytes of the media of a prompt, decoded: 67 million pixels, or 50 minutes of sound at 16,000 samples a second."""
 
 
-def has_pictures(conversation: Any) -> bool:
-    """True if a message has a part with a picture."""
+def has_media(conversation: Any) -> bool:
+    """True if a message has a part with a picture or a sound."""
     messages = conversation if isinstance(conversation, (list, tuple)) else ()  # others are refused by their type
-    return any(is_picture(part) for message in messages for part in _parts(message))
+    return any(media_kind(part) is not None for message in messages for part in _parts(message))
 
 
-def take_pictures(
-    conversation: Sequence[Mapping[str, Any]], sources: MediaSources = NOWHERE
-) -> tuple[list[Mapping[str, Any]], list[Media], str]:
-    """The messages with marks in place of pictures, the pictures in order, and the mark.
+def marked(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]], str]:
+    """The messages with marks in place of media, the parts with these in order, and the mark.
 
     The mark is drawn anew for each conversation, so that no text can contain it.
-
-    Args:
-        sources: as of read_address.
-
-    Raises:
-        PromptError, SetupError: as read_picture.
     """
     mark = f"<media-{secrets.token_hex(16)}>"
-    pictures: list[Media] = []
-    left = MAX_IN_ALL
+    found: list[Mapping[str, Any]] = []
     messages: list[Mapping[str, Any]] = []
     for message in conversation:
         parts = _parts(message)
-        if any(map(is_picture, parts)):
-            content: list[Any] = []
-            for part in parts:
-                if is_picture(part):
-                    picture = _picture_of(part, left, sources)
-                    left -= picture.width * picture.height
-                    pictures.append(picture)
-                    content.append({"type": MEDIA_MARK, MEDIA_MARK: mark})
-                else:
-                    content.append(part)
-            message = {**message, "content": content}
+        own = [part for part in parts if media_kind(part) is not None]
+        if own:
+            found += own
+            place = {"type": MEDIA_MARK, MEDIA_MARK: mark}
+            message = {**message, "content": [part if media_kind(part) is None else place for part in parts]}
         messages.append(message)
-    return messages, pictures, mark
+    return messages, found, mark
 
 
-def read_pictures(given: Sequence[Any], sources: MediaSources = NOWHERE) -> list[Media]:
-    """The pictures of one prompt. Raises as read_picture."""
-    pictures: list[Media] = []
-    for each in given:
-        left = MAX_IN_ALL - sum(picture.width * picture.height for picture in pictures)
-        pictures.append(read_picture(each, left, sources))
-    return pictures
-
-
-def parts_of_cell(cell: Any) -> list[dict[str, Any]]:
-    """The parts of a message for a cell of a table: of one picture, of a list of them, none for an empty cell.
+class MediaInput:
+    """The media of one prompt, read as they are given, within bytes that all of them share.
 
     Args:
-        cell: a picture as of read_picture; {"bytes": …, "path": …}, as datasets of Hugging Face have it.
+        pictures: the model reads pictures.
+        rate: samples a second of the sounds that it reads; 0: it reads none.
+        sources: as of read_address.
+
+    Attributes:
+        media: those that were read.
+    """
+
+    def __init__(self, pictures: bool, rate: int, sources: MediaSources = NOWHERE) -> None:
+        self._pictures, self._rate, self._sources = pictures, rate, sources
+        self.media: list[Media] = []
+
+    def add(self, given: Any, kind: Kind | None = None) -> None:
+        """Reads a picture or a sound in any form. Raises as read_picture and read_sound.
+
+        Args:
+            kind: what it is; None: bytes and data: addresses tell, and all else is a picture.
+        """
+        if kind is None and isinstance(given, bytes):
+            kind = SOUND if is_sound(given) else IMAGE
+        self.media.append(self._read_sound(given) if kind == SOUND else self._read_picture(given))
+
+    def add_part(self, part: Mapping[str, Any]) -> None:
+        """Reads the picture or the sound of a part of a message. Raises as `add`."""
+        if media_kind(part) == SOUND:
+            given, is_open = _sound_of(part)
+            self.media.append(self._read_sound(given, is_open))
+        else:
+            given, is_open = _picture_of(part)
+            self.media.append(self._read_picture(given, is_open))
+
+    def _read_picture(self, given: Any, is_open: bool = True) -> Media:
+        if not self._pictures:
+            raise PromptError("the prompt has a picture, and the mmproj file reads sounds alone")
+        read = read_picture if is_open else read_address
+        return read(given, self._left // 3, self._sources)
+
+    def _read_sound(self, given: Any, is_open: bool = True) -> Media:
+        if not self._rate:
+            raise PromptError("the prompt has a sound, and the mmproj file reads pictures alone")
+        if not is_open and not (isinstance(given, str) and is_address(given)):
+            raise PromptError(f"a sound has the address {show(given)}; give data:audio/wav;base64,…")
+        return read_sound(given, self._rate, min(self._left // 4, int(MOST_S * self._rate)), self._sources)
+
+    @property
+    def _left(self) -> int:
+        return MAX_IN_ALL - sum(media.n_raw_bytes for media in self.media)
+
+
+def parts_of_cell(cell: Any, kind: Kind = IMAGE) -> list[dict[str, Any]]:
+    """The parts of a message for a cell of a table: of one picture or sound, of a list of them, none for an empty cell.
+
+    Args:
+        cell: as of read_picture or read_sound; {"bytes": …, "path": …}, as datasets of Hugging Face have it.
     """
     if cell is None or (isinstance(cell, str) and not cell) or (isinstance(cell, float) and math.isnan(cell)):
         return []
-    if isinstance(cell, Mapping) and ("bytes" in cell or "path" in cell):
+    if isinstance(cell, Mapping) and "array" not in cell and ("bytes" in cell or "path" in cell):
         given = cell.get("bytes")
-        return parts_of_cell(cell.get("path") if given is None else given)
-    if isinstance(cell, (list, tuple)) or getattr(cell, "dtype", None) == "object":
-        return [part for each in cell for part in parts_of_cell(each)]
-    return [{"type": "image", "image": cell}]
+        return parts_of_cell(cell.get("path") if given is None else given, kind)
+    is_pair = kind == SOUND and isinstance(cell, tuple) and len(cell) == 2 and hasattr(cell[0], "dtype")
+    if (isinstance(cell, (list, tuple)) and not is_pair) or getattr(cell, "dtype", None) == "object":
+        return [part for each in cell for part in parts_of_cell(each, kind)]
+    name = "image" if kind == IMAGE else "audio"
+    return [{"type": name, name: cell}]
 
 
 def placed(conversation: Sequence[Mapping[str, Any]], folder: str) -> list[Mapping[str, Any]]:
-    """The conversation with the relative paths of its pictures below a folder."""
+    """The conversation with the relative paths of its media below a folder."""
     return [
-        {**message, "content": [_placed(part, folder) for part in parts]}
-        if any(map(is_picture, parts := _parts(message)))
+        {**message, "content": [_placed(part, folder) for part in _parts(message)]}
+        if any(media_kind(part) is not None for part in _parts(message))
         else message
         for message in conversation
     ]
 
 
 def _placed(part: Any, folder: str) -> Any:
-    given: Any = part.get("image") if is_picture(part) else None
+    kind = media_kind(part)
+    name = "audio" if kind == SOUND else "image"
+    given: Any = None if kind is None else part.get(name)
     is_path = isinstance(given, os.PathLike) or (isinstance(given, str) and not is_address(given))
-    return {**part, "image": os.path.join(folder, os.path.expanduser(given))} if is_path else part
+    return {**part, name: os.path.join(folder, os.path.expanduser(given))} if is_path else part
 
 
 def _parts(message: Any) -> Sequence[Any]:
@@ -106,20 +141,35 @@ def _parts(message: Any) -> Sequence[Any]:
     return content if isinstance(content, (list, tuple)) else ()
 
 
-def _picture_of(part: Mapping[str, Any], most: int, sources: MediaSources) -> Media:
-    """The picture of a part: of {"type": "image", "image": …} in any form; of {"image_url": {"url": …}}, {"image_url":
-    …}, {"url": …} and Anthropic's {"source": …}, which may come from strangers, by an address that may be read.
-
-    Args:
-        most: pixels that it may have.
-    """
+def _picture_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
+    """The picture of a part, and True if it may have any form: that of {"type": "image", "image": …}. False for
+    {"image_url": {"url": …}}, {"image_url": …}, {"url": …} and Anthropic's {"source": …}, which may come from
+    strangers: an address, which is data: or one that may be read."""
     if isinstance(source := part.get("source"), Mapping) and isinstance(source.get("data"), str):
-        return read_address(f"data:{source.get('media_type', 'image')};base64,{source['data']}", most)
+        return f"data:{source.get('media_type', 'image')};base64,{source['data']}", False
     for name in ("image", "image_pil"):
         if part.get(name) is not None:
-            return read_picture(part[name], most, sources)
-    address = part.get("image_url", part.get("url"))
+            return part[name], True
+    return _address(part, "image_url"), False
+
+
+def _sound_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
+    """As _picture_of: any form of {"type": "audio", "audio": …}; OpenAI's {"input_audio": {"data": …}}; addresses."""
+    given = part.get("input_audio")
+    if isinstance(given, Mapping) and isinstance(given.get("data"), str):
+        return f"data:audio;base64,{given['data']}", False
+    if part.get("audio") is not None:
+        return part["audio"], True
+    return _address(part, "audio_url"), False
+
+
+def _address(part: Mapping[str, Any], name: str) -> Any:
+    address = part.get(name, part.get("url"))
     address = address.get("url") if isinstance(address, Mapping) else address
     if address is None:
-        raise PromptError(f"a part of type {show(part['type'])} has no picture; give {{'type': 'image', 'image': …}}")
-    return read_address(address, most, sources)
+        what = "picture" if media_kind(part) == IMAGE else "sound"
+        example = "image" if media_kind(part) == IMAGE else "audio"
+        raise PromptError(
+            f"a part of type {show(part['type'])} has no {what}; give {{'type': {example!r}, {example!r}: …}}"
+        )
+    return address

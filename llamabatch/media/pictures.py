@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 import os
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from llamabatch.errors import EngineError, PromptError, SetupError, describe
+from llamabatch.media.files import at_address, check_bytes, is_address, kept_path, of_path
 from llamabatch.media.sources import NOWHERE, MediaSources
-from llamabatch.request.media import Media, digest_of
+from llamabatch.request.media import IMAGE, Media, digest_of
 from llamabatch.utils.checks import show
-from llamabatch.utils.paths import absolute, one_line
+from llamabatch.utils.paths import one_line
 
-MAX_FILE_BYTES = 64 * 2**20
 MAX_SIDE = 16_384
 MAX_PIXELS = 50_000_000
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-_DATA = re.compile(r"data:([^,]*),(.*)", re.DOTALL)
 _WHITE = (255, 255, 255, 255)
 
 
@@ -53,78 +49,39 @@ def read_picture(given: Any, most: int = MAX_PIXELS, sources: MediaSources = NOW
     )
 
 
-def is_address(text: str) -> bool:
-    """True for an address of the web or with the data in itself, which is no path."""
-    return re.match(r"data:|[a-zA-Z][\w+.-]+://", text, re.IGNORECASE) is not None
-
-
 def read_address(address: Any, most: int = MAX_PIXELS, sources: MediaSources = NOWHERE) -> Media:
-    """The Media of a data: address, or of one that may be read.
-
-    Args:
-        sources: what may be read; NOWHERE: nothing is fetched, and no file is read.
-
-    Raises:
-        PromptError: as read_picture, and for an address that may not be read.
-    """
-    if not isinstance(address, str):
-        raise PromptError(f"a picture has the address {show(address)}; give data:image/png;base64,…")
-    data = _bytes_of(address) if address[:5].lower() == "data:" else sources.read(address, MAX_FILE_BYTES)
-    return _of_bytes(data, "a picture", most)
+    """The Media of a picture at an address. Raises as read_picture and at_address."""
+    return _of_bytes(at_address(address, "a picture", sources), "a picture", most)
 
 
 def pixels_of(media: Media) -> bytes:
     """Its rows of pixels, 3 bytes each. Raises EngineError for a file that has changed since its Media was made."""
-    if isinstance(media.data, bytes) and media.form == "pixels":
+    if isinstance(media.data, bytes) and media.form == "raw":
         return media.data
     try:
         if isinstance(media.data, bytes):
             return _decoded(_opened(media.data), "a picture", MAX_PIXELS)[0]
         name = one_line(media.data)
-        pixels, width, height = _decoded(_opened(_read(media.data)), f"the picture {name}", MAX_PIXELS)
+        pixels, width, height = _decoded(_opened(of_path(media.data, "the picture")), f"the picture {name}", MAX_PIXELS)
     except PromptError as error:
         raise EngineError(f"{error}, which it could be before") from error
-    if digest_of(pixels, width, height) != media.digest:
+    if digest_of(IMAGE, pixels, width, height) != media.digest:
         raise EngineError(f"the picture {name} has changed since it was given")
     return pixels
 
 
-def _bytes_of(address: str) -> bytes:
-    """The bytes of a data: address (RFC 2397)."""
-    match = _DATA.fullmatch(address)
-    if match is None or not match[1].lower().endswith(";base64"):
-        raise PromptError(f"a picture is {show(address)}; give data:image/png;base64,… with the bytes in base64")
-    try:
-        return base64.b64decode("".join(match[2].split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise PromptError(f"a picture is no base64: {error}") from error
-
-
 def _of_path(path: str | os.PathLike[str], most: int) -> Media:
-    data, name = _read(path), f"the picture {one_line(os.fspath(path))}"
-    media = _of_bytes(data, name, most)
-    full = absolute(path)
-    return replace(media, data=full, form="path") if os.path.isfile(full) else media  # a pipe is read once
-
-
-def _read(path: str | os.PathLike[str]) -> bytes:
-    try:
-        with open(absolute(path), "rb") as file:
-            return file.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise PromptError(f"the picture {one_line(os.fspath(path))} cannot be read: {reason}") from error
+    media = _of_bytes(of_path(path, "the picture"), f"the picture {one_line(os.fspath(path))}", most)
+    kept = kept_path(path)
+    return media if kept is None else replace(media, data=kept, form="path")
 
 
 def _of_bytes(data: bytes, name: str, most: int) -> Media:
-    if len(data) > MAX_FILE_BYTES:
-        raise PromptError(f"{name} is larger than {MAX_FILE_BYTES:,} bytes")
-    if not data:
-        raise PromptError(f"{name} is empty")
+    check_bytes(data, name)
     pixels, width, height = _decoded(_opened(data), name, most)
     if len(pixels) <= len(data):
         return Media(pixels, width, height)
-    return Media(data, width, height, "file", digest_of(pixels, width, height))
+    return Media(data, width, height, IMAGE, "file", digest_of(IMAGE, pixels, width, height))
 
 
 def _opened(data: bytes) -> Callable[[], Any]:

@@ -1,21 +1,29 @@
-"""Conversations with or without pictures, and texts with pictures, to prompts of a model."""
+"""Conversations with or without media, and texts with media, to prompts of a model."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from llamabatch.chat.conversation import ChatModel, ChatOptions, Conversation, to_pieces, to_text, to_tokens
+from llamabatch.chat.conversation import (
+    ChatModel,
+    ChatOptions,
+    Conversation,
+    media_kind,
+    to_pieces,
+    to_text,
+    to_tokens,
+)
 from llamabatch.errors import PromptError
-from llamabatch.media.parts import has_pictures, read_pictures, take_pictures
+from llamabatch.media.parts import MediaInput, has_media, marked
 from llamabatch.media.sources import MediaSources
-from llamabatch.request.media import Media, MediaRun, MediaTokens, moved
+from llamabatch.request.media import IMAGE, SOUND, Kind, Media, MediaRun, MediaTokens, moved
 from llamabatch.utils.checks import counted
 
-MARK = "<__media__>"  # of a picture in a text: libmtmd's and llama-server's
-_SHOWN = "<picture>"  # in the text of a prompt
-# The same in prompts for vLLM, by families of models. What libmtmd writes around a picture is a part of it.
+MARK = "<__media__>"  # of a picture or a sound in a text: libmtmd's and llama-server's
+_SHOWN = {IMAGE: "<picture>", SOUND: "<sound>"}  # in the text of a prompt
+# The same in prompts for vLLM, by families of models. What libmtmd writes around media is a part of it.
 _MARKS = re.compile(
     "|".join(
         (
@@ -26,28 +34,38 @@ _MARKS = re.compile(
             r"<\|image_\d+\|>",  # Phi
             r"\(<image>\./</image>\)",  # MiniCPM-V
             r"<image>|\[IMG\]",  # LLaVA, InternVL, SmolVLM, LFM2-VL; Pixtral
+            r"(?:<\|audio_bos\|>)?<\|AUDIO\|>(?:<\|audio_eos\|>)?",  # Qwen2-Audio, Qwen2.5-Omni
+            r"<\|audio\|>|<\|audio_\d+\|>|\(<audio>\./</audio>\)|<audio_soft_token>",  # Ultravox, Phi, MiniCPM-o, Gemma
         )
     )
 )
 
 
-class PictureReader(Protocol):
-    """The part of a projector that tells the tokens of a picture."""
+class MediaReader(Protocol):
+    """The part of a projector that tells the tokens of a picture or a sound.
+
+    Attributes:
+        reads_pictures: it reads pictures.
+        sound_rate: samples a second of the sounds that it reads; 0: it reads none.
+    """
+
+    reads_pictures: bool
+    sound_rate: int
 
     def tokens(self, media: Media) -> MediaTokens: ...
 
 
 class MediaModel(ChatModel, Protocol):
-    """A model that may read pictures."""
+    """A model that may read pictures and sounds."""
 
     media_sources: MediaSources
 
     @property
-    def projector(self) -> PictureReader | None: ...
+    def projector(self) -> MediaReader | None: ...
 
 
 class Prompt(NamedTuple):
-    """A prompt: its text, where it has one, its tokens, and its pictures with their places among these."""
+    """A prompt: its text, where it has one, its tokens, and its media with their places among these."""
 
     text: str | None
     token_ids: tuple[int, ...]
@@ -61,6 +79,13 @@ class Prompt(NamedTuple):
         return self._replace(token_ids=(*token_ids, *self.token_ids[n_dropped:]), media_runs=runs)
 
 
+def media_kinds(model: MediaModel) -> frozenset[Kind]:
+    """The kinds of media that a model reads."""
+    reader = model.projector
+    found = () if reader is None else [IMAGE] * reader.reads_pictures + [SOUND] * (reader.sound_rate > 0)
+    return frozenset(found)
+
+
 def chat_prompt(
     model: MediaModel,
     conversation: Conversation,
@@ -70,62 +95,74 @@ def chat_prompt(
     """The prompt of a conversation. Raises as conversation.to_tokens.
 
     Raises:
-        PromptError: a picture cannot be read, the model reads none, or the template leaves one out.
-        SetupError: Pillow is needed, and not installed.
+        PromptError: a picture or a sound cannot be read, the model reads none, or the template leaves one out.
+        SetupError: Pillow or miniaudio is needed, and not installed.
     """
-    if not has_pictures(conversation):
+    if not has_media(conversation):
         return Prompt(*to_tokens(model, conversation, options, cancelled))
-    reader = _reader("the conversation", model)
-    messages, pictures, mark = take_pictures(conversation, model.media_sources)
+    reader, given = _reader("the conversation", model)
+    messages, parts, mark = marked(conversation)
     text, pieces = to_pieces(model, messages, mark, options, cancelled)
-    if len(pieces) - 1 != len(pictures):
+    if len(pieces) - 1 != len(parts):
         raise PromptError(
-            f"the chat template writes {counted(len(pieces) - 1, 'picture')} of a conversation that has {len(pictures)}"
+            f"the chat template writes {len(pieces) - 1} pictures and sounds of a conversation that has {len(parts)}"
         )
-    return _joined(text.replace(mark, _SHOWN), pieces, pictures, reader)
+    for part in parts:
+        given.add_part(part)
+    return _joined(_shown(text, mark, parts), pieces, given.media, reader)
 
 
-def text_prompt(model: MediaModel, text: str, given: Sequence[Any]) -> Prompt:
-    """The prompt of a text with marks for pictures: MARK, or what prompts for vLLM have in its place. The text is read
+def text_prompt(model: MediaModel, text: str, media: Sequence[tuple[Kind | None, Any]]) -> Prompt:
+    """The prompt of a text with marks for media: MARK, or what prompts for vLLM have in its place. The text is read
     with its special tokens.
 
     Args:
-        given: the pictures in order, as of read_picture.
+        media: pictures and sounds in order, each with its kind, as of MediaInput.add.
 
     Raises:
-        PromptError: a picture cannot be read, the model reads none, or there are more marks or fewer.
-        SetupError: Pillow is needed, and not installed.
+        PromptError: a picture or a sound cannot be read, the model reads none, or there are more marks or fewer.
+        SetupError: Pillow or miniaudio is needed, and not installed.
     """
-    reader = _reader("the prompt", model)
+    reader, given = _reader("the prompt", model)
     first, *others = _MARKS.split(text)
-    if len(others) != len(given):
+    if len(others) != len(media):
         raise PromptError(
-            f"the prompt has {counted(len(others), 'mark')} of a picture, and {counted(len(given), 'picture')} for it; "
-            f"write {MARK} for each, or the model's own mark"
+            f"the prompt has {counted(len(others), 'mark')} of a picture or a sound, and {len(media)} of these; write "
+            f"{MARK} for each, or the model's own mark"
         )
+    for kind, each in media:
+        given.add(each, kind)
     bos = model.special_token("bos")
     pieces = [model.tokenize(first, add_special=not (bos and first.startswith(bos)), parse_special=True)]
     pieces += [model.tokenize(each, add_special=False, parse_special=True) if each else [] for each in others]
-    return _joined(text, pieces, read_pictures(given, model.media_sources), reader)
+    return _joined(text, pieces, given.media, reader)
 
 
-def _reader(what: str, model: MediaModel) -> PictureReader:
-    if model.projector is None:
+def _reader(what: str, model: MediaModel) -> tuple[MediaReader, MediaInput]:
+    reader = model.projector
+    if reader is None:
         raise PromptError(
-            f"{what} has a picture, and this engine reads text alone; load the model with mmproj='….gguf', the file of "
-            "its vision encoder, or 'auto' if that lies beside the model or in its repository"
+            f"{what} has a picture or a sound, and this engine reads text alone; load the model with mmproj='….gguf', "
+            "the file of its encoder, or 'auto' if that lies beside the model or in its repository"
         )
-    return model.projector
+    return reader, MediaInput(reader.reads_pictures, reader.sound_rate, model.media_sources)
 
 
-def _joined(text: str, pieces: Sequence[Sequence[int]], pictures: Sequence[Media], reader: PictureReader) -> Prompt:
-    """Pieces of text with a picture between each two."""
+def _joined(text: str, pieces: Sequence[Sequence[int]], media: Sequence[Media], reader: MediaReader) -> Prompt:
+    """Pieces of text with a picture or a sound between each two."""
     ids, runs = list(pieces[0]), list[MediaRun]()
-    for index, (picture, piece) in enumerate(zip(pictures, pieces[1:], strict=True)):
-        tokens = reader.tokens(picture)
+    for index, (each, piece) in enumerate(zip(media, pieces[1:], strict=True)):
+        tokens = reader.tokens(each)
         runs += moved(tokens.runs, len(ids), index)
         ids += (*tokens.token_ids, *piece)
-    return Prompt(text, tuple(ids), tuple(pictures), tuple(runs))
+    return Prompt(text, tuple(ids), tuple(media), tuple(runs))
+
+
+def _shown(text: str, mark: str, parts: Sequence[Mapping[str, Any]]) -> str:
+    """A text with a word for each part in place of its mark."""
+    first, *others = text.split(mark)
+    words = (_SHOWN[media_kind(part) or IMAGE] for part in parts)
+    return first + "".join(word + piece for word, piece in zip(words, others, strict=False))
 
 
 def chat_text(
@@ -134,8 +171,8 @@ def chat_text(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> str:
-    """A conversation as text, with a word for each picture. Raises as conversation.to_text."""
-    if not has_pictures(conversation):
+    """A conversation as text, with a word for each picture and sound. Raises as conversation.to_text."""
+    if not has_media(conversation):
         return to_text(model, conversation, options, cancelled)
-    messages, _, mark = take_pictures(conversation)
-    return to_text(model, messages, options, cancelled).replace(mark, _SHOWN)
+    messages, parts, mark = marked(conversation)
+    return _shown(to_text(model, messages, options, cancelled), mark, parts)

@@ -1,4 +1,4 @@
-"""Pictures that stand elsewhere, where the options allow it: at an address of the web, or in a file below a folder."""
+"""Media that stand elsewhere, where the options allow it: at an address of the web, or in a file below a folder."""
 
 from __future__ import annotations
 
@@ -46,8 +46,11 @@ class MediaSources:
     def __bool__(self) -> bool:
         return self.folder is not None or bool(self.domains)
 
-    def read(self, address: str, most_bytes: int) -> bytes:
+    def read(self, address: str, most_bytes: int, what: str = "a picture") -> bytes:
         """The bytes at an address.
+
+        Args:
+            what: stands there, for messages.
 
         Raises:
             PromptError: nothing is read there for a prompt, it cannot be read, or it has more bytes.
@@ -56,34 +59,34 @@ class MediaSources:
             parts = urlsplit(address)
             scheme, host = parts.scheme.lower(), parts.hostname or ""
         except ValueError as error:
-            raise PromptError(f"a picture has the address {show(address)}, which is none: {error}") from error
+            raise PromptError(f"{what} has the address {show(address)}, which is none: {error}") from error
         if scheme == "file" and self.folder is not None:
-            return _of_file(parts, self.folder, most_bytes)
+            return _of_file(parts, self.folder, most_bytes, what)
         if scheme in ("http", "https") and self.domains:
-            return _fetched(address, self.domains, most_bytes)
-        raise PromptError(f"a picture has the address {show(public(address))}; {self._allowed(scheme, host)}")
+            return _fetched(address, self.domains, most_bytes, what)
+        raise PromptError(f"{what} has the address {show(public(address))}; {self._allowed(scheme, host)}")
 
     def _allowed(self, scheme: str, host: str) -> str:
         if scheme in ("http", "https") and host:
             return (
                 f"addresses are fetched only from hosts in allowed_media_domains: {host} is none of them; or give "
-                "data:image/png;base64,…"
+                "data:…;base64,…"
             )
         if scheme == "file":
-            return "files are read only below allowed_local_media_path; or give data:image/png;base64,…"
-        return "give data:image/png;base64,…, or {'type': 'image', 'image': …} with a path or bytes"
+            return "files are read only below allowed_local_media_path; or give data:…;base64,…"
+        return "give data:…;base64,…, or a part {'type': 'image', 'image': …} with a path or bytes"
 
 
 NOWHERE = MediaSources()
 
 
-def _of_file(parts: SplitResult, folder: str, most_bytes: int) -> bytes:
+def _of_file(parts: SplitResult, folder: str, most_bytes: int, what: str) -> bytes:
     """The bytes of file:///a/path, or of file://path relative to the folder, as llama-server has it."""
     name = url2pathname(parts.path if parts.netloc in ("", "localhost") else parts.netloc + parts.path)
     root = os.path.realpath(folder)
     path = os.path.realpath(os.path.join(root, name))
     if os.path.commonpath((root, path)) != root:
-        raise PromptError(f"the file {show(name)} of a picture is not below allowed_local_media_path")
+        raise PromptError(f"the file {show(name)} of {what} is not below allowed_local_media_path")
     try:
         if not os.path.isfile(path):
             raise FileNotFoundError(2, os.strerror(2))
@@ -91,10 +94,10 @@ def _of_file(parts: SplitResult, folder: str, most_bytes: int) -> bytes:
             return file.read(most_bytes + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise PromptError(f"the file {show(name)} of a picture cannot be read: {reason}") from error
+        raise PromptError(f"the file {show(name)} of {what} cannot be read: {reason}") from error
 
 
-def _fetched(address: str, domains: tuple[str, ...], most_bytes: int) -> bytes:
+def _fetched(address: str, domains: tuple[str, ...], most_bytes: int, what: str) -> bytes:
     end = time.monotonic() + FETCH_S
     for _ in range(_MOST_HOPS):
         try:
@@ -108,11 +111,11 @@ def _fetched(address: str, domains: tuple[str, ...], most_bytes: int) -> bytes:
         except _FAULTS as error:
             late = time.monotonic() >= end
             reason = f"it takes more than {FETCH_S:g} s" if late else describe(error)
-            raise PromptError(f"the picture at {public(address)} cannot be fetched: {reason}") from error
+            raise PromptError(f"{what} at {public(address)} cannot be fetched: {reason}") from error
         if found is not None:
             return found
         address = moved_to
-    raise PromptError(f"the picture at {public(address)} cannot be fetched: more than {_MOST_HOPS} addresses in a row")
+    raise PromptError(f"{what} at {public(address)} cannot be fetched: more than {_MOST_HOPS} addresses in a row")
 
 
 def _answer(parts: SplitResult, host: str, end: float, most_bytes: int) -> tuple[bytes | None, str]:

@@ -1,4 +1,4 @@
-"""Media: pictures in a prompt, and the runs of token ids that stand for their cells."""
+"""Media: pictures and sounds in a prompt, and the runs of token ids that stand for their cells."""
 
 from __future__ import annotations
 
@@ -8,47 +8,59 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+Kind = Literal["image", "sound"]
+IMAGE: Kind = "image"
+SOUND: Kind = "sound"
+
 
 @dataclass(frozen=True)
 class Media:
-    """One picture, whose pixels are decoded where they are needed: a file has a tenth of their bytes, a path none.
+    """One picture or sound, decoded where it is needed: a file has a tenth of the bytes of its pixels, a path none.
 
     Attributes:
-        data: as `form` says: rows of pixels, 3 bytes each (red, green, blue); the bytes of a file; an absolute path.
-        width, height: in pixels.
-        form: the kind of `data`.
-        digest: SHA-256 of size and pixels, in hexadecimal digits; equal pictures have equal digests in any form.
+        data: as `form` says: raw, that is rows of pixels with 3 bytes each (red, green, blue), or samples of a sound as
+            32-bit floats; the bytes of a file; an absolute path.
+        width, height: in pixels; of a sound the number of its samples, and 1.
+        kind: what it is. form: the form of `data`.
+        digest: SHA-256 of kind, size and raw data, in hexadecimal digits; equal media have equal digests in any form.
     """
 
     data: bytes | str = field(repr=False, compare=False)
     width: int
     height: int
-    form: Literal["pixels", "file", "path"] = field(default="pixels", compare=False)
+    kind: Kind = IMAGE
+    form: Literal["raw", "file", "path"] = field(default="raw", compare=False)
     digest: str = ""
 
     def __post_init__(self) -> None:
         if not self.digest and isinstance(self.data, bytes):
-            object.__setattr__(self, "digest", digest_of(self.data, self.width, self.height))
+            object.__setattr__(self, "digest", digest_of(self.kind, self.data, self.width, self.height))
 
     @property
     def n_bytes(self) -> int:
         """Bytes of main memory that it takes."""
         return len(self.data)
 
+    @property
+    def n_raw_bytes(self) -> int:
+        """Bytes of its raw data."""
+        return (3 if self.kind == IMAGE else 4) * self.width * self.height
 
-def digest_of(pixels: bytes, width: int, height: int) -> str:
-    """The digest of a Media with these pixels."""
-    return hashlib.sha256(f"image {width} {height} ".encode() + pixels).hexdigest()
+
+def digest_of(kind: Kind, raw: bytes, width: int, height: int) -> str:
+    """The digest of a Media with this raw data."""
+    return hashlib.sha256(f"{kind} {width} {height} ".encode() + raw).hexdigest()
 
 
 class MediaRun(NamedTuple):
-    """Neighbouring tokens of a prompt whose cells come from one encoder pass over a picture, or over a tile of one.
+    """Neighbouring tokens of a prompt whose cells come from one encoder pass over a picture or a sound, or a part
+    of one.
 
     Attributes:
         start: index of the first of the tokens.
         length: number of tokens, each of which has a cell.
-        media: index of the picture in Request.media.
-        chunk: number of the encoder pass among those of this picture.
+        media: index of the picture or sound in Request.media.
+        chunk: number of the encoder pass among those of this picture or sound.
         is_causal: each token attends to earlier ones only; False: all of the run to one another, so that one call must
             compute all of them.
         n_pos: positions by which the run moves those of the text behind it; as many as tokens, but with M-RoPE the
@@ -70,7 +82,7 @@ class MediaRun(NamedTuple):
 
 
 class MediaTokens(NamedTuple):
-    """A picture as a part of a prompt.
+    """A picture or a sound as a part of a prompt.
 
     Attributes:
         token_ids: ids of the model's vocabulary, and ids below 0 for the cells of the runs.
@@ -82,8 +94,9 @@ class MediaTokens(NamedTuple):
 
 
 def cell_ids(digest: str, chunk: int, length: int) -> list[int]:
-    """Ids below 0 for the cells of a run, drawn from what the picture shows: lists of tokens that are equal stand for
-    equal cells, so that all that compares tokens (shared prefixes, kept ones, families) compares pictures, too."""
+    """Ids below 0 for the cells of a run, drawn from what the picture shows or what the sound is: lists of tokens that
+    are equal stand for equal cells, so that all that compares tokens (shared prefixes, kept ones, families) compares
+    media, too."""
     drawn = hashlib.shake_128(f"{digest} {chunk}".encode()).digest(4 * length)
     return [-1 - (word >> 1) for word in struct.unpack(f"<{length}I", drawn)]  # a token id has 31 bits and its sign
 

@@ -352,6 +352,7 @@ EXTRAS = {
     ),
     "hub": Extra("models by name from Hugging Face's hub", {"huggingface_hub": "huggingface_hub"}),
     "images": Extra("pictures in files for models that read them", {"pillow": "PIL"}),
+    "sounds": Extra("sounds in files for models that read them", {"miniaudio": "miniaudio"}),
     "parquet": Extra("`llamabatch run` from and to Parquet files", {"pyarrow": "pyarrow"}),
     "excel": Extra(".xlsx files of `run`", {"fastexcel": "fastexcel", "pyarrow": "pyarrow"}),
     "zstd": Extra(".zst files of `run`, which Python 3.14 reads itself", {"backports.zstd": "backports.zstd"}),

@@ -90,7 +90,7 @@ class Overlay:
 
 
 def parse_plain(
-    line: Mapping[str, Any], overlay: Overlay, data: Collection[str] = (), *, pictures: bool = False
+    line: Mapping[str, Any], overlay: Overlay, data: Collection[str] = (), *, media: bool = False
 ) -> ParsedLine:
     """The request in a plain line. Fields with other names than those of a request are data, and are left alone.
 
@@ -98,7 +98,7 @@ def parse_plain(
         line: the object in it, without nulls.
         overlay: the parameters that its fields are laid over.
         data: names that are data, however much they resemble a known one.
-        pictures: messages may have pictures, which may be files of this machine.
+        media: messages may have pictures and sounds, which may be files of this machine.
 
     Raises:
         PromptError, SamplingError: a field is wrong, or its name is nearly a known one.
@@ -120,7 +120,7 @@ def parse_plain(
                 raise PromptError(f"{name} goes with messages, not with a prompt")
         return ParsedLine(task, text_or_ids("prompt", line["prompt"]), params)
     options = chat_options(**{name: line[name] for name in CHAT_FIELDS if name in line})
-    return ParsedLine(task, check_conversation(line["messages"], pictures=pictures), params, options)
+    return ParsedLine(task, check_conversation(line["messages"], media=media), params, options)
 
 
 def _check_names(given: Mapping[str, Any], data: Collection[str]) -> None:
@@ -253,7 +253,7 @@ def parse_openai(line: Mapping[str, Any], overlay: Overlay) -> ParsedLine:
         _count_logprobs(rest)
     params = overlay.params_with(named(rest, (*TASK_OF, *_OF_CHAT, "model", *_ONLY)))
     if task == "chat":
-        return ParsedLine(task, check_conversation(body["messages"], pictures=True), params, options, model)
+        return ParsedLine(task, check_conversation(body["messages"], media=True), params, options, model)
     return ParsedLine(task, _single("prompt", body["prompt"]), params, model=model)
 
 

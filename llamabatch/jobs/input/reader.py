@@ -20,7 +20,7 @@ from llamabatch.jobs.input.sources import DAMAGED, Source
 from llamabatch.jobs.input.tables import RowLines
 from llamabatch.jobs.input.total import Seen
 from llamabatch.jobs.rows import ALL, OWN_IDS, BadRow, ReadOptions, Row
-from llamabatch.media.parts import has_pictures, placed
+from llamabatch.media.parts import has_media, placed
 from llamabatch.utils.checks import present, show
 from llamabatch.utils.paths import absolute
 
@@ -103,7 +103,7 @@ class Reader(Iterator[Row | BadRow]):
         if read_line is None:  # a service answers each line of a file by itself
             check_ids_of_lines(sources, of_lines)
         self._read_line = read_line or self._read_openai
-        self._pictures = read_line is None  # no file of this machine is read for a stranger's line
+        self._media = read_line is None  # no file of this machine is read for a stranger's line
         self._sizes = [source.size for source in sources]
         # a line that cannot be read has its number as its id, unless ids stand in the lines
         self._lines_have_ids = of_lines.id_column is not None
@@ -221,9 +221,9 @@ class Reader(Iterator[Row | BadRow]):
         """The request in a line. Raises InputError."""
         if openai:
             return self._read_line(line)
-        parsed = lines.parse_plain(line, self._overlay, self._data, pictures=self._pictures)
+        parsed = lines.parse_plain(line, self._overlay, self._data, media=self._media)
         path = self._sources[len(self._starts) - 1].path
-        if path is None or parsed.task != "chat" or not has_pictures(parsed.prompt):
+        if path is None or parsed.task != "chat" or not has_media(parsed.prompt):
             return parsed
         return replace(parsed, prompt=placed(cast("Conversation", parsed.prompt), os.path.dirname(absolute(path))))
 

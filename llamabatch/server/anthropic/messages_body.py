@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamabatch.errors import PromptError
+from llamabatch.request.media import IMAGE
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request import optional
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
@@ -21,7 +22,7 @@ from llamabatch.server.request.chat_body import (
     thinking_kwargs,
 )
 from llamabatch.server.request.generation import GENERATION
-from llamabatch.server.request.pictures import content_of, picture_part
+from llamabatch.server.request.media import content_of, media_part
 from llamabatch.utils.checks import boolean, choice, integer, show
 
 TIERS = {"auto": "auto", "standard_only": "default"}
@@ -175,8 +176,8 @@ def _own_blocks(
             inner = f"{place}.content"
             parts = [part for _, part in _own_blocks(inner, _blocks(inner, block["content"]), given, shown=False)]
             yield place, {**block, "content": parts}
-        elif kind == "image" and given.reads_pictures:
-            yield place, picture_part(place, block, given)
+        elif kind == "image" and IMAGE in given.reads:
+            yield place, media_part(place, block, given)
         elif kind == "document" and (text := _text_of_document(place, block)) is not None:
             yield place, {"type": "text", "text": text}
         elif kind == "search_result":

@@ -12,7 +12,7 @@ from llamabatch.errors import PromptError, SamplingError
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.generation import GENERATION, Generation, read_generation
 from llamabatch.server.request.infill import Gap, infill_ids
-from llamabatch.server.request.prompts import MIXED_SCHEMA, Mixed, PicturePrompt, mixed_ids, read_mixed, read_pictured
+from llamabatch.server.request.prompts import MIXED_SCHEMA, MediaPrompt, Mixed, mixed_ids, read_mixed, read_with_media
 from llamabatch.utils.checks import show
 
 MAX_FIELDS = 256  # in response_fields
@@ -55,7 +55,7 @@ class LlamaCompletionBody(Generation):
         fields: of the answer; (): all.
     """
 
-    prompts: tuple[Mixed | PicturePrompt, ...] = ()
+    prompts: tuple[Mixed | MediaPrompt, ...] = ()
     is_list: bool = False
     limit_ms: int = 0
     fields: tuple[str, ...] = ()
@@ -67,8 +67,8 @@ class LlamaCompletionBody(Generation):
     def token_prompts(self, processor: InputProcessor) -> list[Any]:
         """The token ids of each prompt, or its text and its pictures. Raises InputError."""
         return [
-            {"prompt": each.text, "multi_modal_data": {"image": each.pictures}}
-            if isinstance(each, PicturePrompt)
+            {"prompt": each.text, "multi_modal_data": {"any": each.media}}
+            if isinstance(each, MediaPrompt)
             else mixed_ids(each, processor) or _begin(processor)
             for each in self.prompts
         ]
@@ -109,7 +109,7 @@ class InfillBody(LlamaCompletionBody):
 def read_llama_completion(body: Mapping[str, Any], rules: Rules = RULES) -> LlamaCompletionBody:
     """The body of /completion. Raises ApiError, whose message names the field, its value and the allowed ones."""
     given = Body(body, COMPLETION, rules)
-    read = read_pictured if rules.pictures else read_mixed
+    read = read_with_media if rules.media else read_mixed
     prompts, is_list = read(given.needed("prompt", "a text, token ids, or a list of them"))
     own = _own(given, rules)
     several = is_list or own["params"].n > 1

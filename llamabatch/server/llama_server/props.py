@@ -9,8 +9,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
 from llamabatch.client.front_client import slots_of
-from llamabatch.media.prompt import MARK
+from llamabatch.media.prompt import MARK, media_kinds
 from llamabatch.planning.profile_store import library_id
+from llamabatch.request.media import IMAGE, SOUND
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.llama_server.dialect import in_dialect
@@ -26,6 +27,7 @@ from llamabatch.utils.version import __version__
 def props_document(serving: Serving) -> Json:
     """The answer of GET /props."""
     model, config, options = serving.model, serving.plan.config, serving.options
+    media = media_kinds(model)
     params = SamplingParams.from_options(**{"max_tokens": None, **options.sampling})
     settings = generation_settings(params, model, n_predict=params.max_tokens)
     template = options.chat_template or model.chat_template or ""
@@ -41,7 +43,7 @@ def props_document(serving: Serving) -> Json:
         "total_slots": slots_of(config),
         "model_alias": serving.names[0],
         "model_path": model.path.name,  # without folders of this machine
-        "modalities": {"vision": model.projector is not None, "video": False, "audio": False},
+        "modalities": {"vision": IMAGE in media, "video": False, "audio": SOUND in media},
         "media_marker": MARK,
         "endpoint_slots": options.slots,
         "endpoint_props": options.props,

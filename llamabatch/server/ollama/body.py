@@ -10,13 +10,14 @@ from typing import Any
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import ConfigError, PromptError
+from llamabatch.request.media import IMAGE
 from llamabatch.request.sampling_params import ALIASES, MAX_TOKEN_ID, PARAMETERS
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.chat_body import USUAL, ChatBody, effort_kwargs, is_begun, read_as_chat, thinking_kwargs
 from llamabatch.server.request.generation import GENERATION, Generation, read_generation
 from llamabatch.server.request.infill import Gap, infill_ids, missing_marks
-from llamabatch.server.request.pictures import content_of, picture_part
+from llamabatch.server.request.media import content_of, media_part
 from llamabatch.server.request.prompts import as_prompts
 from llamabatch.utils.checks import choice, integer, show
 
@@ -288,7 +289,7 @@ def _with_images(place: str, images: object, text: Any, given: Body) -> Any:
     """The content of a message with pictures before its text. Raises PromptError, ApiError."""
     if not images:
         return text
-    if not given.reads_pictures:
+    if IMAGE not in given.reads:
         raise ApiError(
             400,
             f"{place} are given, which this model cannot read; messages are text",
@@ -297,7 +298,8 @@ def _with_images(place: str, images: object, text: Any, given: Body) -> Any:
         )
     if not isinstance(images, list) or not all(isinstance(each, str) for each in images) or not isinstance(text, str):
         raise PromptError(f"{place} is {show(images)}; give a list of pictures in base64, beside a text")
-    found = [picture_part(place, {"image_url": f"data:image;base64,{each}"}, given) for each in images]
+    pictures = ({"type": "image_url", "image_url": f"data:image;base64,{each}"} for each in images)
+    found = [media_part(place, picture, given) for picture in pictures]
     return content_of([*found, text])
 
 

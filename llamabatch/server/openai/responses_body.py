@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llamabatch.chat.conversation import is_picture
+from llamabatch.chat.conversation import media_kind
 from llamabatch.chat.tagged_values import LARK
 from llamabatch.errors import PromptError
 from llamabatch.server.batches.records import metadata_of
@@ -18,8 +18,8 @@ from llamabatch.server.request import optional
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, check_repeated, reads
 from llamabatch.server.request.chat_body import EFFORTS, ChatBody, effort_kwargs, read_as_chat, template_kwargs
 from llamabatch.server.request.generation import GENERATION
+from llamabatch.server.request.media import content_of, media_part
 from llamabatch.server.request.namespaces import NAMESPACE, Namespaced, chosen_name, functions_in, offered, string
-from llamabatch.server.request.pictures import content_of, picture_part
 from llamabatch.utils.checks import choice, show
 
 LOGPROBS = "message.output_text.logprobs"
@@ -388,8 +388,8 @@ def _content(where: str, content: object, given: Body, *, shown: bool) -> str | 
             parts.append(string(f"{where}[{number}].refusal", part.get("refusal")))
         elif kind in _TEXTS:
             parts.append(string(f"{where}[{number}].text", part.get("text")))
-        elif is_picture(part) and given.reads_pictures:
-            parts.append(picture_part(f"{where}[{number}]", part, given))
+        elif media_kind(part) in given.reads:
+            parts.append(media_part(f"{where}[{number}]", part, given))
         elif kind in _MEDIA and not shown:
             parts.append(optional.media_text(given, f"{where}[{number}]", kind))
         else:

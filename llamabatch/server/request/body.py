@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from llamabatch.errors import InputError, PromptError, SamplingError
+from llamabatch.request.media import Kind
 from llamabatch.request.sampling_params import ALIASES
 from llamabatch.server.http.errors import ApiError
 from llamabatch.utils.checks import boolean, choice, integer, nearest, number, present, show
@@ -74,8 +75,8 @@ class Rules:
         timeout_s: seconds that the headers of the request allow.
         variables: names that the server's chat template reads; None: they are not known.
         thinks: the model marks its thinking, in a way that is known.
-        pictures: the model reads pictures.
-        addresses: pictures may stand elsewhere, as of MediaSources.
+        media: kinds of media that the model reads.
+        addresses: media may stand elsewhere, as of MediaSources.
     """
 
     strict: bool = False
@@ -89,7 +90,7 @@ class Rules:
     timeout_s: float | None = None
     variables: frozenset[str] | None = None
     thinks: bool = True
-    pictures: bool = False
+    media: frozenset[Kind] = frozenset()
     addresses: bool = False
 
     def reads(self, name: str) -> bool:
@@ -336,7 +337,7 @@ class Body:
         body = present(body)
         self.ignored: list[str] = []
         self._strict = rules.strict
-        self.reads_pictures, self.reads_addresses = rules.pictures, rules.addresses
+        self.reads, self.reads_addresses = rules.media, rules.addresses
         self._fields = fields
         for name in body:
             if name not in fields:

@@ -9,10 +9,11 @@ from typing import Any
 
 from llamabatch.chat.conversation import (
     PICTURE_TYPES,
+    SOUND_TYPES,
     ChatOptions,
     Conversation,
     check_conversation,
-    is_picture,
+    media_kind,
 )
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
@@ -23,6 +24,7 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request import optional
 from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.generation import GENERATION, Generation, read_generation
+from llamabatch.server.request.media import media_part
 from llamabatch.server.request.namespaces import (
     NAMESPACE,
     Namespaced,
@@ -31,7 +33,6 @@ from llamabatch.server.request.namespaces import (
     offered,
     string,
 )
-from llamabatch.server.request.pictures import picture_part
 from llamabatch.server.serving.bounded_model import for_tokens
 from llamabatch.utils.checks import show
 
@@ -47,8 +48,7 @@ USUAL: Mapping[str, Any] = {"max_tokens": None}
 _BOOLEAN: Json = {"type": ["boolean", "null"]}
 _MEDIA = {
     **dict.fromkeys(PICTURE_TYPES, "images"),
-    "input_audio": "audio",
-    "audio_url": "audio",
+    **dict.fromkeys(SOUND_TYPES, "audio"),
     "video_url": "video",
     "input_video": "video",
     "file": "files",
@@ -394,7 +394,7 @@ def _conversation(messages: object, body: Body) -> Conversation:
         )
         for index, message in enumerate(messages)
     ]
-    return check_conversation(messages, pictures=body.reads_pictures)
+    return check_conversation(messages, media=bool(body.reads))
 
 
 def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool) -> Mapping[str, Any]:
@@ -410,8 +410,8 @@ def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool)
     parts: list[Any] = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if is_picture(part) and body.reads_pictures:
-            parts.append(picture_part(f"messages[{index}].content[{number}]", part, body))
+        if media_kind(part) in body.reads:
+            parts.append(media_part(f"messages[{index}].content[{number}]", part, body))
         elif not isinstance(kind, str) or kind not in _MEDIA:
             parts.append(part)
         elif not shown:
@@ -444,7 +444,8 @@ def _message_of(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
         plain["content"] = None  # thinking alone
     if isinstance(plain.get("content"), list):
         parts = plain["content"]
-        if all(isinstance(part, Mapping) and part.get("type") in (*_TEXTS, *PICTURE_TYPES) for part in parts):
+        known = (*_TEXTS, *PICTURE_TYPES, *SOUND_TYPES)
+        if all(isinstance(part, Mapping) and part.get("type") in known for part in parts):
             plain["content"] = [{**part, "type": "text"} if part["type"] in _TEXTS else part for part in parts]
     return plain
 

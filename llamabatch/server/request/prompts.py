@@ -9,6 +9,8 @@ from llamabatch.engine.validation import check_length
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.errors import PromptError
 from llamabatch.jobs.input.lines import text_or_ids
+from llamabatch.media.files import at_address
+from llamabatch.media.sources import NOWHERE
 from llamabatch.request.sampling_params import MAX_TOKEN_ID
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request.body import Json
@@ -17,11 +19,11 @@ from llamabatch.utils.checks import integer, show
 Prompt = str | tuple[int, ...]
 
 
-class PicturePrompt(NamedTuple):
-    """A text with marks for pictures, and these as data: addresses."""
+class MediaPrompt(NamedTuple):
+    """A text with marks for pictures and sounds, and the bytes of these."""
 
     text: str
-    pictures: tuple[str, ...]
+    media: tuple[bytes, ...]
 
 
 Mixed = str | tuple[int | str, ...]  # a text, or token ids and texts one behind another
@@ -128,10 +130,10 @@ def _mixed(name: str, given: object) -> Mixed:
     raise PromptError(f"{name} is {show(given)}; give a text, token ids, or both in one list")
 
 
-def read_pictured(given: object, name: str = "prompt") -> tuple[tuple[Mixed | PicturePrompt, ...], bool]:
-    """As read_mixed, of prompts that may have pictures."""
+def read_with_media(given: object, name: str = "prompt") -> tuple[tuple[Mixed | MediaPrompt, ...], bool]:
+    """As read_mixed, of prompts that may have pictures and sounds."""
     listed = given if isinstance(given, list) and len(given) <= MAX_PROMPTS else [given]
-    found = [_pictured(each) for each in listed]
+    found = [_with_media(each) for each in listed]
     if not any(found):
         return read_mixed(given, name)
     several = isinstance(given, list)
@@ -140,14 +142,15 @@ def read_pictured(given: object, name: str = "prompt") -> tuple[tuple[Mixed | Pi
     return tuple(own if own is not None else _mixed(place, each) for own, place, each in read), several
 
 
-def _pictured(given: object) -> PicturePrompt | None:
-    """A prompt with pictures; None: it is of another form."""
+def _with_media(given: object) -> MediaPrompt | None:
+    """A prompt with media; None: it is of another form."""
     data = given.get("multimodal_data") if isinstance(given, dict) else None
     if not data or not isinstance(given, dict) or not isinstance(given.get("prompt_string"), str):
         return None
     if not isinstance(data, list) or not all(isinstance(each, str) for each in data):
-        raise PromptError(f"multimodal_data is {show(data)}; give a list of pictures in base64")
-    return PicturePrompt(given["prompt_string"], tuple(f"data:image;base64,{each}" for each in data))
+        raise PromptError(f"multimodal_data is {show(data)}; give a list of pictures and sounds in base64")
+    media = (at_address(f"data:;base64,{each}", "an element of multimodal_data", NOWHERE) for each in data)
+    return MediaPrompt(given["prompt_string"], tuple(media))
 
 
 def _parts_of(name: str, content: object) -> str:

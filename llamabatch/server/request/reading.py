@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llamabatch.chat.conversation import template_variables
 from llamabatch.chat.formats import reasoning_of
 from llamabatch.errors import ConfigError
+from llamabatch.media.prompt import media_kinds
 from llamabatch.server.http.errors import model_not_found
 from llamabatch.server.request.body import SCOPE_BODY, Json, Pause, Rules, read_json, timeout_of
 from llamabatch.server.serving.serving import Serving
@@ -72,7 +73,7 @@ def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
         timeout_s=timeout_s,
         variables=_variables_of(template),
         thinks=reasoning_of(template, config.reasoning_tags, config.reasoning_format) is not None,
-        pictures=serving.model.projector is not None,
+        media=media_kinds(serving.model),
         addresses=bool(serving.model.media_sources),
     )
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from llamabatch.errors import LlamaBatchError
 from llamabatch.gguf.header import read_tensors
 from llamabatch.llama.model import Model
+from llamabatch.media.prompt import media_kinds
+from llamabatch.request.media import IMAGE, SOUND
 from llamabatch.server.request.infill import missing_marks
 from llamabatch.server.request.reading import rules_of
 from llamabatch.server.serving.serving import Serving
@@ -107,11 +109,13 @@ def capabilities(serving: Serving) -> list[str]:
     """The uses of the model in ollama's words, and "rerank"."""
     model = serving.model
     generates = model.cannot_generate is None
+    media = media_kinds(model)
     found = {
         "completion": generates,
         "embedding": model.cannot_embed is None,
         "rerank": model.cannot_classify is None,
-        "vision": model.projector is not None,
+        "vision": IMAGE in media,
+        "audio": SOUND in media,
         "tools": generates,  # they are described in a message where the template has no place for them
         "thinking": generates and rules_of(serving).thinks,
         "insert": generates and not missing_marks(model.special_ids),

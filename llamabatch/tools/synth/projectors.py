@@ -1,4 +1,5 @@
-"""mmproj files with random weights: vision encoders in the form of real ones, for tests and for measuring speed."""
+"""mmproj files with random weights: encoders of pictures and of sounds in the form of real ones, for tests and for
+measuring speed."""
 
 from __future__ import annotations
 
@@ -15,18 +16,19 @@ from llamabatch.utils.atomic_file import replacement
 from llamabatch.utils.paths import absolute
 
 _F16, _F32 = np.float16, np.float32
+_MEL, _FRAMES = 80, 3000  # of Whisper's encoder: bands of frequencies, and steps of 10 ms that it takes at once
 
 
 @dataclass(frozen=True)
 class ProjectorShape:
-    """The numbers of a vision encoder.
+    """The numbers of an encoder.
 
     Attributes:
         kind: llama.cpp's name of the projector: "gemma3" (one image, whose tokens all attend to one another), "mlp"
             (LLaVA: one image, causal), "idefics3" (SmolVLM: tiles, causal) or "qwen2vl_merger" (Qwen2-VL: any size,
-            positions in two dimensions).
+            positions in two dimensions); of sounds "ultravox" or "qwen2a" (Qwen2-Audio).
         image_size: pixels of a side that the encoder takes. patch_size: of a patch.
-        n_merge: patches of a side that become one token; not for "mlp".
+        n_merge: patches of a side that become one token; not for "mlp". Of "ultravox" steps in time.
     """
 
     kind: str
@@ -37,6 +39,11 @@ class ProjectorShape:
     image_size: int = 64
     patch_size: int = 8
     n_merge: int = 2
+
+    @property
+    def hears(self) -> bool:
+        """True for an encoder of sounds."""
+        return self.kind in ("ultravox", "qwen2a")
 
     @property
     def n_patches(self) -> int:
@@ -58,24 +65,26 @@ def write_projector(path: Path, shape: ProjectorShape, n_embd: int, seed: int = 
         writer.add_name(f"random {shape.kind} projector")
         writer.add_file_type(1)
         writer.add_string("clip.projector_type", shape.kind)
-        writer.add_bool("clip.has_vision_encoder", True)
+        sense = "audio" if shape.hears else "vision"
+        writer.add_bool(f"clip.has_{sense}_encoder", True)
         writer.add_bool("clip.use_gelu", True)
-        writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
-        writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
-        writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+        writer.add_float32(f"clip.{sense}.attention.layer_norm_epsilon", 1e-6)
         numbers = {
             "embedding_length": shape.n_embd,
             "feed_forward_length": shape.n_ff,
             "block_count": shape.n_layer,
             "projection_dim": n_embd,
             "attention.head_count": shape.n_head,
-            "image_size": shape.image_size,
-            "patch_size": shape.patch_size,
-            "projector.scale_factor": shape.n_merge,
-            "preproc_image_size": 2 * shape.image_size,
         }
+        if shape.hears:
+            numbers |= {"num_mel_bins": _MEL, "projector.stack_factor": shape.n_merge}
+        else:
+            writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
+            writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+            numbers |= {"image_size": shape.image_size, "patch_size": shape.patch_size}
+            numbers |= {"projector.scale_factor": shape.n_merge, "preproc_image_size": 2 * shape.image_size}
         for key, value in numbers.items():
-            writer.add_uint32(f"clip.vision.{key}", value)
+            writer.add_uint32(f"clip.{sense}.{key}", value)
         random = np.random.default_rng(seed)
         for name, values in _tensors(shape, n_embd, random):
             writer.add_tensor(name, values)
@@ -103,25 +112,47 @@ def _tensors(shape: ProjectorShape, n_embd: int, random: np.random.Generator) ->
         values = random.standard_normal((width, 3, shape.patch_size, shape.patch_size), _F32)
         return np.asarray(values / np.sqrt(3 * shape.patch_size**2), _F16)
 
-    yield "v.patch_embd.weight", patch()
+    def convolution(n_inputs: int) -> npt.NDArray[Any]:
+        values = random.standard_normal((width, n_inputs, 3), _F32)
+        return np.asarray(values / np.sqrt(3 * n_inputs), _F16)
+
+    prefix = "a" if shape.hears else "v"
+    if shape.hears:
+        yield "a.conv1d.1.weight", convolution(_MEL)
+        yield "a.conv1d.2.weight", convolution(width)
+        for name in ("a.conv1d.1.bias", "a.conv1d.2.bias"):
+            yield name, np.zeros((width, 1), _F32)
+        yield "a.position_embd.weight", 0.1 * random.standard_normal((_FRAMES // 2, width), _F32)
+    else:
+        yield "v.patch_embd.weight", patch()
     if shape.kind == "qwen2vl_merger":
         yield "v.patch_embd.weight.1", patch()
-    else:
+    elif not shape.hears:
         yield "v.patch_embd.bias", np.zeros(width, _F32)
         yield "v.position_embd.weight", 0.1 * random.standard_normal((shape.n_patches, width), _F32)
     for layer in range(shape.n_layer):
-        at = f"v.blk.{layer}"
+        at = f"{prefix}.blk.{layer}"
         for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
             yield f"{at}.{name}.weight", matrix(width, width)
-            yield f"{at}.{name}.bias", np.zeros(width, _F32)
+            if not (shape.hears and name == "attn_k"):  # as in Whisper
+                yield f"{at}.{name}.bias", np.zeros(width, _F32)
         yield from norm(f"{at}.ln1")
         yield from norm(f"{at}.ln2")
         yield f"{at}.ffn_up.weight", matrix(wide, width)
         yield f"{at}.ffn_up.bias", np.zeros(wide, _F32)
         yield f"{at}.ffn_down.weight", matrix(width, wide)
         yield f"{at}.ffn_down.bias", np.zeros(width, _F32)
-    yield from norm("v.post_ln")
-    if shape.kind == "gemma3":
+    yield from norm(f"{prefix}.post_ln")
+    if shape.kind == "ultravox":
+        stacked = width * shape.n_merge
+        yield "mm.a.norm_pre.weight", np.ones(stacked, _F32)
+        yield "mm.a.mlp.1.weight", matrix(2 * n_embd, stacked)
+        yield "mm.a.norm_mid.weight", np.ones(n_embd, _F32)
+        yield "mm.a.mlp.2.weight", matrix(n_embd, n_embd)
+    elif shape.kind == "qwen2a":
+        yield "mm.a.fc.weight", matrix(n_embd, width)
+        yield "mm.a.fc.bias", np.zeros(n_embd, _F32)
+    elif shape.kind == "gemma3":
         yield "mm.input_projection.weight", matrix(n_embd, width).T.copy()
         yield "mm.soft_emb_norm.weight", np.ones(width, _F32)
     elif shape.kind == "idefics3":

@@ -1,0 +1,73 @@
+"""The bytes of a picture or a sound, wherever they stand."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+from typing import Any
+
+from llamabatch.errors import PromptError
+from llamabatch.media.sources import MediaSources
+from llamabatch.utils.checks import show
+from llamabatch.utils.paths import absolute, one_line
+
+MAX_FILE_BYTES = 64 * 2**20
+_DATA = re.compile(r"data:([^,]*),(.*)", re.DOTALL)
+
+
+def is_address(text: str) -> bool:
+    """True for an address of the web or with the data in itself, which is no path."""
+    return re.match(r"data:|[a-zA-Z][\w+.-]+://", text, re.IGNORECASE) is not None
+
+
+def at_address(address: Any, what: str, sources: MediaSources) -> bytes:
+    """The bytes of a data: address, or at one that may be read.
+
+    Args:
+        what: "a picture" or "a sound", for messages.
+        sources: what may be read; NOWHERE: nothing is fetched, and no file is read.
+
+    Raises:
+        PromptError: it is no such address, or cannot be read.
+    """
+    if not isinstance(address, str):
+        raise PromptError(f"{what} has the address {show(address)}; give data:…;base64,…")
+    if address[:5].lower() != "data:":
+        return sources.read(address, MAX_FILE_BYTES, what)
+    match = _DATA.fullmatch(address)
+    if match is None or not match[1].lower().endswith(";base64"):
+        raise PromptError(f"{what} is {show(address)}; give data:…;base64,… with the bytes in base64")
+    try:
+        return base64.b64decode("".join(match[2].split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise PromptError(f"{what} is no base64: {error}") from error
+
+
+def of_path(path: str | os.PathLike[str], what: str) -> bytes:
+    """The bytes of a file, up to one more than MAX_FILE_BYTES. Raises PromptError.
+
+    Args:
+        what: "the picture" or "the sound", for messages.
+    """
+    try:
+        with open(absolute(path), "rb") as file:
+            return file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PromptError(f"{what} {one_line(os.fspath(path))} cannot be read: {reason}") from error
+
+
+def check_bytes(data: bytes, name: str) -> None:
+    """Raises PromptError for no bytes, and for too many."""
+    if len(data) > MAX_FILE_BYTES:
+        raise PromptError(f"{name} is larger than {MAX_FILE_BYTES:,} bytes")
+    if not data:
+        raise PromptError(f"{name} is empty")
+
+
+def kept_path(path: str | os.PathLike[str]) -> str | None:
+    """The absolute path of a file that can be read again; None: it is a pipe or the like."""
+    full = absolute(path)
+    return full if os.path.isfile(full) else None

@@ -1,0 +1,167 @@
+"""One sound to Media, and its samples: decoded by miniaudio, with which llama.cpp decodes, too, within a length that is
+bounded while it is decoded."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llamabatch.errors import EngineError, PromptError, SetupError, describe
+from llamabatch.media.files import at_address, check_bytes, is_address, kept_path, of_path
+from llamabatch.media.sources import NOWHERE, MediaSources
+from llamabatch.request.media import SOUND, Media, digest_of
+from llamabatch.utils.checks import show
+from llamabatch.utils.paths import one_line
+
+LEAST_S, MOST_S = 0.1, 1800.0
+"""Seconds of a sound."""
+FORMATS = ("WAV", "MP3", "FLAC", "Ogg Vorbis")
+_STARTS = (b"RIFF", b"fLaC", b"OggS", b"ID3")
+_PIECE = 2**16  # samples
+_RATES = (1000, 768_000)
+_SAMPLE_BYTES = 4
+_FLOAT_WAV = 3  # WAVE_FORMAT_IEEE_FLOAT
+
+Samples = npt.NDArray[np.float32]
+
+
+def is_sound(data: bytes) -> bool:
+    """True for bytes that begin as a file of sound does, and as no picture does."""
+    is_mpeg = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 0x06 != 0
+    return is_mpeg or (data.startswith(_STARTS) and data[8:12] != b"WEBP")
+
+
+def read_sound(given: Any, rate: int, most: int, sources: MediaSources = NOWHERE) -> Media:
+    """The Media of a sound, which is decoded once to find out that it can be.
+
+    Args:
+        given: a path, an address, the bytes of a file; samples and their rate as a pair, as in vLLM, or in a mapping
+            with array and sampling_rate, as in datasets of Hugging Face. Samples are one array for one channel, or of
+            shape (channels, samples), which are averaged: floats of -1 to 1, or 16-bit numbers.
+        rate: samples a second that the model takes.
+        most: samples that it may have.
+        sources: as of at_address.
+
+    Raises:
+        PromptError: it cannot be read, is in no known format, too short or too long.
+        SetupError: miniaudio is needed, and not installed.
+    """
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return _of_bytes(bytes(given), "a sound", rate, most)
+    if isinstance(given, str) and is_address(given):
+        return _of_bytes(at_address(given, "a sound", sources), "a sound", rate, most)
+    if isinstance(given, (str, os.PathLike)):
+        media = _of_bytes(of_path(given, "the sound"), f"the sound {one_line(os.fspath(given))}", rate, most)
+        kept = kept_path(given)
+        return media if kept is None else replace(media, data=kept, form="path")
+    if isinstance(given, Mapping) and "array" in given:
+        given = given["array"], given.get("sampling_rate")
+    if isinstance(given, (list, tuple)) and len(given) == 2 and hasattr(given[0], "dtype"):
+        return _of_samples(given[0], given[1], rate, most)
+    raise PromptError(
+        f"a sound is {show(given)}; give a path, bytes, a data: address, or samples as an array with their rate"
+    )
+
+
+def samples_of(media: Media, rate: int) -> bytes:
+    """Its samples, 32-bit floats. Raises EngineError for a file that has changed since its Media was made."""
+    if isinstance(media.data, bytes) and media.form == "raw":
+        return media.data
+    try:
+        if isinstance(media.data, bytes):
+            return _decoded(media.data, "a sound", rate, media.width).tobytes()
+        name = f"the sound {one_line(media.data)}"
+        data = _decoded(of_path(media.data, "the sound"), name, rate, media.width).tobytes()
+    except PromptError as error:
+        raise EngineError(f"{error}, which it could be before") from error
+    if digest_of(SOUND, data, media.width, 1) != media.digest:
+        raise EngineError(f"{name} has changed since it was given")
+    return data
+
+
+def _of_bytes(data: bytes, name: str, rate: int, most: int) -> Media:
+    check_bytes(data, name)
+    samples = _decoded(data, name, rate, most).tobytes()
+    n = len(samples) // _SAMPLE_BYTES
+    if len(samples) <= len(data):
+        return Media(samples, n, 1, kind=SOUND)
+    return Media(data, n, 1, SOUND, "file", digest_of(SOUND, samples, n, 1))
+
+
+def _of_samples(array: Any, given_rate: Any, rate: int, most: int) -> Media:
+    low, high = _RATES
+    if not isinstance(given_rate, (int, float, np.integer)) or not low <= given_rate <= high:
+        raise PromptError(f"the rate of a sound is {show(given_rate)}; give samples a second, {low:,} to {high:,}")
+    samples = np.asarray(array)
+    if samples.dtype == np.int16:
+        samples = samples / np.float32(32768)
+    if samples.ndim not in (1, 2) or not np.issubdtype(samples.dtype, np.floating) or samples.size == 0:
+        form = f"{samples.shape} of {samples.dtype}"
+        raise PromptError(
+            f"a sound is an array of shape {form}; give (samples,) or (channels, samples), floats or int16"
+        )
+    mono = samples.mean(0, np.float32) if samples.ndim == 2 else samples.astype(np.float32)
+    if not np.isfinite(mono).all():
+        raise PromptError("a sound has samples that are no numbers")
+    if int(given_rate) == rate:
+        _check_length(len(mono), "a sound", rate, most)
+        return Media(mono.tobytes(), len(mono), 1, kind=SOUND)
+    _check_length(int(len(mono) * rate / given_rate), "a sound", rate, most)
+    return _of_bytes_of_wav(mono, int(given_rate), rate, most)
+
+
+def _of_bytes_of_wav(samples: Samples, own_rate: int, rate: int, most: int) -> Media:
+    """The Media of samples at another rate, which miniaudio converts."""
+    data = samples.tobytes()
+    head = struct.pack("<4sI4s4sIHHIIHH4sI", *(b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, _FLOAT_WAV, 1), *(
+        own_rate, own_rate * _SAMPLE_BYTES, _SAMPLE_BYTES, 8 * _SAMPLE_BYTES, b"data", len(data)
+    ))  # fmt: skip
+    found = _decoded(head + data, "a sound", rate, most)
+    return Media(found.tobytes(), len(found), 1, kind=SOUND)
+
+
+def _decoded(data: bytes, name: str, rate: int, most: int) -> Samples:
+    miniaudio = _miniaudio()
+    try:
+        pieces = miniaudio.stream_memory(
+            data, miniaudio.SampleFormat.FLOAT32, nchannels=1, sample_rate=rate, frames_to_read=_PIECE
+        )
+        found: list[Samples] = []
+        n = 0
+        for piece in pieces:
+            found.append(np.frombuffer(piece, np.float32))
+            n += len(piece)
+            if n > min(most, MOST_S * rate):
+                break
+    except miniaudio.MiniaudioError as error:
+        known = ", ".join(FORMATS)
+        raise PromptError(f"{name} cannot be decoded, or is in no known format; known are {known}") from error
+    except Exception as error:
+        raise PromptError(f"{name} cannot be decoded: {describe(error)}") from error
+    _check_length(n, name, rate, most)
+    samples = np.concatenate(found)
+    if not np.isfinite(samples).all():
+        raise PromptError(f"{name} has samples that are no numbers")
+    return samples
+
+
+def _check_length(n: int, name: str, rate: int, most: int) -> None:
+    if n < LEAST_S * rate:
+        raise PromptError(f"{name} has {n / rate:.3f} s; allowed are {LEAST_S:g} to {MOST_S:,.0f} s")
+    if n > min(most, MOST_S * rate):
+        left = "" if most >= MOST_S * rate else f", and {most / rate:,.0f} s after the media before it"
+        raise PromptError(f"{name} is longer than allowed, {LEAST_S:g} to {MOST_S:,.0f} s{left}")
+
+
+def _miniaudio() -> Any:
+    try:
+        import miniaudio
+    except ImportError as error:
+        raise SetupError("sounds in files need miniaudio: pip install 'llamabatch[sounds]'") from error
+    return miniaudio

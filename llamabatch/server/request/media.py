@@ -1,0 +1,46 @@
+"""Media in bodies: the parts of all dialects as one form of part for pictures and one for sounds, which are in the body
+itself or at an address that the options allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llamabatch.chat.conversation import media_kind
+from llamabatch.request.media import SOUND
+from llamabatch.server.http.errors import ApiError
+from llamabatch.server.request.body import Body, Json
+from llamabatch.utils.checks import show
+
+
+def media_part(place: str, part: Mapping[str, Any], body: Body) -> Json:
+    """The part of a chat's message for a part with a picture or a sound. Raises ApiError unless the part has it itself,
+    or the server reads addresses: one that fetched any address, or read any file, would do so for strangers."""
+    is_sound = media_kind(part) == SOUND
+    name = "audio_url" if is_sound else "image_url"
+    source = part.get("input_audio" if is_sound else "source")
+    if isinstance(source, Mapping):
+        is_given = isinstance(source.get("data"), str) and (is_sound or source.get("type") == "base64")
+        kind = "audio" if is_sound else source.get("media_type")
+        address: Any = f"data:{kind};base64,{source['data']}" if is_given else source.get("url")
+    else:
+        address = part.get(name, part.get("url"))
+        address = address.get("url") if isinstance(address, Mapping) else address
+    if not isinstance(address, str) or not (address[:5].lower() == "data:" or body.reads_addresses):
+        what = "a sound" if is_sound else "a picture"
+        raise ApiError(
+            400,
+            f"{place} has {what} with the address {show(address)}; give data:…;base64,… with its bytes: without "
+            "allowed_media_domains nothing is fetched, and without allowed_local_media_path no file is read",
+            code="unsupported_content_part",
+            param=place.partition("[")[0],
+        )
+    return {"type": name, name: address}
+
+
+def content_of(parts: Sequence[str | Json]) -> str | list[Json]:
+    """The content of a message: one text, or a list of parts where one is a picture or a sound."""
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) == len(parts):
+        return "\n".join(texts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
