@@ -291,9 +291,9 @@ class EngineConfig:
         if self.draft_model is not None:
             path = _path("draft_model", self.draft_model, "give the path of a .gguf file")
             self._keep("draft_model", model_name(path))
-        if self.mmproj not in (None, AUTO):
+        if self.mmproj is not None:
             path = _path("mmproj", self.mmproj, "give the path of an mmproj .gguf file, or 'auto'")
-            self._keep("mmproj", model_name(path))
+            self._keep("mmproj", path if path == AUTO else model_name(path))
         self._check_media_sources()
         low, high = self.image_min_tokens, self.image_max_tokens
         if low and high and low > high:
@@ -503,8 +503,9 @@ def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(options)
     for name in ("model", "draft_model", "mmproj"):
         value = found.get(name)
-        if isinstance(value, (str, os.PathLike)) and value != "" and (name, value) != ("mmproj", AUTO):
-            found[name] = model_name(_path(name, value, "give the path of a .gguf file"))
+        if isinstance(value, (str, os.PathLike)) and value != "":
+            path = _path(name, value, "give the path of a .gguf file")
+            found[name] = path if (name, path) == ("mmproj", AUTO) else model_name(path)
     if isinstance(folder := found.get("allowed_local_media_path"), (str, os.PathLike)) and folder != "":
         found["allowed_local_media_path"] = absolute(folder)
     if "adapters" in found:

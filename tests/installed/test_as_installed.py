@@ -167,10 +167,8 @@ COMMANDS = {
     ),
     "llamabatch serve gemma.gguf --mmproj auto --allowed-local-media-path ~/pictures --allowed-media-domains "
     "upload.wikimedia.org": Short(
-        "cat model.gguf > gemma.gguf; mkdir 'my pictures'; "
-        + SERVED.format(
-            "gemma.gguf --mmproj auto --allowed-local-media-path 'my pictures' --allowed-media-domains a.org"
-        ),
+        "cat model.gguf > gemma.gguf; "
+        + SERVED.format("gemma.gguf --mmproj auto --allowed-local-media-path . --allowed-media-domains a.org"),
         says="projector",
     ),
     "llamabatch serve -m model.gguf": Short(SERVED.format("-m model.gguf -n 8"), says="is served at http://127.0.0.1:"),

@@ -86,7 +86,7 @@ def test_prompts_in_mappings_are_the_prompts_in_them(llm, greedy):
 @pytest.mark.parametrize(
     ("prompt", "says"),
     [
-        ({"prompt": "a", "multi_modal_data": {}}, "'multi_modal_data', which is not supported yet"),
+        ({"prompt": "a", "multi_modal_data": {"video": "a"}}, "multi_modal_data has 'video'"),
         ({"prompt_embeds": [[0.5]]}, "'prompt_embeds', which is not supported yet"),
         ({"prompt": "a", "promt_token_ids": [1]}, "unknown key 'promt_token_ids'; did you mean 'prompt_token_ids'"),
         ({"prompt_token_ids": "a"}, "prompt_token_ids is 'a'; give a list of token ids"),
