@@ -43,13 +43,20 @@ from llamabatch.utils.paths import AUTO
     multiple=True,
     help="With --chat: a picture before the prompt; may be given again.",
 )
+@click.option(
+    "--audio",
+    "sounds",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="With --chat: a sound before the prompt; may be given again.",
+)
 @sampling_options
 @lora_option
 @click.option("--show-plan", is_flag=True, help="Print to stderr the options chosen for this machine, with reasons.")
 @engine_options()
 def generate(
     prompt: str, model: str, chat: bool, chat_template: str | None, system: str | None, images: tuple[Path, ...],
-    show_plan: bool,
+    sounds: tuple[Path, ...], show_plan: bool,
     engine: dict[str, Any], loras: tuple[tuple[str, float], ...], sampling: dict[str, Any],
 ) -> None:  # fmt: skip
     """Continue PROMPT ('-' or nothing: read it from stdin) and stream the text to stdout.
@@ -61,9 +68,9 @@ def generate(
         raise click.UsageError("--system needs --chat")
     if chat_template is not None and not chat:
         raise click.UsageError("--chat-template needs --chat")
-    if images:
+    if images or sounds:
         if not chat:
-            raise click.UsageError("--image needs --chat")
+            raise click.UsageError(f"{'--image' if images else '--audio'} needs --chat")
         engine.setdefault("mmproj", AUTO)
     template = template_source(chat_template)  # refused before the model is loaded
     engine["adapters"], scales = adapters_of(loras)
@@ -77,13 +84,16 @@ def generate(
         interrupts.careful()
         if show_plan:
             echo_wrapped(llm.plan.describe())
-        _print(llm, _conversation(text, system, images) if chat else text, params, scales, template)
+        _print(llm, _conversation(text, system, images, sounds) if chat else text, params, scales, template)
 
 
-def _conversation(text: str, system: str | None, images: tuple[Path, ...]) -> list[dict[str, Any]]:
+def _conversation(
+    text: str, system: str | None, images: tuple[Path, ...], sounds: tuple[Path, ...]
+) -> list[dict[str, Any]]:
     before = [{"role": "system", "content": system}] if system is not None else []
-    parts = [*({"type": "image", "image": path} for path in images), {"type": "text", "text": text}]
-    return [*before, {"role": "user", "content": parts if images else text}]
+    media = [{"type": "image", "image": path} for path in images]
+    media += [{"type": "audio", "audio": path} for path in sounds]
+    return [*before, {"role": "user", "content": [*media, {"type": "text", "text": text}] if media else text}]
 
 
 def _print(

@@ -79,7 +79,20 @@ _ENGINE = ("n_ctx", "n_threads", "n_gpu_layers")
 # The options that `--help` of a command with many shows; `--help-all` shows all.
 SHORT: dict[str, tuple[str, ...]] = {
     "generate": (
-        *("model", "chat", "system", "images", "mmproj", "loras", *_SAMPLING, "stop", *_ENGINE, "show_plan", "help"),
+        *(
+            "model",
+            "chat",
+            "system",
+            "images",
+            "sounds",
+            "mmproj",
+            "loras",
+            *_SAMPLING,
+            "stop",
+            *_ENGINE,
+            "show_plan",
+            "help",
+        ),
     ),
     "chat": ("model", "system", "chat_template", "loras", *_SAMPLING, *_ENGINE, "reasoning_format", "help"),
     "run": (

@@ -53,6 +53,9 @@ FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex",
     "--image-column", "image_columns", type=Columns(), metavar="NAMES",
     help="Columns with a picture (a path, beside IN, or its bytes) before the text of a chat.",
 )  # fmt: skip
+@click.option(
+    "--audio-column", "audio_columns", type=Columns(), metavar="NAMES", help="The same for sounds.",
+)  # fmt: skip
 @click.option("--id-column", help="The column of the ids; '': numbers.  [default: id or custom_id, else numbers]")
 @click.option(
     "--params-from", type=Columns(), metavar="NAMES",
@@ -132,13 +135,14 @@ def run(
         chat_template=template_source(given.pop("chat_template")),
         **{name: given.pop(name) for name in ("template", "prompt", "system", "id_column", "keep", "params_from")},
         image_columns=given.pop("image_columns"),
+        audio_columns=given.pop("audio_columns"),
         **{name: given.pop(name) for name in ("shard", "limit")},
     )
     records = RecordOptions(**{name: given.pop(name) for name in ("shape", "token_ids", "times", "answer", "parse")})
     writing = OutputOptions(
         records=records, **{name: given.pop(name) for name in ("order", "retry_errors", "force", "compression")}
     )
-    if reading.image_columns is not None:
+    if reading.has_media:
         given["engine"].setdefault("mmproj", AUTO)
     given["engine"]["adapters"], scales = adapters_of(loras)
     settings = Settings(inputs, output, reading=reading, writing=writing, seed=seed, adapters=scales, **given)

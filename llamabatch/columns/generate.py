@@ -20,6 +20,7 @@ from llamabatch.config import EngineConfig, with_paths
 from llamabatch.entrypoints.input_processor import OneAdapters, OneParams
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import ConfigError, EngineClosedError, InputError
+from llamabatch.request.media import IMAGE, SOUND, Kind
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import show
@@ -62,6 +63,7 @@ class Generate:
         id: the column of the rows' ids, texts or whole numbers.
         image: the column of a picture, or a list of such columns, before the text of a conversation: paths, bytes,
             {"bytes": …, "path": …} as in datasets of Hugging Face, PIL images, arrays, or lists of these.
+        audio: likewise of sounds; samples are an array with its rate, as {"array": …, "sampling_rate": …}.
         system: the system message of each conversation; a template, too.
         chat: texts are a user's messages, for the model's chat template. None: True where the model has one.
         chat_template_kwargs: as of LLM.chat.
@@ -82,6 +84,7 @@ class Generate:
         schema: object = None,
         id: str | None = None,
         image: str | Sequence[str] | None = None,
+        audio: str | Sequence[str] | None = None,
         system: str | None = None,
         chat: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -90,8 +93,8 @@ class Generate:
     ) -> None:
         if chat not in (None, True, False):
             raise ConfigError(f"chat is {show(chat)}; give True, False or None")
-        if chat is False and (system is not None or chat_template_kwargs or image is not None):
-            raise ConfigError("system, image and chat_template_kwargs are for conversations; leave chat=False out")
+        if chat is False and (system is not None or chat_template_kwargs or image is not None or audio is not None):
+            raise ConfigError("system, image, audio and chat_template_kwargs are for chats; leave chat=False out")
         ChatOptions(kwargs=chat_template_kwargs or {})
         self._model, self._options = _checked(model, options)
         self._params = _params(params)
@@ -100,7 +103,8 @@ class Generate:
             if self._params.structured_outputs is not None:
                 raise ConfigError("schema and structured_outputs of params are both given; leave one of them out")
             self._params = replace(self._params, structured_outputs={"json": self._schema.text})
-        self._prompts = Prompts(prompt, system, id, self._params.seed or 0, _image_columns(image))
+        media: dict[Kind, tuple[str, ...]] = {IMAGE: _names("image", image), SOUND: _names("audio", audio)}
+        self._prompts = Prompts(prompt, system, id, self._params.seed or 0, media)
         self._columns = OutputColumns(output, self._schema)
         self._system, self._chat, self._kwargs, self._scales = system, chat, chat_template_kwargs, adapter_scales
         self._engine = _Engine()
@@ -268,11 +272,11 @@ def _checked(
     return paths.pop("model"), paths
 
 
-def _image_columns(given: object) -> tuple[str, ...]:
-    """The names of the columns of pictures. Raises ConfigError."""
+def _names(argument: str, given: object) -> tuple[str, ...]:
+    """The names of columns of media. Raises ConfigError."""
     names = () if given is None else (given,) if isinstance(given, str) else given
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"image is {show(given)}; give the name of a column, or a list of them")
+        raise ConfigError(f"{argument} is {show(given)}; give the name of a column, or a list of them")
     return tuple(names)
 
 

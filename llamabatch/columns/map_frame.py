@@ -54,6 +54,7 @@ def map(
     progress: ShowProgress = None,
     id: str | None = None,
     image: str | Sequence[str] | None = None,
+    audio: str | Sequence[str] | None = None,
     system: str | None = None,
     chat: bool | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -64,7 +65,7 @@ def map(
 
     Args:
         frame: as of Generate.__call__.
-        prompt, model, params, output, schema, id, image, system, chat, chat_template_kwargs, adapter_scales,
+        prompt, model, params, output, schema, id, image, audio, system, chat, chat_template_kwargs, adapter_scales,
             **options: as of Generate.
         path: a file (.jsonl) for the result of each row, written as rows end, in their order. A call with the same path
             computes only the rows that are not in it, also after kill -9, and gives the table that one call would have
@@ -92,6 +93,7 @@ def map(
         schema=schema,
         id=id,
         image=image,
+        audio=audio,
         system=system,
         chat=chat,
         chat_template_kwargs=chat_template_kwargs,

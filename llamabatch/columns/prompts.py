@@ -17,6 +17,7 @@ from llamabatch.chat.template import BoundedTemplate, describe
 from llamabatch.errors import ConfigError
 from llamabatch.errors import describe as describe_error
 from llamabatch.media.parts import parts_of_cell
+from llamabatch.request.media import IMAGE, SOUND, Kind
 from llamabatch.utils.checks import nearest, show
 
 Message = Mapping[str, Any]
@@ -25,6 +26,8 @@ PromptFunction = Callable[[dict[str, Any]], Content]
 
 ROW = "row"  # the variable with all columns: {{ row["a name with blanks"] }}
 _MARKS = ("{{", "{%")
+_NO_MEDIA: Mapping[Kind, Sequence[str]] = {}
+_ARGUMENTS = {IMAGE: "image", SOUND: "audio"}
 # names that jinja2 and the environment of templates give a meaning
 _NOT_COLUMNS = frozenset(
     ("range", "dict", "cycler", "joiner", "namespace", "raise_exception", "strftime_now", "loop", "self", "caller")
@@ -77,7 +80,7 @@ class Prompts:
         prompt: a template of jinja2, or a function of a row.
         system: a template of the system message; None: there is none.
         id_column: the column of the ids.
-        image_columns: columns with pictures, which stand before the text of a user's message.
+        media_columns: columns with pictures and with sounds, which stand before the text of a user's message.
         seed: the source of the seeds of all rows.
 
     Raises:
@@ -90,10 +93,10 @@ class Prompts:
         system: str | None = None,
         id_column: str | None = None,
         seed: int = 0,
-        image_columns: Sequence[str] = (),
+        media_columns: Mapping[Kind, Sequence[str]] = _NO_MEDIA,
     ) -> None:
         if isinstance(prompt, str):
-            if not any(mark in prompt for mark in _MARKS) and not image_columns:
+            if not any(mark in prompt for mark in _MARKS) and not any(media_columns.values()):
                 raise ConfigError(
                     f"prompt is {show(prompt)}, which names no column, so that all rows would ask the same; give a "
                     "template of jinja2, as 'Classify: {{ text }}'"
@@ -105,9 +108,9 @@ class Prompts:
         if id_column is not None and not isinstance(id_column, str):
             raise ConfigError(f"id is {show(id_column)}; give the name of a column")
         self._prompt, self._system, self._id_column, self._seed = prompt, system, id_column, seed
-        self._image_columns = tuple(image_columns)
+        self._media_columns = {kind: tuple(names) for kind, names in media_columns.items() if names}
         read = self._variables
-        if isinstance(prompt, str) and not _variables("prompt", prompt) and not image_columns:
+        if isinstance(prompt, str) and not _variables("prompt", prompt) and not self._media_columns:
             raise ConfigError(f"prompt is {show(prompt)}, which names no column, so that all rows would ask the same")
         self._reads_all = callable(prompt) or ROW in read
 
@@ -129,7 +132,7 @@ class Prompts:
             if name not in columns and name != ROW:
                 raise ConfigError(f"{argument} reads {show(name)}, and there is no such column{nearest(name, columns)}")
         own = [("id", self._id_column)] if self._id_column is not None else []
-        own += [("image", name) for name in self._image_columns]
+        own += [(_ARGUMENTS[kind], name) for kind, names in self._media_columns.items() for name in names]
         for argument, name in own:
             if name not in columns:
                 raise ConfigError(f"{argument} is {show(name)}, and there is no such column{nearest(name, columns)}")
@@ -153,21 +156,24 @@ class Prompts:
             content = _called(self._prompt, row)
         else:
             content = _rendered("prompt", self._prompt, row)
-        if self._image_columns:
-            content = self._with_pictures(content, row)
+        if self._media_columns:
+            content = self._with_media(content, row)
         system = None if self._system is None else _rendered("system", self._system, row)
         source = identity if self._id_column is not None else [content, system]
         return RowPrompt(content, system, seed_of(self._seed, source), identity)
 
-    def _with_pictures(self, content: Content, row: Mapping[str, Any]) -> Content:
-        """A user's message with the pictures of a row before its text."""
-        names = ", ".join(map(show, self._image_columns))
-        if not isinstance(content, str):
-            raise _RowError(f"the prompt is {show(content)}; beside a picture of {names} give a text")
-        pictures = [part for name in self._image_columns for part in parts_of_cell(row[name])]
-        if not pictures:
-            raise _RowError(f"there is no picture in {names}")
-        message: Message = {"role": "user", "content": [*pictures, {"type": "text", "text": content}]}
+    def _with_media(self, content: Content, row: Mapping[str, Any]) -> Content:
+        """A user's message with the pictures and sounds of a row before its text."""
+        media: list[Any] = []
+        for kind, names in self._media_columns.items():
+            what, listed = "picture" if kind == IMAGE else "sound", ", ".join(map(show, names))
+            if not isinstance(content, str):
+                raise _RowError(f"the prompt is {show(content)}; beside a {what} of {listed} give a text")
+            found = [part for name in names for part in parts_of_cell(row[name], kind)]
+            if not found:
+                raise _RowError(f"there is no {what} in {listed}")
+            media += found
+        message: Message = {"role": "user", "content": [*media, {"type": "text", "text": content}]}
         return [message]
 
     def _identity(self, row: Mapping[str, Any]) -> str | int | None:
@@ -232,11 +238,12 @@ def _null(value: object) -> str:
 
 
 def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, ensure_ascii=True, default=_of_picture).encode()
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, default=_of_media).encode()
 
 
-def _of_picture(value: Any) -> object:
-    """A form in JSON of a path, of bytes, or of the pixels of an image or an array. Raises TypeError for others."""
+def _of_media(value: Any) -> object:
+    """A form in JSON of a path, of bytes, or of the data of an image, an array or a number. Raises TypeError for
+    others."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     data = value.tobytes() if hasattr(value, "tobytes") else value

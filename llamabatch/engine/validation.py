@@ -14,6 +14,7 @@ from llamabatch.config import ResolvedConfig
 from llamabatch.errors import ConfigError, ContextLengthError, PromptError, SamplingError
 from llamabatch.request.adapters import check_known
 from llamabatch.request.detokenizer import Vocabulary
+from llamabatch.request.media import IMAGE
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import kept_tokens
@@ -126,8 +127,9 @@ def check_prompt(token_ids: tuple[int, ...], n_vocab: int, n_ctx: int) -> None:
 
 
 def check_media(request: Request, n_vocab: int, limits: RequestLimits) -> None:
-    """As check_prompt, for a prompt with pictures, and for what such a prompt cannot ask for."""
+    """As check_prompt, for a prompt with media, and for what such a prompt cannot ask for."""
     params, ids = request.params, request.prompt_token_ids
+    what = "picture" if any(media.kind == IMAGE for media in request.media) else "sound"
     not_asked = {
         "prompt_logprobs": params.prompt_logprobs,
         "score_from": request.score_from,
@@ -135,7 +137,7 @@ def check_media(request: Request, n_vocab: int, limits: RequestLimits) -> None:
     }
     for name, value in not_asked.items():
         if value is not None:
-            raise PromptError(f"{name} is {show(value)}, for a prompt with a picture; text alone can have that")
+            raise PromptError(f"{name} is {show(value)}, for a prompt with a {what}; text alone can have that")
     text_ids: list[int] = []
     end = 0
     for run in request.media_runs:
@@ -143,14 +145,14 @@ def check_media(request: Request, n_vocab: int, limits: RequestLimits) -> None:
         end = run.end
         if not run.is_causal and run.length > limits.n_pass:
             raise PromptError(
-                f"a picture has {run.length} tokens, which one pass must compute; n_ubatch allows {limits.n_pass}"
+                f"a {what} has {run.length} tokens, which one pass must compute; n_ubatch allows {limits.n_pass}"
             )
     if end == len(ids):
-        raise PromptError("the prompt ends with a picture; give at least one token of text behind it")
+        raise PromptError(f"the prompt ends with a {what}; give at least one token of text behind it")
     if len(ids) > limits.n_ctx or fitted(request, limits.n_ctx, None) is not request:
         message = (
-            f"the prompt has {len(ids)} tokens with its pictures; n_ctx allows 1 to {limits.n_ctx}, and a prompt with "
-            "a picture is not cut"
+            f"the prompt has {len(ids)} tokens with its {what}s; n_ctx allows 1 to {limits.n_ctx}, and a prompt with "
+            f"a {what} is not cut"
         )
         raise _too_long(len(ids), limits.n_ctx, message, is_cured=True)
     check_prompt((*text_ids, *ids[end:]), n_vocab, limits.n_ctx)

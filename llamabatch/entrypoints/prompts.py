@@ -91,8 +91,11 @@ def media_of(prompt: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[tuple[K
     data = prompt.get(_MEDIA)
     if data is None:
         return prompt, []
-    if not isinstance(data, Mapping) or not all(kind in _KINDS for kind in data):
+    if not isinstance(data, Mapping):
         raise PromptError(f"{_MEDIA} is {show(data)}; give {{'image': …}} or {{'audio': …}}")
+    for kind in data:
+        if kind not in _KINDS:
+            raise PromptError(f"{_MEDIA} has {show(kind)}; give {{'image': …}} or {{'audio': …}}")
     found = [(_KINDS[kind], each) for kind, given in data.items() for each in _listed(given)]
     if len({kind for kind, _ in found}) > 1:
         raise PromptError(f"{_MEDIA} has pictures and sounds, whose order it does not tell; give them to chat()")

@@ -45,6 +45,7 @@ def generate(
     schema: object = None,
     id: str | None = None,
     image: str | Sequence[str] | None = None,
+    audio: str | Sequence[str] | None = None,
     system: str | None = None,
     chat: bool | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -71,7 +72,7 @@ def generate(
     Args:
         dataset: of Ray Data.
         model: as of LLM; a path that each node of the cluster can read.
-        params, prompt, output, schema, id, image, system, chat, chat_template_kwargs, adapter_scales: as of
+        params, prompt, output, schema, id, image, audio, system, chat, chat_template_kwargs, adapter_scales: as of
             columns.Generate.
         concurrency: number of actors, or (fewest, most) of a pool that Ray sizes. None: one for each GPU of the
             cluster, or without GPUs one for each node.
@@ -93,7 +94,7 @@ def generate(
         integer(ConfigError, "batch_size", batch_size, 1, _MOST_ROWS)
     given: dict[str, Any] = {"isolate": True, **options}
     form: dict[str, Any] = {
-        **{"prompt": prompt, "output": output, "schema": schema, "id": id, "image": image},
+        **{"prompt": prompt, "output": output, "schema": schema, "id": id, "image": image, "audio": audio},
         **{"system": system, "chat": chat},
         **{"chat_template_kwargs": chat_template_kwargs, "adapter_scales": adapter_scales},
     }

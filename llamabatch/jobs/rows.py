@@ -115,8 +115,9 @@ class ReadOptions:
         chat_template: jinja2 source for conversations in place of the model's own template; None: the model's.
         max_line_bytes: a longer line is a BadRow, and is not held in memory.
         keep: columns of the input, or fields of lines of JSON, that the output gets; "all": all but the id.
-        image_columns: columns, or fields of lines of JSON, with a picture (or a list of them) that stands in front of
-            the template's text; makes task="completion" a chat. Relative paths are those beside the input.
+        image_columns, audio_columns: columns, or fields of lines of JSON, with a picture or a sound (or a list of them)
+            that stands in front of the template's text; they make task="completion" a chat. Relative paths are those
+            beside the input.
         params_from: with a template, the columns or fields that are parameters of their row, by the names of
             SamplingParams; with task="chat" also those of CHAT_FIELDS. All others are data.
 
@@ -137,16 +138,19 @@ class ReadOptions:
     keep: tuple[str, ...] | Literal["all"] | None = None
     params_from: tuple[str, ...] | None = None
     image_columns: tuple[str, ...] | None = None
+    audio_columns: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.prompt is not None and self.template is not None:
             raise ConfigError("template and prompt both make the prompt of a row; give one of them")
         if self.keep is not None and self.keep != ALL:
             object.__setattr__(self, "keep", _names("keep", self.keep, f", or {ALL!r}"))
-        if self.image_columns is not None:
-            object.__setattr__(self, "image_columns", _names("image_columns", self.image_columns))
+        for name in ("image_columns", "audio_columns"):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _names(name, given))
+        if self.has_media:
             if self.task == "embedding":
-                raise ConfigError("image_columns are pictures for a chat; an embedding is one of a text")
+                raise ConfigError("image_columns and audio_columns are for a chat; an embedding is one of a text")
             object.__setattr__(self, "task", "chat")
         if self.params_from is not None:
             object.__setattr__(self, "params_from", _names("params_from", self.params_from))
@@ -176,7 +180,12 @@ class ReadOptions:
     @property
     def has_template(self) -> bool:
         """True where a template makes the prompts."""
-        return self.template is not None or self.prompt is not None or self.image_columns is not None
+        return self.template is not None or self.prompt is not None or self.has_media
+
+    @property
+    def has_media(self) -> bool:
+        """True where columns hold pictures or sounds."""
+        return self.image_columns is not None or self.audio_columns is not None
 
     def wants(self, number: int) -> bool:
         """True for the number of a row of the shard that is below the limit."""

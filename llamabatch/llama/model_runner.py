@@ -402,7 +402,7 @@ class ModelRunner:
         [span] = call.spans
         projector = self.model.projector
         if projector is None:
-            raise EngineError("a prompt has a picture, and no mmproj was given")
+            raise EngineError("a prompt has a picture or a sound, and no mmproj was given")
         own = slice(span.start - run.start, span.start - run.start + span.length)
         began = time.perf_counter()
         encoded = projector.embeddings(span.sequence.request.media[run.media], run.chunk, self._encoder_s())

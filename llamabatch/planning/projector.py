@@ -9,17 +9,18 @@ from llamabatch.errors import ModelFileError
 from llamabatch.gguf.header import read_header
 from llamabatch.utils.paths import one_line
 
-# Embeddings of pictures that were shown, for later requests that show them again: 2.6 MB each for Gemma 3 4B.
+# Embeddings of media that were given, for later requests that give them again: 2.6 MB a picture for Gemma 3 4B.
 KEPT_BYTES = 64 * 2**20
 # Of encoders that take any size (clip.cpp, set_limit_image_tokens): tokens of a picture at most.
 _MOST_TOKENS = 4096
 _ANY_SIZE = ("qwen", "pixtral", "lfm2", "kimi", "glm", "exaone", "mimo", "paddle", "hunyuan", "youtu", "dots")
+_SOUND_STEPS = 1500  # of an encoder of sounds in a pass, half a minute
 # Values of a patch that a pass keeps at once, in widths of the encoder and of its feed-forward layers: measured.
 _WIDTHS, _FF_WIDTHS = 8, 2
 
 
 def projector_bytes(path: Path, config: EngineConfig) -> int:
-    """Bytes of a projector at work: its weights, the buffers of one encoder pass, and kept pictures.
+    """Bytes of a projector at work: its weights, the buffers of one encoder pass, and kept embeddings.
 
     Raises:
         ModelFileError: it is no mmproj file.
@@ -30,14 +31,15 @@ def projector_bytes(path: Path, config: EngineConfig) -> int:
         found = texts.get("general.architecture", "none")
         raise ModelFileError(f"{one_line(path)} is no mmproj file: its architecture is {found}, not clip")
 
-    def number(name: str, default: int = 0) -> int:
-        text = texts.get(f"clip.vision.{name}", "")
+    def number(name: str, default: int = 0, sense: str = "vision") -> int:
+        text = texts.get(f"clip.{sense}.{name}", "")
         return int(text) if text.isdigit() else default
 
     kind = texts.get("clip.projector_type") or texts.get("clip.vision.projector_type", "")
+    sound = _WIDTHS * number("embedding_length", 0, "audio") + _FF_WIDTHS * number("feed_forward_length", 0, "audio")
     n_patches = (number("image_size") // max(1, number("patch_size", 1))) ** 2
     if kind.startswith(_ANY_SIZE):
         merged = max(number("spatial_merge_size"), number("projector.scale_factor"), 2) ** 2
         n_patches = max(n_patches, (config.image_max_tokens or _MOST_TOKENS) * merged)
     width = _WIDTHS * number("embedding_length") + _FF_WIDTHS * number("feed_forward_length")
-    return header.file_bytes + 4 * n_patches * width + KEPT_BYTES
+    return header.file_bytes + 4 * max(n_patches * width, _SOUND_STEPS * sound) + KEPT_BYTES

@@ -25,7 +25,7 @@ class Request:
 
     Attributes:
         request_id: unique among the requests in flight.
-        prompt_token_ids: the prompt as ids of the model's vocabulary; below 0 where a cell of a picture stands.
+        prompt_token_ids: the prompt as ids of the model's vocabulary; below 0 for the cells of pictures and sounds.
         params: how to sample.
         prompt: the text that the ids came from, where there was one.
         arrival_s: time.perf_counter() when the caller asked, seconds.
@@ -44,7 +44,7 @@ class Request:
             structured_outputs depends on it.
         preserved_token_ids: special tokens whose names stand in the text also with skip_special_tokens, since the
             parser of the answer looks for them; rising.
-        media: the pictures of the prompt, in order.
+        media: the pictures and sounds of the prompt, in order.
         media_runs: the runs of prompt_token_ids that stand for them, in order.
         make_parser: makes the parser of a continuation from this request and its index; None: the text stays as it is.
             The engine knows nothing of it.

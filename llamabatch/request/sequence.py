@@ -41,7 +41,7 @@ class Sequence:
             None: it has copied from no running one.
         not_held: what its form does not hold, of what was asked for.
         last_token_s: time.perf_counter() of its last output token.
-        media_runs: the runs of its prompt that stand for pictures.
+        media_runs: the runs of its prompt that stand for pictures and sounds.
     """
 
     def __init__(self, request: Request, vocabulary: Vocabulary, n_ctx: int, *, streamed: bool = True) -> None:
@@ -154,7 +154,7 @@ class Sequence:
         return turns[-1] if turns else end
 
     def whole(self, count: int) -> int:
-        """The most leading tokens, at most `count`, that end within no picture: a part of one is never shared."""
+        """The most leading tokens, at most `count`, that end within no picture or sound: no part of one is shared."""
         for run in self.media_runs:
             if run.start < count < run.end:
                 return run.start

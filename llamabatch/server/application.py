@@ -51,6 +51,7 @@ from llamabatch.server.openai import (
     files,
     models,
     responses,
+    transcriptions,
 )
 from llamabatch.server.openai.batch_lines import reader_of
 from llamabatch.server.openai.kept_responses import KeptResponses
@@ -72,6 +73,7 @@ ERROR_SHAPES = {each.PATHS: each.error_document for each in (anthropic, ollama)}
 ROUTES: tuple[Sequence[BaseRoute], ...] = (
     health.routes,
     chat.routes,
+    transcriptions.routes,
     completions.routes,
     embeddings.routes,
     rerank.routes,

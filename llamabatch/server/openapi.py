@@ -20,6 +20,7 @@ from llamabatch.server.openai.batches import BATCH
 from llamabatch.server.openai.completion_body import COMPLETION
 from llamabatch.server.openai.embeddings import EMBEDDING
 from llamabatch.server.openai.responses_body import RESPONSES
+from llamabatch.server.openai.transcriptions import TRANSCRIPTION
 from llamabatch.server.request.body import TIMEOUT_HEADER, Field, Fields, Json
 from llamabatch.server.request.chat_body import CHAT
 from llamabatch.server.response.answer import json_response
@@ -165,6 +166,7 @@ _UPLOAD = Operation(
     ["file", "purpose"],
     kind="multipart/form-data",
 )
+_TRANSCRIPTION = Operation(TRANSCRIPTION, ["file"], streams=_EVENTS, kind="multipart/form-data")
 _BATCH = Operation(BATCH, ["input_file_id", "endpoint", "completion_window"])
 
 _MESSAGES = Operation(
@@ -267,6 +269,7 @@ OPERATIONS: dict[str, Operation] = {
     "/v1/load_lora_adapter": _LOAD,
     "/v1/unload_lora_adapter": _UNLOAD,
     "/v1/files": _UPLOAD,
+    "/v1/audio/transcriptions": _TRANSCRIPTION,
     "/api/chat": _OLLAMA_CHAT,
     "/api/generate": _GENERATE,
     "/api/embed": Operation(ollama_embed.EMBED, ["input"], {"texts": {"input": ["Hello", "world"]}}),

@@ -23,12 +23,13 @@ from PIL import Image
 from llamabatch.native_build import binding, source
 from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
 from tests.installed import offline
+from tests.sounds import write_tone
 
 CHECKOUT = Path(__file__).parents[2]
 # make test-agents runs the commands of docs/agents.md, which are those of other programs
 PAGES = [CHECKOUT / "README.md", *sorted(set((CHECKOUT / "docs").glob("*.md")) - {CHECKOUT / "docs" / "agents.md"})]
 SAMPLE = ("test_readme.py", "test_examples.py", "test_model_files.py", "test_saved_prefixes.py", "test_native.py")
-EXTRAS = "tools,hub,parquet,zstd,metrics,columns,gpu,server"
+EXTRAS = "tools,hub,images,sounds,parquet,zstd,metrics,columns,gpu,server"
 OF_TESTS = ("pytest", "pytest-timeout", "hypothesis", "pydantic")  # for the sample of model tests
 OURS = frozenset({"llamabatch", "llamabatch-llama", "llama-cpp-python"})
 PROGRAMS = ("sh", "cat", "head", "uname", "env", "timeout", "seq", "sleep", "curl", "grep")
@@ -161,6 +162,27 @@ COMMANDS = {
         "llamabatch run photos.csv captions.jsonl -m gemma.gguf --image-column file "
         "--prompt 'What is in this picture?' --keep file -n 4; cat captions.jsonl",
         says='"file": "cat.png"',
+    ),
+    'llamabatch generate -m ultravox.gguf --chat --audio "first call.wav" "What is said here?"': Short(
+        "cat model.gguf > ultravox.gguf; "
+        "llamabatch generate -m ultravox.gguf --chat --audio 'first call.wav' 'What is said here?' -n 4"
+    ),
+    'llamabatch run calls.csv texts.jsonl -m ultravox.gguf --audio-column file --prompt "What is said here?" '
+    "--keep file": Short(
+        "cat model.gguf > ultravox.gguf; echo file > calls.csv; echo 'first call.wav' >> calls.csv; "
+        "llamabatch run calls.csv texts.jsonl -m ultravox.gguf --audio-column file --prompt 'What is said here?' "
+        "--keep file -n 4; cat texts.jsonl",
+        says='"file": "first call.wav"',
+    ),
+    "curl http://127.0.0.1:8080/v1/audio/transcriptions -F file=@second.wav": Short(
+        "cat model.gguf > ultravox.gguf; "
+        + ASKED.replace("chat/completions", "audio/transcriptions").format(
+            "ultravox.gguf --mmproj auto", "-F file=@second.wav -F max_tokens=4"
+        ),
+        says='"audio_tokens":150',
+    ),
+    "llamabatch serve ultravox.gguf --mmproj auto": Short(
+        "cat model.gguf > ultravox.gguf; " + SERVED.format("ultravox.gguf --mmproj auto"), says="projector"
     ),
     "llamabatch serve gemma.gguf --mmproj auto": Short(
         "cat model.gguf > gemma.gguf; " + SERVED.format("gemma.gguf --mmproj auto"), says="projector"
@@ -381,6 +403,9 @@ def folder(tmp_path, stranger):
         (folder / name).write_text(text, encoding="utf-8")
     Image.new("RGB", (80, 60), "orange").save(folder / "cat.png")
     write_projector(folder / "mmproj-gemma.gguf", ProjectorShape("gemma3"), n_embd=192)
+    write_projector(folder / "mmproj-ultravox.gguf", ProjectorShape("ultravox", n_merge=10), n_embd=192)
+    for name in ("first call.wav", "second.wav"):
+        write_tone(folder / name)
     return folder
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 from llamabatch.gguf.resolve import resolve
 from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
 from tests.model.encoder_files import write_encoder
+from tests.sounds import write_tone
 
 PAGES = {
     page: re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
@@ -45,6 +46,11 @@ def test_page(page, tmp_path):
         write_projector(tmp_path / "mmproj-gemma.gguf", ProjectorShape("gemma3"), n_embd=192)
         for name in ("cat.png", "dog.jpg"):
             Image.new("RGB", (80, 60), "orange").save(tmp_path / name)
+    if page.name == "sounds.md":
+        shutil.copy(resolve("tiny"), tmp_path / "ultravox.gguf")
+        write_projector(tmp_path / "mmproj-ultravox.gguf", ProjectorShape("ultravox", n_merge=10), n_embd=192)
+        for name in ("first call.wav", "second.wav"):
+            write_tone(tmp_path / name)
     code = "\n".join(PAGES[page])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -126,26 +126,33 @@ def test_in_company_as_alone(family):
         assert kept.shared_tokens + kept.prefix_tokens > 0
 
 
-def by_the_helper(llm: LLM, prompt: str, pictures: list) -> tuple[list[int], list[float]]:
-    """Greedy tokens of mtmd_helper_eval_chunks, and the distance of the two best logits of each."""
+def by_the_helper(llm: LLM, prompt: str, media: list) -> tuple[list[int], list[float]]:
+    """Greedy tokens of mtmd_helper_eval_chunks, and the distance of the two best logits of each.
+
+    Args:
+        media: arrays, of three dimensions for pictures and of one for sounds.
+    """
     lib, model = library.load(), llm._client.model
     mtmd, own = model.projector._mtmd, mtmd_parameters(model.projector._mtmd)
     projector = mtmd.mtmd_init_from_file(os.fsencode(model.projector.path), model.handle, own)
     params = lib.llama_context_default_params()
-    params.n_ctx = params.n_batch = params.n_ubatch = 512
+    params.n_ctx = params.n_batch = params.n_ubatch = 1024
     params.n_threads = params.n_threads_batch = 2
     context = lib.llama_init_from_model(model.handle, params)
-    text = prompt.replace("<picture>", mtmd.mtmd_default_marker().decode()).encode()
+    marker = mtmd.mtmd_default_marker().decode()
+    text = prompt.replace("<picture>", marker).replace("<sound>", marker).encode()
     bitmaps = [
         mtmd.mtmd_bitmap_init(each.shape[1], each.shape[0], each.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
-        for each in pictures
+        if each.ndim == 3
+        else mtmd.mtmd_bitmap_init_from_audio(len(each), each.ctypes.data_as(ctypes.POINTER(ctypes.c_float)))
+        for each in media
     ]
     chunks = mtmd.mtmd_input_chunks_init()
     given = mtmd.mtmd_input_text(text=text, text_len=len(text), add_special=True, parse_special=True)
     array = (mtmd.mtmd_bitmap_p_ctypes * max(1, len(bitmaps)))(*bitmaps)
     assert mtmd.mtmd_tokenize(projector, chunks, ctypes.byref(given), array, len(bitmaps)) == 0
     past = lib.llama_pos(0)
-    assert mtmd.mtmd_helper_eval_chunks(projector, context, chunks, 0, 0, 512, True, ctypes.byref(past)) == 0
+    assert mtmd.mtmd_helper_eval_chunks(projector, context, chunks, 0, 0, 1024, True, ctypes.byref(past)) == 0
     position, tokens, gaps = past.value, [], []
     while True:
         row = np.ctypeslib.as_array(lib.llama_get_logits_ith(context, -1), shape=(model.n_vocab,))
@@ -336,9 +343,12 @@ def test_texts_with_marks_for_pictures(files):
             assert output.prompt_token_ids == chat.prompt_token_ids
             assert output.outputs[0].token_ids == chat.outputs[0].token_ids
         for given, message in [
-            ({"prompt": "no mark", "multi_modal_data": {"image": shown}}, "has 0 marks of a picture, and 1 picture"),
+            (
+                {"prompt": "no mark", "multi_modal_data": {"image": shown}},
+                "has 0 marks of a picture or a sound, and 1 of",
+            ),
             ({"prompt": "<image>", "multi_modal_data": {"video": shown}}, "multi_modal_data has 'video'"),
-            ({"prompt_token_ids": [5], "multi_modal_data": {"image": shown}}, "pictures go with the text of a prompt"),
+            ({"prompt_token_ids": [5], "multi_modal_data": {"image": shown}}, "media go with the text of a prompt"),
             ({"prompt": "<image> a", "multi_modal_data": {"image": "missing.png"}}, "missing.png cannot be read"),
         ]:
             with pytest.raises(PromptError, match=message):

@@ -93,7 +93,7 @@ class Reader(Iterator[Row | BadRow]):
         of_lines = self._options
         if of_lines.prompt is None and any(source.kind != "jsonl" for source in sources):
             # the template is that of the tables, and lines beside them ask for themselves
-            own: dict[str, Any] = {"image_columns": None, "task": "completion"}
+            own: dict[str, Any] = {"image_columns": None, "audio_columns": None, "task": "completion"}
             of_lines = replace(of_lines, template=None, system=None, id_column=None, params_from=None, **own)
         of_lines = replace(of_lines, id_column=of_lines.id_column or None)  # "" is for tables
         changes_lines = of_lines.has_template or of_lines.id_column or of_lines.keep

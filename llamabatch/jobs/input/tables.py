@@ -16,6 +16,7 @@ from llamabatch.jobs.input.sources import DAMAGED, Source
 from llamabatch.jobs.input.templates import JinjaTemplate, Template, as_json, as_text, is_jinja, template_of
 from llamabatch.jobs.rows import ALL, OWN_IDS, ReadOptions
 from llamabatch.media.parts import parts_of_cell
+from llamabatch.request.media import IMAGE, SOUND
 from llamabatch.request.sampling_params import ALIASES, BOOLEANS, INTEGERS, OPTIONAL_INTEGERS
 from llamabatch.utils.checks import counted, nearest, show
 
@@ -231,7 +232,7 @@ def values_of(source: Source, options: ReadOptions, column: str) -> Iterator[Any
 
 def check_template(options: ReadOptions) -> Template:
     """The template of rows. Raises ConfigError."""
-    differ = options.image_columns is None  # rows that ask the same of pictures of their own are no mistake
+    differ = not options.has_media  # rows that ask the same of media of their own are no mistake
     if options.prompt is not None:
         return template_of(options.prompt, jinja=True, names_columns=differ)
     return template_of(DEFAULT_TEMPLATE if options.template is None else options.template, names_columns=differ)
@@ -318,7 +319,7 @@ class RowLines:
         assert self._template is not None
         if options.prompt is None and options.template is None and "prompt" not in columns:
             _check_separator(name, columns)
-            example = _example(columns) if options.image_columns is None else "'What is in this picture?'"
+            example = "'Describe this.'" if options.has_media else _example(columns)
             raise ConfigError(
                 f"{name} has no column 'prompt'; give a template, as --prompt {example}; its columns are "
                 f"{', '.join(columns)}"
@@ -336,6 +337,7 @@ class RowLines:
             ("to keep", columns if options.keep == ALL else options.keep),
             ("of parameters", options.params_from),
             ("of pictures", options.image_columns),
+            ("of sounds", options.audio_columns),
         ):
             for each in names or ():
                 if each not in columns:
@@ -404,10 +406,13 @@ class RowLines:
             return {"prompt": text}
         system = self._options.system if self._system is None else self._system.fill(values)
         before = [] if system is None else [{"role": "system", "content": system}]
-        names = self._options.image_columns
-        if names is None:
+        if not self._options.has_media:
             return {"messages": [*before, {"role": "user", "content": text}]}
-        pictures = [part for name in names for part in parts_of_cell(values.get(name))]
-        if not pictures:
-            raise PromptError(f"there is no picture in {', '.join(map(show, names))}")
-        return {"messages": [*before, {"role": "user", "content": [*pictures, {"type": "text", "text": text}]}]}
+        media: list[dict[str, Any]] = []
+        for kind, names in ((IMAGE, self._options.image_columns), (SOUND, self._options.audio_columns)):
+            found = [part for name in names or () for part in parts_of_cell(values.get(name), kind)]
+            if names and not found:
+                what = "picture" if kind == IMAGE else "sound"
+                raise PromptError(f"there is no {what} in {', '.join(map(show, names))}")
+            media += found
+        return {"messages": [*before, {"role": "user", "content": [*media, {"type": "text", "text": text}]}]}

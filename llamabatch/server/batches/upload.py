@@ -37,7 +37,7 @@ async def receive_file(
         ApiError: 415 for another type than multipart/form-data, 400 for what is none, or has no file or no purpose, 413
             for a file that is too large, 507 where there is no room.
     """
-    form = _Form(headers.get("content-type", ""))
+    form = Form(headers.get("content-type", ""))
     file_id, loop = new_file_id(), asyncio.get_running_loop()
     await loop.run_in_executor(None, store.check_count)
     file = await loop.run_in_executor(None, store.unfinished(file_id).open, "wb")
@@ -96,7 +96,7 @@ def _finish(store: Store, file: BinaryIO, record: FileRecord) -> None:
     store.add_file(record)
 
 
-def _record(form: _Form, file_id: str, now: int) -> FileRecord:
+def _record(form: Form, file_id: str, now: int) -> FileRecord:
     fields = form.fields
     if form.filename is None:
         raise ApiError(400, "the form has no file; send it as a part named file, with a filename", param="file")
@@ -123,7 +123,7 @@ class _Part:
     value: bytearray | None = None
 
 
-class _Form:
+class Form:
     """A form that comes in pieces.
 
     Attributes:

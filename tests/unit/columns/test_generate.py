@@ -9,6 +9,7 @@ import pytest
 from llamabatch import ConfigError, EngineClosedError, EngineError, InputError, SamplingError, SamplingParams
 from llamabatch.columns import Generate
 from llamabatch.columns.prompts import Prompts, seed_of
+from llamabatch.request.media import IMAGE
 from llamabatch.testing import FakeLLM
 
 BATCH = {"review": ["fine", "bad"], "a name": ["x", "y"], "stars": [5, None]}
@@ -52,7 +53,7 @@ def test_a_text_is_a_users_message_where_the_model_has_a_template():
 def test_pictures_stand_before_the_text_and_are_told_apart():
     pixels = np.zeros((2, 2, 3), np.uint8)
     cells = [b"a", b"b", {"bytes": b"a", "path": "a.png"}, ["a.png", pixels], np.array(["a.png"], object), pixels, None]
-    prompts = Prompts("What?", "Be calm.", image_columns=("photo", "other"))
+    prompts = Prompts("What?", "Be calm.", media_columns={IMAGE: ("photo", "other")})
     assert prompts.wanted(["other", "photo", "x"]) == ["other", "photo"]
     rows = list(prompts.of({"photo": cell, "other": ""} for cell in cells))
     assert [row.content for row in rows[:2]] == [
@@ -63,7 +64,7 @@ def test_pictures_stand_before_the_text_and_are_told_apart():
     assert rows[-1].error == "there is no picture in 'photo', 'other'"
     assert len({row.digest() for row in rows}) == len(rows) - 1  # the same bytes are the same picture
     assert rows[0].digest() == rows[2].digest()
-    [other] = Prompts(lambda row: [5], image_columns=("photo",)).of(iter([{"photo": b"a"}]))
+    [other] = Prompts(lambda row: [5], media_columns={IMAGE: ("photo",)}).of(iter([{"photo": b"a"}]))
     assert "beside a picture of 'photo' give a text" in other.error
     with pytest.raises(ConfigError, match="image is 'photo', and there is no such column"):
         prompts.wanted(["x"])

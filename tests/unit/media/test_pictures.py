@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from llamabatch.errors import EngineError, PromptError
-from llamabatch.media.parts import has_pictures, take_pictures
+from llamabatch.media.parts import MediaInput, has_media, marked
 from llamabatch.media.pictures import pixels_of, read_picture
 from llamabatch.media.prompt import Prompt
 from llamabatch.request.media import Media, MediaRun, cell_ids
@@ -32,6 +32,13 @@ def png_header(width: int, height: int) -> bytes:
 
 
 PICTURE = Image.new("RGB", (6, 4), RED)
+
+
+def pictures_in(conversation) -> list[Media]:
+    given = MediaInput(pictures=True, rate=0)
+    for part in marked(conversation)[1]:
+        given.add_part(part)
+    return given.media
 
 
 def test_each_form_of_a_picture_gives_the_same(tmp_path, monkeypatch):
@@ -89,7 +96,7 @@ def test_what_is_transparent_is_white_and_turned_pictures_are_upright():
         ("https://example.org/a.png", "only from hosts in allowed_media_domains: example.org is none"),
         ("file:///etc/hostname", "files are read only below allowed_local_media_path"),
         ("data:image/png;base64,??", "is no base64"),
-        ("data:image/png,abc", "give data:image/png;base64,"),
+        ("data:image/png,abc", "with the bytes in base64"),
         (np.zeros((4, 4), np.uint8), "height x width x 3 of uint8"),
         (np.zeros((4, 4, 3), np.float32), "height x width x 3 of uint8"),
         (7, "give a path, bytes, a data: address"),
@@ -118,7 +125,7 @@ def test_the_pixels_of_a_conversation_are_bounded_before_they_are_decoded(monkey
     monkeypatch.setattr(Image.Image, "tobytes", lambda image, *_: decoded.append(image.size) or b"")
     parts = [{"type": "image", "image": png_header(5000, 5000)}] * 4
     with pytest.raises(PromptError, match="5000 x 5000 pixels; allowed are"):
-        take_pictures([{"role": "user", "content": [{"type": "image", "image": Image.new("1", (8000, 6000))}, *parts]}])
+        pictures_in([{"role": "user", "content": [{"type": "image", "image": Image.new("1", (8000, 6000))}, *parts]}])
     assert decoded == [(8000, 6000)]
 
 
@@ -137,13 +144,14 @@ def test_pictures_of_a_conversation_in_the_words_of_all():
         {"type": "image", "image": data},
     ]
     conversation = [{"role": "user", "content": [{"type": "text", "text": "Look"}, *parts]}]
-    assert has_pictures(conversation)
-    messages, pictures, mark = take_pictures(conversation)
+    assert has_media(conversation)
+    messages, _, mark = marked(conversation)
+    pictures = pictures_in(conversation)
     assert len(pictures) == len(parts)
     assert len({picture.digest for picture in pictures}) == 1
     assert [part.get("media_mark") for part in messages[0]["content"][1:]] == [mark] * len(parts)
-    assert mark != take_pictures(conversation)[2]
-    assert not has_pictures([{"role": "user", "content": "Look"}])
+    assert mark != marked(conversation)[2]
+    assert not has_media([{"role": "user", "content": "Look"}])
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_image"])
@@ -154,7 +162,7 @@ def test_the_address_of_a_part_is_neither_fetched_nor_read(kind, address, tmp_pa
     monkeypatch.chdir(tmp_path)
     PICTURE.save("a.png")
     with pytest.raises(PromptError, match=r"has the address|has no picture"):
-        take_pictures([{"role": "user", "content": [{"type": kind, "image_url": address}]}])
+        pictures_in([{"role": "user", "content": [{"type": kind, "image_url": address}]}])
 
 
 def test_a_prompt_behind_other_tokens_takes_its_pictures_along():

@@ -15,7 +15,7 @@ from llamabatch.server.llama_server.completion_body import InfillBody, read_infi
 from llamabatch.server.llama_server.completion_response import Context, TimeLimit, only_fields, timings
 from llamabatch.server.llama_server.embedding import normalized
 from llamabatch.server.request.infill import Gap, infill_ids
-from llamabatch.server.request.prompts import PicturePrompt, mixed_ids, read_mixed, read_pictured
+from llamabatch.server.request.prompts import MediaPrompt, mixed_ids, read_mixed, read_with_media
 from llamabatch.testing.fake_model import FakeModel
 from tests.unit.server.serving_clients import fake_client, ready_client
 
@@ -153,14 +153,14 @@ def test_forms_of_a_prompt(given, parts, is_list):
 
 def test_prompts_with_pictures_beside_others():
     pictured = {"prompt_string": "c<__media__>", "multimodal_data": ["aGk="]}
-    read = PicturePrompt("c<__media__>", ("data:image;base64,aGk=",))
-    assert read_pictured(pictured) == ((read,), False)
-    assert read_pictured(["a", pictured, [5]]) == (("a", read, (5,)), True)
-    assert read_pictured(["a", [5]]) == read_mixed(["a", [5]])
-    with pytest.raises(PromptError, match="give a list of pictures in base64"):
-        read_pictured({**pictured, "multimodal_data": [5]})
+    read = MediaPrompt("c<__media__>", (b"hi",))
+    assert read_with_media(pictured) == ((read,), False)
+    assert read_with_media(["a", pictured, [5]]) == (("a", read, (5,)), True)
+    assert read_with_media(["a", [5]]) == read_mixed(["a", [5]])
+    with pytest.raises(PromptError, match="give a list of pictures and sounds in base64"):
+        read_with_media({**pictured, "multimodal_data": [5]})
     with pytest.raises(PromptError, match=r"prompt\[1\] is 7"):
-        read_pictured([pictured, 7])
+        read_with_media([pictured, 7])
 
 
 def test_a_text_gets_the_tokens_at_its_beginning_and_later_texts_do_not(client):

@@ -10,7 +10,7 @@ from llamabatch.server.request.body import Rules
 from llamabatch.server.request.chat_body import read_chat
 
 REFUSALS = (LlamaBatchError, ApiError)
-SEES, BLIND = Rules(pictures=True), Rules()
+SEES, BLIND = Rules(media=frozenset({"image"})), Rules()
 ADDRESS = "data:image/png;base64,AAAA"
 PART = {"type": "image_url", "image_url": ADDRESS}
 TEXT = {"type": "text", "text": "What?"}

@@ -41,7 +41,7 @@ def test_a_column_of_paths_beside_the_table(tmp_path, monkeypatch):
     assert contents(folder / "photos.csv", prompt=ASK, **options)[0] == [image(folder / "cat.png"), text(ASK)]
     with pytest.raises(ConfigError, match="has no column 'flie' of pictures; did you mean 'file'"):
         contents(folder / "photos.csv", prompt=ASK, image_columns=("flie",))
-    with pytest.raises(ConfigError, match="as --prompt 'What is in this picture"):
+    with pytest.raises(ConfigError, match="as --prompt 'Describe this"):
         contents(folder / "photos.csv", image_columns=("file",))
     with pytest.raises(ConfigError, match="an embedding is one of a text"):
         ReadOptions(image_columns=("file",), task="embedding")
