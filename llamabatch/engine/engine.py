@@ -309,9 +309,7 @@ class Engine:
         self._check_open()
         path = absolute(path)
         if any(token_id < 0 for token_id in token_ids):
-            raise ConfigError(
-                "no prefix with a picture or a sound is saved: cells do not tell their mmproj file"
-            )
+            raise ConfigError("no prefix with a picture or a sound is saved: cells do not tell their mmproj file")
         if not self._scheduler.limits.keeps_prefixes:
             raise ConfigError("no prefix can be saved: cache_prefix is False, or a window lies in a unified KV cache")
         slot = self._scheduler.cached_slot(token_ids)

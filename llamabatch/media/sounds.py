@@ -21,8 +21,9 @@ from llamabatch.utils.paths import one_line
 
 LEAST_S, MOST_S = 0.1, 1800.0
 """Seconds of a sound."""
-FORMATS = ("WAV", "MP3", "FLAC", "Ogg Vorbis")
-_STARTS = (b"RIFF", b"fLaC", b"OggS", b"ID3")
+FORMATS = ("WAV", "MP3", "FLAC")
+# Ogg Vorbis, which miniaudio reads, too, is left out, as in llama.cpp: damaged files of it end the process.
+_STARTS = (b"fLaC", b"ID3")
 _PIECE = 2**16  # samples
 _RATES = (1000, 768_000)
 _SAMPLE_BYTES = 4
@@ -34,7 +35,7 @@ Samples = npt.NDArray[np.float32]
 def is_sound(data: bytes) -> bool:
     """True for bytes that begin as a file of sound does, and as no picture does."""
     is_mpeg = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 0x06 != 0
-    return is_mpeg or (data.startswith(_STARTS) and data[8:12] != b"WEBP")
+    return is_mpeg or data.startswith(_STARTS) or (data.startswith(b"RIFF") and data[8:12] == b"WAVE")
 
 
 def read_sound(given: Any, rate: int, most: int, sources: MediaSources = NOWHERE) -> Media:
@@ -128,6 +129,8 @@ def _of_bytes_of_wav(samples: Samples, own_rate: int, rate: int, most: int) -> M
 
 def _decoded(data: bytes, name: str, rate: int, most: int) -> Samples:
     miniaudio = _miniaudio()
+    if not is_sound(data):
+        raise PromptError(f"{name} is in no known format; known are {', '.join(FORMATS)}")
     try:
         pieces = miniaudio.stream_memory(
             data, miniaudio.SampleFormat.FLOAT32, nchannels=1, sample_rate=rate, frames_to_read=_PIECE
@@ -139,10 +142,7 @@ def _decoded(data: bytes, name: str, rate: int, most: int) -> Samples:
             n += len(piece)
             if n > min(most, MOST_S * rate):
                 break
-    except miniaudio.MiniaudioError as error:
-        known = ", ".join(FORMATS)
-        raise PromptError(f"{name} cannot be decoded, or is in no known format; known are {known}") from error
-    except Exception as error:
+    except Exception as error:  # MiniaudioError, which tells a number alone, and others
         raise PromptError(f"{name} cannot be decoded: {describe(error)}") from error
     _check_length(n, name, rate, most)
     samples = np.concatenate(found)

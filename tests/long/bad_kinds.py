@@ -197,8 +197,8 @@ def _prompts() -> Iterator[Kind]:
     for message in (5, [], {}, {"role": "user"}, {"content": "a"}, {"role": 1, "content": "a"}):
         yield _bad(f"the message {json.dumps(message)}", "a message is {", messages=[user, message])
     yield _bad("a number as content", "content is 5", messages=[{"role": "user", "content": 5}])
-    sound = {"type": "input_audio", "input_audio": {"data": "a"}}
-    yield _bad("a sound", "a part of type 'input_audio'", messages=[{"role": "user", "content": [sound]}])
+    film = {"type": "video_url", "video_url": {"url": "a"}}
+    yield _bad("a film", "a part of type 'video_url'", messages=[{"role": "user", "content": [film]}])
     broken = {"role": "assistant", "tool_calls": [{"name": "f"}]}
     yield _bad("a tool call without a function", "a tool call is", messages=[broken])
     yield _bad("tools that are none", "tools[0] is {}", messages=[user], tools=[{}])

@@ -33,7 +33,7 @@ FORMATS = ("json", "text")
 _NUMBERS = {"temperature": float, "max_tokens": int, "seed": int, "top_p": float, "top_k": int}
 
 TRANSCRIPTION: Fields = {
-    "file": Field({"type": "string", "format": "binary"}, "a sound: WAV, MP3, FLAC or Ogg Vorbis"),
+    "file": Field({"type": "string", "format": "binary"}, "a sound: WAV, MP3 or FLAC"),
     "model": Field({"type": "string"}),
     "prompt": Field({"type": "string"}, f"what is asked about the sound; else: {PROMPT}"),
     "language": Field({"type": "string"}, "of the sound, which the prompt names"),

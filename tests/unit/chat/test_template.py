@@ -145,7 +145,7 @@ def test_content_in_parts_and_calls_of_tools():
     ("message", "says"),
     [
         ({"role": "user", "content": 5}, "content is 5"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "type 'image_url'; only parts of text"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "type 'image_url'; give parts of text"),
         ({"role": "user", "content": ["a"]}, "type 'str'"),
         ({"role": "assistant", "tool_calls": [{"name": "x"}]}, "a tool call is"),
     ],

@@ -57,7 +57,8 @@ def test_other_rates_and_several_channels_are_converted():
     ("given", "message"),
     [
         (b"", "a sound is empty"),
-        (b"RIFF....WAVE", "a sound cannot be decoded, or is in no known format; known are WAV, MP3"),
+        (b"RIFF....WAVE", "a sound cannot be decoded: "),
+        (b"OggS" + wav(), "a sound is in no known format; known are WAV, MP3, FLAC"),
         (wav()[:40], "cannot be decoded|has 0.000 s"),
         (wav(TONE[:100]), r"a sound has 0\.006 s; allowed are 0\.1 to 1,800 s"),
         (wav(np.zeros(61 * RATE, np.int16)), "a sound is longer than allowed"),
@@ -81,7 +82,7 @@ def test_what_is_no_sound_is_refused_by_name(given, message):
 
 
 def test_bytes_tell_what_they_are():
-    assert all(map(is_sound, [wav(), b"ID3\3", b"\xff\xfb\x90", b"fLaC", b"OggS"]))
+    assert all(map(is_sound, [wav(), b"ID3\3", b"\xff\xfb\x90", b"fLaC"]))
     assert not any(map(is_sound, [b"", b"\x89PNG", b"\xff\xd8\xff\xe0", b"RIFF....WEBP", b"GIF89a", b"BM"]))
     given = MediaInput(pictures=False, rate=RATE)
     given.add(wav())
