@@ -20,6 +20,7 @@ from llamabatch.errors import LlamaBatchError
 from llamabatch.gguf.header import read_header
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.kv_state import fingerprint
+from llamabatch.server.batches.upload import Form
 from llamabatch.server.http.errors import ApiError, keep_error
 from llamabatch.server.http.keys import KeyRing
 from llamabatch.server.http.security import App, Receive, Scope, Send, own_path
@@ -230,10 +231,11 @@ class _Dispatch:
 
 
 async def _read(request: HttpRequest, receive: Receive) -> tuple[Json, Receive]:
-    """The body as a JSON object, {} where it is empty or a list; and a `receive` that brings it once more.
+    """The body as a JSON object, {} where it is empty or a list, the fields of a form; and a `receive` that brings it
+    once more.
 
     Raises:
-        ApiError: as read_json.
+        ApiError: as read_json, and as Form.
     """
     data = bytearray()
     more = True
@@ -244,7 +246,12 @@ async def _read(request: HttpRequest, receive: Receive) -> tuple[Json, Receive]:
         data += message.get("body", b"")
         more = message.get("more_body", False)
     body: Json = {}
-    if data.strip() and not data.strip().startswith(b"["):
+    kind = request.headers.get("content-type", "")
+    if kind.lower().startswith("multipart/form-data"):
+        form = Form(kind)
+        form.feed(bytes(data))
+        body = {**form.fields}
+    elif data.strip() and not data.strip().startswith(b"["):
         read = functools.partial(read_json, data, request.headers)
         body = read() if len(data) <= _ON_LOOP else await _on_thread(lambda: read(Pause()))
     parts = [bytes(data)]

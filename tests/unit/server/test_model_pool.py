@@ -11,9 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import Request as HttpRequest
 
 from llamabatch.errors import MemoryPlanError
 from llamabatch.server.http.errors import ApiError
+from llamabatch.server.pool import routes
 from llamabatch.server.pool.model_pool import ModelPool, PooledModel
 from llamabatch.server.pool.options import PoolOptions
 
@@ -465,3 +467,18 @@ def test_random_histories(seed):
         assert all(model.n_users == 0 for model in house.pool.models)
 
     run(work())
+
+
+def test_the_model_of_a_form_is_a_field_of_it():
+    boundary = b"--x\r\nContent-Disposition: form-data; name="
+    body = boundary + b'"model"\r\n\r\near\r\n' + boundary + b'"file"; filename="a.wav"\r\n\r\n\x00\xff\r\n--x--\r\n'
+    headers = [(b"content-type", b"multipart/form-data; boundary=x")]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def read() -> tuple[Any, Any]:
+        found, again = await routes._read(HttpRequest({"type": "http", "headers": headers}), receive)
+        return found, await again()
+
+    assert asyncio.run(read()) == ({"model": "ear"}, {"type": "http.request", "body": body, "more_body": False})
