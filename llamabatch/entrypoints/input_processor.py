@@ -29,7 +29,7 @@ from llamabatch.entrypoints.submission import ErrorPolicy, Refused, Submission
 from llamabatch.errors import AdapterError, ConfigError, InputError, PromptError, SamplingError
 from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.llama.model import Model
-from llamabatch.media.prompt import Prompt, chat_prompt, chat_text, text_prompt
+from llamabatch.media.prompt import MARK, Prompt, chat_prompt, chat_text, text_prompt
 from llamabatch.planning.capacity import Plan
 from llamabatch.request.adapters import AdapterSet, adapter_sets, check_known
 from llamabatch.request.request import Request, new_group
@@ -257,10 +257,10 @@ class InputProcessor:
         if isinstance(prompt, (list, tuple)) and not prompt:
             return Prompt(None, ())  # refused below, as an empty prompt
         if is_prompt_mapping(prompt):
-            prompt, media = media_of(prompt)
+            given, (prompt, media) = prompt, media_of(prompt)
             text, ids = read_mapping(prompt)
-            if media:
-                return text_prompt(self._model, text or "", media)
+            if media or ("multi_modal_data" in given and MARK in (text or "")):
+                return text_prompt(self._model, text or "", media, self._cancelled)
             return Prompt(text, ids) if ids is not None else self._prompt_ids(text)
         raise PromptError(f"a prompt is {FORMS}, not {show(prompt)}")
 

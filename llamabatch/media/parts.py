@@ -6,8 +6,11 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
+
+import numpy as np
 
 from llamabatch.chat.conversation import MEDIA_MARK, media_kind
 from llamabatch.errors import PromptError
@@ -20,6 +23,9 @@ from llamabatch.utils.checks import show
 
 MAX_IN_ALL = 192 * 2**20
 """Bytes of the media of a prompt, decoded: 67 million pixels, or 50 minutes of sound at 16,000 samples a second."""
+
+MAX_COUNT = 256
+"""Pictures and sounds of a prompt."""
 
 
 def has_media(conversation: Any) -> bool:
@@ -48,19 +54,35 @@ def marked(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
 
 
 class MediaInput:
-    """The media of one prompt, read as they are given, within bytes that all of them share.
+    """The media of one prompt, read as they are given, within bytes and seconds that all of them share.
 
     Args:
+        n: their number.
         pictures: the model reads pictures.
         rate: samples a second of the sounds that it reads; 0: it reads none.
         sources: as of read_address.
+        cancelled: true once nobody waits for the prompt.
 
     Attributes:
         media: those that were read.
+
+    Raises:
+        PromptError: there are more than MAX_COUNT.
     """
 
-    def __init__(self, pictures: bool, rate: int, sources: MediaSources = NOWHERE) -> None:
-        self._pictures, self._rate, self._sources = pictures, rate, sources
+    def __init__(
+        self,
+        n: int,
+        pictures: bool,
+        rate: int,
+        sources: MediaSources = NOWHERE,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> None:
+        if n > MAX_COUNT:
+            raise PromptError(f"the prompt has {n:,} pictures and sounds; allowed are up to {MAX_COUNT}")
+        self._pictures, self._rate, self._sources = pictures, rate, sources.from_now()
+        self._cancelled = cancelled
+        self._left = MAX_IN_ALL
         self.media: list[Media] = []
 
     def add(self, given: Any, kind: Kind | None = None) -> None:
@@ -71,33 +93,34 @@ class MediaInput:
         """
         if kind is None and isinstance(given, bytes):
             kind = SOUND if is_sound(given) else IMAGE
-        self.media.append(self._read_sound(given) if kind == SOUND else self._read_picture(given))
+        self._take(kind or IMAGE, given, is_open=True)
 
     def add_part(self, part: Mapping[str, Any]) -> None:
         """Reads the picture or the sound of a part of a message. Raises as `add`."""
-        if media_kind(part) == SOUND:
-            given, is_open = _sound_of(part)
-            self.media.append(self._read_sound(given, is_open))
-        else:
-            given, is_open = _picture_of(part)
-            self.media.append(self._read_picture(given, is_open))
+        kind = media_kind(part) or IMAGE
+        given, is_open = _sound_of(part) if kind == SOUND else _picture_of(part)
+        self._take(kind, given, is_open=is_open)
 
-    def _read_picture(self, given: Any, is_open: bool = True) -> Media:
+    def _take(self, kind: Kind, given: Any, *, is_open: bool) -> None:
+        if self._cancelled is not None and self._cancelled():
+            raise CancelledError
+        read = self._read_sound if kind == SOUND else self._read_picture
+        media = read(given, is_open)
+        self._left -= media.n_raw_bytes
+        self.media.append(media)
+
+    def _read_picture(self, given: Any, is_open: bool) -> Media:
         if not self._pictures:
             raise PromptError("the prompt has a picture, and the mmproj file reads sounds alone")
         read = read_picture if is_open else read_address
         return read(given, self._left // 3, self._sources)
 
-    def _read_sound(self, given: Any, is_open: bool = True) -> Media:
+    def _read_sound(self, given: Any, is_open: bool) -> Media:
         if not self._rate:
             raise PromptError("the prompt has a sound, and the mmproj file reads pictures alone")
         if not is_open and not (isinstance(given, str) and is_address(given)):
             raise PromptError(f"a sound has the address {show(given)}; give data:audio/wav;base64,…")
         return read_sound(given, self._rate, min(self._left // 4, int(MOST_S * self._rate)), self._sources)
-
-    @property
-    def _left(self) -> int:
-        return MAX_IN_ALL - sum(media.n_raw_bytes for media in self.media)
 
 
 def parts_of_cell(cell: Any, kind: Kind = IMAGE) -> list[dict[str, Any]]:
@@ -112,10 +135,23 @@ def parts_of_cell(cell: Any, kind: Kind = IMAGE) -> list[dict[str, Any]]:
         given = cell.get("bytes")
         return parts_of_cell(cell.get("path") if given is None else given, kind)
     is_pair = kind == SOUND and isinstance(cell, tuple) and len(cell) == 2 and hasattr(cell[0], "dtype")
+    if kind == IMAGE and (pixels := _as_pixels(cell)) is not None:
+        cell = pixels
     if (isinstance(cell, (list, tuple)) and not is_pair) or getattr(cell, "dtype", None) == "object":
         return [part for each in cell for part in parts_of_cell(each, kind)]
     name = "image" if kind == IMAGE else "audio"
     return [{"type": name, name: cell}]
+
+
+def _as_pixels(cell: Any) -> Any:
+    """The array of a cell that holds it as lists of lists of lists, as data frames do; None: it holds no array."""
+    is_deep = isinstance(cell, list) and cell and isinstance(cell[0], list) and cell[0] and isinstance(cell[0][0], list)
+    if not is_deep:
+        return None
+    array = np.asarray(cell)
+    if array.ndim != 3 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() > 255:
+        return None
+    return array.astype(np.uint8)
 
 
 def placed(conversation: Sequence[Mapping[str, Any]], folder: str) -> list[Mapping[str, Any]]:

@@ -100,8 +100,8 @@ def chat_prompt(
     """
     if not has_media(conversation):
         return Prompt(*to_tokens(model, conversation, options, cancelled))
-    reader, given = _reader("the conversation", model)
     messages, parts, mark = marked(conversation)
+    reader, given = _reader("the conversation", model, len(parts), cancelled)
     text, pieces = to_pieces(model, messages, mark, options, cancelled)
     if len(pieces) - 1 != len(parts):
         raise PromptError(
@@ -112,7 +112,12 @@ def chat_prompt(
     return _joined(_shown(text, mark, parts), pieces, given.media, reader)
 
 
-def text_prompt(model: MediaModel, text: str, media: Sequence[tuple[Kind | None, Any]]) -> Prompt:
+def text_prompt(
+    model: MediaModel,
+    text: str,
+    media: Sequence[tuple[Kind | None, Any]],
+    cancelled: Callable[[], bool] | None = None,
+) -> Prompt:
     """The prompt of a text with marks for media: MARK, or what prompts for vLLM have in its place. The text is read
     with its special tokens.
 
@@ -123,7 +128,7 @@ def text_prompt(model: MediaModel, text: str, media: Sequence[tuple[Kind | None,
         PromptError: a picture or a sound cannot be read, the model reads none, or there are more marks or fewer.
         SetupError: Pillow or miniaudio is needed, and not installed.
     """
-    reader, given = _reader("the prompt", model)
+    reader, given = _reader("the prompt", model, len(media), cancelled)
     first, *others = _MARKS.split(text)
     if len(others) != len(media):
         raise PromptError(
@@ -138,14 +143,16 @@ def text_prompt(model: MediaModel, text: str, media: Sequence[tuple[Kind | None,
     return _joined(text, pieces, given.media, reader)
 
 
-def _reader(what: str, model: MediaModel) -> tuple[MediaReader, MediaInput]:
+def _reader(
+    what: str, model: MediaModel, n: int, cancelled: Callable[[], bool] | None
+) -> tuple[MediaReader, MediaInput]:
     reader = model.projector
     if reader is None:
         raise PromptError(
             f"{what} has a picture or a sound, and this engine reads text alone; load the model with mmproj='….gguf', "
             "the file of its encoder, or 'auto' if that lies beside the model or in its repository"
         )
-    return reader, MediaInput(reader.reads_pictures, reader.sound_rate, model.media_sources)
+    return reader, MediaInput(n, reader.reads_pictures, reader.sound_rate, model.media_sources, cancelled)
 
 
 def _joined(text: str, pieces: Sequence[Sequence[int]], media: Sequence[Media], reader: MediaReader) -> Prompt:

@@ -24,7 +24,10 @@ LEAST_S, MOST_S = 0.1, 1800.0
 FORMATS = ("WAV", "MP3", "FLAC")
 # Ogg Vorbis, which miniaudio reads, too, is left out, as in llama.cpp: damaged files of it end the process.
 _STARTS = (b"fLaC", b"ID3")
+LOUDEST = 16.0
+"""Of a sample, whose full scale is 1."""
 _PIECE = 2**16  # samples
+_MOST_CHANNELS = 64
 _RATES = (1000, 768_000)
 _SAMPLE_BYTES = 4
 _FLOAT_WAV = 3  # WAVE_FORMAT_IEEE_FLOAT
@@ -62,7 +65,7 @@ def read_sound(given: Any, rate: int, most: int, sources: MediaSources = NOWHERE
         kept = kept_path(given)
         return media if kept is None else replace(media, data=kept, form="path")
     if isinstance(given, Mapping) and "array" in given:
-        given = given["array"], given.get("sampling_rate")
+        given = np.asarray(given["array"]), given.get("sampling_rate")
     if isinstance(given, (list, tuple)) and len(given) == 2 and hasattr(given[0], "dtype"):
         return _of_samples(given[0], given[1], rate, most)
     raise PromptError(
@@ -102,14 +105,15 @@ def _of_samples(array: Any, given_rate: Any, rate: int, most: int) -> Media:
     samples = np.asarray(array)
     if samples.dtype == np.int16:
         samples = samples / np.float32(32768)
-    if samples.ndim not in (1, 2) or not np.issubdtype(samples.dtype, np.floating) or samples.size == 0:
+    is_turned = samples.ndim == 2 and samples.shape[0] > _MOST_CHANNELS
+    if samples.ndim not in (1, 2) or is_turned or not np.issubdtype(samples.dtype, np.floating) or samples.size == 0:
         form = f"{samples.shape} of {samples.dtype}"
         raise PromptError(
             f"a sound is an array of shape {form}; give (samples,) or (channels, samples), floats or int16"
         )
-    mono = samples.mean(0, np.float32) if samples.ndim == 2 else samples.astype(np.float32)
-    if not np.isfinite(mono).all():
-        raise PromptError("a sound has samples that are no numbers")
+    with np.errstate(over="ignore"):
+        mono = samples.mean(0, np.float32) if samples.ndim == 2 else samples.astype(np.float32)
+    _check_samples(mono, "a sound")
     if int(given_rate) == rate:
         _check_length(len(mono), "a sound", rate, most)
         return Media(mono.tobytes(), len(mono), 1, kind=SOUND)
@@ -146,9 +150,15 @@ def _decoded(data: bytes, name: str, rate: int, most: int) -> Samples:
         raise PromptError(f"{name} cannot be decoded: {describe(error)}") from error
     _check_length(n, name, rate, most)
     samples = np.concatenate(found)
-    if not np.isfinite(samples).all():
-        raise PromptError(f"{name} has samples that are no numbers")
+    _check_samples(samples, name)
     return samples
+
+
+def _check_samples(samples: Samples, name: str) -> None:
+    """Raises PromptError for what is no sound: an encoder makes no numbers of it."""
+    largest = float(np.abs(samples).max())  # of no number, none
+    if not largest <= LOUDEST:
+        raise PromptError(f"{name} has a sample of {largest:g}; allowed are {-LOUDEST:g} to {LOUDEST:g}, usual -1 to 1")
 
 
 def _check_length(n: int, name: str, rate: int, most: int) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import http.client
 import ipaddress
+import math
 import os
 import queue
 import socket
 import ssl
 import threading
 import time
-from dataclasses import dataclass
-from urllib.parse import SplitResult, urljoin, urlsplit
+from dataclasses import dataclass, replace
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 from urllib.request import url2pathname
 
 from llamabatch.errors import PromptError, describe
@@ -26,7 +27,12 @@ ANY_HOST = "*"
 _MOST_HOPS = 5
 _MOVED = (301, 302, 303, 307, 308)
 _PIECE = 2**16
+_KEPT = "/%:@!$&'()*+,;=~-._?[]"  # characters of an address that are not quoted
 _FAULTS = (OSError, http.client.HTTPException, ValueError)  # ValueError: of an address
+# Addresses that lead nowhere public, though releases of Python before the newest say so, and hosts of clouds.
+_NOT_PUBLIC = tuple(
+    map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "3fff::/20", "fec0::/10"))
+)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: an IPv4 address in the last 32 bits
 
 
@@ -42,6 +48,11 @@ class MediaSources:
 
     folder: str | None = None
     domains: tuple[str, ...] = ()
+    end: float = math.inf  # time.monotonic() by which everything has to be there
+
+    def from_now(self) -> MediaSources:
+        """The same for one prompt, whose addresses together take FETCH_S at most."""
+        return replace(self, end=time.monotonic() + FETCH_S)
 
     def __bool__(self) -> bool:
         return self.folder is not None or bool(self.domains)
@@ -63,7 +74,7 @@ class MediaSources:
         if scheme == "file" and self.folder is not None:
             return _of_file(parts, self.folder, most_bytes, what)
         if scheme in ("http", "https") and self.domains:
-            return _fetched(address, self.domains, most_bytes, what)
+            return _fetched(address, self.domains, most_bytes, what, min(self.end, time.monotonic() + FETCH_S))
         raise PromptError(f"{what} has the address {show(public(address))}; {self._allowed(scheme, host)}")
 
     def _allowed(self, scheme: str, host: str) -> str:
@@ -74,7 +85,7 @@ class MediaSources:
             )
         if scheme == "file":
             return "files are read only below allowed_local_media_path; or give data:…;base64,…"
-        return "give data:…;base64,…, or a part {'type': 'image', 'image': …} with a path or bytes"
+        return "give data:…;base64,…; in Python a part {'type': 'image', 'image': …} takes a path"
 
 
 NOWHERE = MediaSources()
@@ -84,7 +95,10 @@ def _of_file(parts: SplitResult, folder: str, most_bytes: int, what: str) -> byt
     """The bytes of file:///a/path, or of file://path relative to the folder, as llama-server has it."""
     name = url2pathname(parts.path if parts.netloc in ("", "localhost") else parts.netloc + parts.path)
     root = os.path.realpath(folder)
-    path = os.path.realpath(os.path.join(root, name))
+    try:
+        path = os.path.realpath(os.path.join(root, name))
+    except ValueError as error:  # a NUL
+        raise PromptError(f"the file {show(name)} of {what} cannot be read: {error}") from error
     if os.path.commonpath((root, path)) != root:
         raise PromptError(f"the file {show(name)} of {what} is not below allowed_local_media_path")
     try:
@@ -97,8 +111,7 @@ def _of_file(parts: SplitResult, folder: str, most_bytes: int, what: str) -> byt
         raise PromptError(f"the file {show(name)} of {what} cannot be read: {reason}") from error
 
 
-def _fetched(address: str, domains: tuple[str, ...], most_bytes: int, what: str) -> bytes:
-    end = time.monotonic() + FETCH_S
+def _fetched(address: str, domains: tuple[str, ...], most_bytes: int, what: str, end: float) -> bytes:
     for _ in range(_MOST_HOPS):
         try:
             parts = urlsplit(address)
@@ -110,7 +123,7 @@ def _fetched(address: str, domains: tuple[str, ...], most_bytes: int, what: str)
             found, moved_to = _answer(parts, host, end, most_bytes)
         except _FAULTS as error:
             late = time.monotonic() >= end
-            reason = f"it takes more than {FETCH_S:g} s" if late else describe(error)
+            reason = f"the addresses of a prompt may take {FETCH_S:g} s" if late else describe(error)
             raise PromptError(f"{what} at {public(address)} cannot be fetched: {reason}") from error
         if found is not None:
             return found
@@ -131,8 +144,8 @@ def _answer(parts: SplitResult, host: str, end: float, most_bytes: int) -> tuple
         try:
             connection = http.client.HTTPConnection(host, port)
             connection.sock = stream
-            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            headers = {"User-Agent": f"llamabatch/{__version__}", "Accept": "image/*", "Connection": "close"}
+            target = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=_KEPT)
+            headers = {"User-Agent": f"llamabatch/{__version__}", "Accept": "image/*, audio/*", "Connection": "close"}
             connection.request("GET", target, headers=headers)
             response = connection.getresponse()
             if response.status in _MOVED and (moved := response.getheader("location")):
@@ -144,6 +157,8 @@ def _answer(parts: SplitResult, host: str, end: float, most_bytes: int) -> tuple
                 body += piece
             if time.monotonic() >= end:  # it was cut
                 raise TimeoutError
+            if response.length and len(body) <= most_bytes:
+                raise http.client.HTTPException(f"the answer ends {response.length:,} bytes early")
             return bytes(body), ""
         finally:
             timer.cancel()
@@ -190,7 +205,8 @@ def is_public(address: str) -> bool:
         held = [each for each in within if each is not None]
         if held:
             return all(is_public(str(each)) for each in held)
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+    is_listed = any(ip in network for network in _NOT_PUBLIC if network.version == ip.version)
+    return ip.is_global and not (is_listed or ip.is_multicast or ip.is_reserved)
 
 
 def _left(end: float) -> float:

@@ -64,6 +64,10 @@ class LlamaCompletionBody(Generation):
     def n_prompts(self) -> int:
         return len(self.prompts)
 
+    @property
+    def has_media(self) -> bool:
+        return any(isinstance(each, MediaPrompt) for each in self.prompts)
+
     def token_prompts(self, processor: InputProcessor) -> list[Any]:
         """The token ids of each prompt, or its text and its pictures. Raises InputError."""
         return [

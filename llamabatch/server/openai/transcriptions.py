@@ -46,6 +46,7 @@ TRANSCRIPTION: Fields = {
 # What would change the answer, and cannot be had.
 _REFUSED = {
     "timestamp_granularities[]": "models tell no times",
+    "timestamp_granularities": "models tell no times",
     "include[]": "logprobs are those of /v1/chat/completions",
     "known_speaker_names[]": "speakers are not told apart",
 }
@@ -103,12 +104,15 @@ def _as_chat(fields: Mapping[str, str], sound: bytes) -> Json:
     for name, number in _NUMBERS.items():
         if name in fields:
             try:
-                found[name] = number(fields[name])
+                found[name] = number(fields[name].replace("_", " "))
             except ValueError:
                 raise ApiError(400, f"{name} is {show(fields[name])}; give a number", param=name) from None
     if fields.get("model"):
         found["model"] = fields["model"]
-    return found | {"stream": fields.get("stream", "").lower() in ("true", "1")}
+    stream = fields.get("stream", "false").lower()
+    if stream not in ("true", "false", "1", "0"):
+        raise ApiError(400, f"stream is {show(stream)}; give true or false", param="stream")
+    return found | {"stream": stream in ("true", "1")}
 
 
 def _whole(output: RequestOutput) -> Json:

@@ -19,6 +19,7 @@ from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import PromptError
 from llamabatch.llama.model import Model
+from llamabatch.media.parts import has_media
 from llamabatch.media.prompt import chat_prompt
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request import optional
@@ -166,6 +167,10 @@ class ChatBody(Generation):
     include_reasoning: bool = True
     functions: bool = False
     before: tuple[int, ...] = ()
+
+    @property
+    def has_media(self) -> bool:
+        return has_media(self.conversation)
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
         """The request. Raises InputError.
@@ -418,10 +423,10 @@ def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool)
             text = optional.media_text(body, f"messages[{index}].content[{number}]", kind)
             parts.append({"type": "text", "text": text})
         else:
+            readable = f"only text and {', '.join(sorted(body.reads))}s" if body.reads else "only parts of type 'text'"
             raise ApiError(
                 400,
-                f"messages[{index}] has a part of type {kind!r}; {_MEDIA[kind]} cannot be read, "
-                "only parts of type 'text'",
+                f"messages[{index}] has a part of type {kind!r}; {_MEDIA[kind]} cannot be read, {readable}",
                 code="unsupported_content_part",
                 param="messages",
             )

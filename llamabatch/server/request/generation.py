@@ -250,6 +250,11 @@ class Generation(ABC):
         return self.params.deadline_s
 
     @property
+    def has_media(self) -> bool:
+        """A prompt has a picture or a sound, which takes time and memory to decode."""
+        return False
+
+    @property
     def cuts(self) -> bool:
         """A prompt that is too long is cut."""
         return self.params.overflow == "truncate" or self.params.truncate_prompt_tokens is not None

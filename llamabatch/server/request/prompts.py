@@ -10,6 +10,7 @@ from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.errors import PromptError
 from llamabatch.jobs.input.lines import text_or_ids
 from llamabatch.media.files import at_address
+from llamabatch.media.parts import MAX_COUNT
 from llamabatch.media.sources import NOWHERE
 from llamabatch.request.sampling_params import MAX_TOKEN_ID
 from llamabatch.server.http.errors import ApiError
@@ -149,6 +150,8 @@ def _with_media(given: object) -> MediaPrompt | None:
         return None
     if not isinstance(data, list) or not all(isinstance(each, str) for each in data):
         raise PromptError(f"multimodal_data is {show(data)}; give a list of pictures and sounds in base64")
+    if len(data) > MAX_COUNT:
+        raise PromptError(f"multimodal_data has {len(data):,} pictures and sounds; allowed are up to {MAX_COUNT}")
     media = (at_address(f"data:;base64,{each}", "an element of multimodal_data", NOWHERE) for each in data)
     return MediaPrompt(given["prompt_string"], tuple(media))
 

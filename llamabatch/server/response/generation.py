@@ -54,6 +54,7 @@ async def respond(
         body.params.n_copies,
         cuts=body.cuts,
         stream=in_pieces,
+        media=body.has_media,
     )
     if body.stream:
         ping_s = serving.options.sse_ping_s if body.ping_s is None else body.ping_s

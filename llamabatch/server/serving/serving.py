@@ -135,6 +135,8 @@ class Serving:
         self._load_s = 0.0  # that the load took
         self._dispatchers: dict[asyncio.AbstractEventLoop, OutputDispatcher] = {}
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+        self._media_places: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._media_places = weakref.WeakKeyDictionary()
         self._open: set[object] = set()  # calls under way, from before their prompts are read
         self._answers: set[RequestStream] = set()  # whose responses have not gone out yet
         self._lock = threading.Lock()
@@ -342,8 +344,24 @@ class Serving:
         async with turn:
             return await self.on_thread(function)
 
+    async def _with_media(self, function: Callable[[], T]) -> T:
+        """As on_thread, on half of the threads."""
+        loop = asyncio.get_running_loop()
+        places = self._media_places.get(loop)
+        if places is None:
+            places = self._media_places[loop] = asyncio.Semaphore(max(1, self.options.threads // 2))
+        async with places:
+            return await self.on_thread(function)
+
     async def submit(
-        self, prepare: Prepare, n_prompts: int = 1, n: int = 1, *, cuts: bool = False, stream: bool = False
+        self,
+        prepare: Prepare,
+        n_prompts: int = 1,
+        n: int = 1,
+        *,
+        cuts: bool = False,
+        stream: bool = False,
+        media: bool = False,
     ) -> RequestStream:
         """Makes requests and submits them; both on a worker's thread.
 
@@ -354,6 +372,7 @@ class Serving:
             n_prompts, n: prompts, and continuations of each: a call of too many is refused before any work.
             cuts: prompts that are too long are cut.
             stream: the stream brings each token; otherwise whole outputs.
+            media: a prompt has media: half of the threads decode them, so that the others make prompts of text.
 
         Raises:
             ApiError: the model is not there (503). What `prepare` raises. QueueFull. EngineClosedError.
@@ -376,7 +395,8 @@ class Serving:
         task.add_done_callback(end)
         call.on_end = partial(self._forget, task, end, call)
         try:
-            forms = await self.on_thread(self._make, prepare, n_prompts, cuts, call, dispatcher, stream)
+            make = partial(self._make, prepare, n_prompts, cuts, call, dispatcher, stream)
+            forms = await (self._with_media(make) if media else self.on_thread(make))
             if forms:
                 await check_grammars(forms, self.model)
                 await self.on_thread(self._send, call, dispatcher, stream)

@@ -4,13 +4,14 @@ import base64
 import io
 import struct
 import zlib
+from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from llamabatch.errors import EngineError, PromptError
-from llamabatch.media.parts import MediaInput, has_media, marked
+from llamabatch.media.parts import MediaInput, has_media, marked, parts_of_cell
 from llamabatch.media.pictures import pixels_of, read_picture
 from llamabatch.media.prompt import Prompt
 from llamabatch.request.media import Media, MediaRun, cell_ids
@@ -35,8 +36,9 @@ PICTURE = Image.new("RGB", (6, 4), RED)
 
 
 def pictures_in(conversation) -> list[Media]:
-    given = MediaInput(pictures=True, rate=0)
-    for part in marked(conversation)[1]:
+    parts = marked(conversation)[1]
+    given = MediaInput(len(parts), pictures=True, rate=0)
+    for part in parts:
         given.add_part(part)
     return given.media
 
@@ -163,6 +165,22 @@ def test_the_address_of_a_part_is_neither_fetched_nor_read(kind, address, tmp_pa
     PICTURE.save("a.png")
     with pytest.raises(PromptError, match=r"has the address|has no picture"):
         pictures_in([{"role": "user", "content": [{"type": kind, "image_url": address}]}])
+
+
+def test_so_many_media_of_a_prompt_and_no_more_and_none_for_nobody():
+    with pytest.raises(PromptError, match="has 257 pictures and sounds; allowed are up to 256"):
+        MediaInput(257, pictures=True, rate=0)
+    given = MediaInput(2, pictures=True, rate=0, cancelled=lambda: True)
+    with pytest.raises(CancelledError):
+        given.add(file_of(PICTURE))
+
+
+def test_pixels_in_a_cell_of_a_data_frame():
+    pixels = np.asarray(PICTURE)
+    for cell in (pixels, pixels.tolist()):
+        [part] = parts_of_cell(cell)
+        assert read_picture(part["image"]) == read_picture(PICTURE)
+    assert len(parts_of_cell([pixels, pixels])) == 2
 
 
 def test_a_prompt_behind_other_tokens_takes_its_pictures_along():

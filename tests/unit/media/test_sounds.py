@@ -71,8 +71,10 @@ def test_other_rates_and_several_channels_are_converted():
         ((TONE, 0), "the rate of a sound is 0; give samples a second, 1,000 to 768,000"),
         ((TONE, "a"), "the rate of a sound is 'a'"),
         ((np.zeros((2, 2, 2)), RATE), "a sound is an array of shape"),
-        ((np.full(RATE, np.nan), RATE), "has samples that are no numbers"),
+        ((np.full(RATE, np.nan), RATE), "a sound has a sample of nan; allowed are -16 to 16"),
         ((np.zeros(61 * RATE, np.float32), RATE), "a sound is longer than allowed"),
+        ((np.full(RATE, 1e30), RATE), r"a sample of 1e\+30"),
+        ((np.zeros((RATE, 2)), RATE), r"array of shape \(16000, 2\) of float64; give"),
         (7, "a sound is 7; give a path, bytes"),
     ],
 )
@@ -84,7 +86,7 @@ def test_what_is_no_sound_is_refused_by_name(given, message):
 def test_bytes_tell_what_they_are():
     assert all(map(is_sound, [wav(), b"ID3\3", b"\xff\xfb\x90", b"fLaC"]))
     assert not any(map(is_sound, [b"", b"\x89PNG", b"\xff\xd8\xff\xe0", b"RIFF....WEBP", b"GIF89a", b"BM"]))
-    given = MediaInput(pictures=False, rate=RATE)
+    given = MediaInput(4, pictures=False, rate=RATE)
     given.add(wav())
     given.add_part({"type": "input_audio", "input_audio": {"data": base64.b64encode(wav()).decode(), "format": "wav"}})
     given.add_part({"type": "audio", "audio": (TONE, RATE)})
@@ -92,7 +94,7 @@ def test_bytes_tell_what_they_are():
     with pytest.raises(PromptError, match="reads sounds alone"):
         given.add(b"\x89PNG")
     with pytest.raises(PromptError, match="reads pictures alone"):
-        MediaInput(pictures=True, rate=0).add(wav())
+        MediaInput(1, pictures=True, rate=0).add(wav())
     for part in ({"type": "audio_url", "audio_url": "/etc/hostname"}, {"type": "input_audio", "input_audio": "a.wav"}):
         with pytest.raises(PromptError, match=r"has the address|has no sound"):
             given.add_part(part)
