@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -39,14 +38,12 @@ from llamabatch.utils.paths import AUTO
 @click.option(
     "--image",
     "images",
-    type=click.Path(path_type=Path),
     multiple=True,
     help="With --chat: a picture before the prompt; may be given again.",
 )
 @click.option(
     "--audio",
     "sounds",
-    type=click.Path(path_type=Path),
     multiple=True,
     help="With --chat: a sound before the prompt; may be given again.",
 )
@@ -55,8 +52,8 @@ from llamabatch.utils.paths import AUTO
 @click.option("--show-plan", is_flag=True, help="Print to stderr the options chosen for this machine, with reasons.")
 @engine_options()
 def generate(
-    prompt: str, model: str, chat: bool, chat_template: str | None, system: str | None, images: tuple[Path, ...],
-    sounds: tuple[Path, ...], show_plan: bool,
+    prompt: str, model: str, chat: bool, chat_template: str | None, system: str | None, images: tuple[str, ...],
+    sounds: tuple[str, ...], show_plan: bool,
     engine: dict[str, Any], loras: tuple[tuple[str, float], ...], sampling: dict[str, Any],
 ) -> None:  # fmt: skip
     """Continue PROMPT ('-' or nothing: read it from stdin) and stream the text to stdout.
@@ -88,7 +85,7 @@ def generate(
 
 
 def _conversation(
-    text: str, system: str | None, images: tuple[Path, ...], sounds: tuple[Path, ...]
+    text: str, system: str | None, images: tuple[str, ...], sounds: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     before = [{"role": "system", "content": system}] if system is not None else []
     media = [{"type": "image", "image": path} for path in images]

@@ -49,7 +49,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         ),
     ),
     "Speculation": ("speculate", "draft_model", "n_draft", "speculate_always"),
-    "Pictures": (
+    "Pictures and sounds": (
         *("mmproj", "image_min_tokens", "image_max_tokens", "allowed_local_media_path", "allowed_media_domains"),
     ),
     "Thinking": ("reasoning_format", "reasoning_tags"),

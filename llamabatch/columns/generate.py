@@ -24,6 +24,7 @@ from llamabatch.request.media import IMAGE, SOUND, Kind
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import show
+from llamabatch.utils.paths import AUTO
 from llamabatch.utils.progress import ProgressBar, ShowProgress
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class Generate:
             strings, 64-bit whole numbers, floats, booleans, and lists of these; other values are texts of JSON.
         id: the column of the rows' ids, texts or whole numbers.
         image: the column of a picture, or a list of such columns, before the text of a conversation: paths, bytes,
-            {"bytes": …, "path": …} as in datasets of Hugging Face, PIL images, arrays, or lists of these.
+            {"bytes": …, "path": …} as in datasets of Hugging Face, PIL images, arrays, or lists of these. mmproj is
+            "auto" then, unless given.
         audio: likewise of sounds; samples are an array with its rate, as {"array": …, "sampling_rate": …}.
         system: the system message of each conversation; a template, too.
         chat: texts are a user's messages, for the model's chat template. None: True where the model has one.
@@ -96,6 +98,8 @@ class Generate:
         if chat is False and (system is not None or chat_template_kwargs or image is not None or audio is not None):
             raise ConfigError("system, image, audio and chat_template_kwargs are for chats; leave chat=False out")
         ChatOptions(kwargs=chat_template_kwargs or {})
+        if (image is not None or audio is not None) and not isinstance(model, LLM):
+            options = {"mmproj": AUTO, **options}
         self._model, self._options = _checked(model, options)
         self._params = _params(params)
         self._schema = None if schema is None else Schema.of(schema)

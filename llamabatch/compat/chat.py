@@ -7,6 +7,7 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -23,6 +24,7 @@ from llamabatch.chat.conversation import (
 from llamabatch.chat.template import BoundedTemplate, describe
 from llamabatch.compat.grammar import schema_form
 from llamabatch.errors import ConfigError, PromptError
+from llamabatch.media.files import is_address
 from llamabatch.media.prompt import MARK
 from llamabatch.request.media import IMAGE
 from llamabatch.request.structured_outputs import Structure, structure
@@ -231,11 +233,21 @@ def _marked(message: Mapping[str, Any], found: list[Any], *, as_text: bool) -> d
             continue
         address = part.get("image_url")
         address = address.get("url") if isinstance(address, Mapping) else address
-        if isinstance(address, str) and address.startswith("file://"):
-            address = url2pathname(urlsplit(address).path)
-        found.append(part.get("image") if address is None else address)
+        found.append(part.get("image") if address is None else _given_at(address))
         parts.append({"type": MEDIA_MARK, MEDIA_MARK: MARK} if as_text else {"type": "image_url", "image_url": MARK})
     return {**message, "content": parts}
+
+
+def _given_at(address: Any) -> Any:
+    """The picture at an address: a path for file://, as llama_cpp has it. Raises PromptError for what is no address."""
+    if not isinstance(address, str) or not is_address(address):
+        raise PromptError(f"image_url is {show(address)}; give an address, data:image/png;base64,… or file:///a/path")
+    parts = urlsplit(address) if address.startswith("file:") else None
+    if parts is None:
+        return address
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        raise PromptError(f"image_url is {show(address)}, which names no file of this machine; give file:///a/path")
+    return Path(url2pathname(parts.path))
 
 
 def called_tool(

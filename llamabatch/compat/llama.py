@@ -163,7 +163,8 @@ class Llama:
         self.metadata = dict(self._model.metadata)
         self.chat_handler = given["chat_handler"]
         self.chat_format = given["chat_format"]
-        self._reads_pictures = chats.mmproj_of(self.chat_handler) is not None
+        has_own = self.chat_handler is None and config.mmproj is not None
+        self._reads_pictures = has_own or chats.mmproj_of(self.chat_handler) is not None
         if self.chat_handler is None:
             self.chat_format = chats.format_of(self.chat_format, self.metadata)
         self._adapters = {LORA: float(self.lora_scale)} if self.lora_path else None

@@ -198,7 +198,9 @@ class EngineConfig:
         "off", "guess tokens and check several in a step, where that pays: off, lookup (in the text so far), draft"
     )
     draft_model: str | None = _option(None, "model that guesses for speculate=draft, of the same vocabulary")
-    mmproj: str | None = _option(None, "file that reads pictures; auto: the one beside the model, or in its repository")
+    mmproj: str | None = _option(
+        None, "file that reads pictures or sounds; auto: the one beside the model or in its repository"
+    )
     image_min_tokens: int = _option(0, "tokens of a picture at least, for encoders of any size; 0: as the file says")
     image_max_tokens: int = _option(0, "tokens of a picture at most, for encoders of any size; 0: as the file says")
     allowed_local_media_path: str | None = _option(None, "folder whose files prompts may name as file:// addresses")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,12 +25,19 @@ def resolve_mmproj(mmproj: str, model: str) -> Path:
         ModelFileError: for "auto", if there is none, or more than one for this model.
     """
     if mmproj != AUTO:
-        return models.resolve(mmproj)
+        try:
+            return models.resolve(mmproj)
+        except ModelFileError as error:
+            tiny = ("or 'tiny' for the bundled model", "or 'tiny'")
+            cured = functools.reduce(lambda text, hint: text.replace(hint, f"or {AUTO!r}"), tiny, str(error))
+            raise ModelFileError(f"mmproj: {cured}") from error
     model = model_name(model)
     if model.startswith(HUB):
         return models.fetch_reference(model, pick=choose)
     if model == TINY or is_remote(model):
-        raise ModelFileError(f"mmproj is 'auto', and no folder is known for {model}; give the path of an mmproj file")
+        raise ModelFileError(
+            f"no folder is known for {model}, in which its mmproj file might lie; give its path as mmproj (--mmproj)"
+        )
     path = models.resolve(model)
     return path.parent / choose(beside(path), path.name, one_line(path.parent))
 
@@ -52,14 +60,14 @@ def choose(names: Iterable[str], model: str | None, where: str) -> str:
     """
     found = [name for name in names if "mmproj" in name.lower() and name.lower().endswith(".gguf")]
     if not found:
-        raise ModelFileError(f"mmproj is 'auto', and {where} has no file with mmproj in its name; give its path")
+        raise ModelFileError(f"{where} has no file with mmproj in its name; give the path of one as mmproj (--mmproj)")
     wanted = _words(model or "")
     shared = {name: len(wanted & _words(name)) for name in found}
     found = [name for name in found if shared[name] == max(shared.values())]
     by_type = [name for kind in _TYPES for name in found if kind in _WORD.findall(name.lower().replace(".gguf", ""))]
     unlike = {frozenset(_words(name)) for name in found}
     if len(unlike) > 1 or (len(found) > 1 and not by_type):
-        raise ModelFileError(f"mmproj is 'auto', and {where} has {', '.join(sorted(found))}; give the path of one")
+        raise ModelFileError(f"{where} has {', '.join(sorted(found))}; give the path of one as mmproj (--mmproj)")
     return (by_type or found)[0]
 
 

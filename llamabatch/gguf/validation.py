@@ -199,6 +199,10 @@ def _check_vocabulary(header: Header, embeddings: TensorInfo | None) -> None:
     tokens = header.metadata.get(TOKENS)
     if not isinstance(tokens, Items) or tokens.type != TEXT or not 1 <= tokens.count <= MAX_TOKENS:
         found = f"an array of {tokens.count}" if isinstance(tokens, Items) else tokens
+        if header.texts().get("general.architecture") == "clip":
+            raise ModelFileError(
+                f"{one_line(header.path)} is an mmproj file, an encoder; give the language model, and this as mmproj"
+            )
         raise _refuse(header, TOKENS, found, f"it must be an array of 1 to {MAX_TOKENS} texts")
     _check_along(header, "tokenizer.ggml.scores", (FLOAT32, INT32), tokens.count)
     _check_along(header, "tokenizer.ggml.token_type", (INT32,), tokens.count)

@@ -51,6 +51,8 @@ def of_path(path: str | os.PathLike[str], what: str) -> bytes:
     Args:
         what: "the picture" or "the sound", for messages.
     """
+    if not os.fspath(path):
+        raise PromptError(f"the path of {what} is empty")
     try:
         with open(absolute(path), "rb") as file:
             return file.read(MAX_FILE_BYTES + 1)

@@ -183,6 +183,8 @@ def _picture_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
     strangers: an address, which is data: or one that may be read."""
     if isinstance(source := part.get("source"), Mapping) and isinstance(source.get("data"), str):
         return f"data:{source.get('media_type', 'image')};base64,{source['data']}", False
+    if isinstance(source, Mapping) and source.get("url") is not None:
+        return source["url"], False
     for name in ("image", "image_pil"):
         if part.get(name) is not None:
             return part[name], True

@@ -149,8 +149,8 @@ def _reader(
     reader = model.projector
     if reader is None:
         raise PromptError(
-            f"{what} has a picture or a sound, and this engine reads text alone; load the model with mmproj='….gguf', "
-            "the file of its encoder, or 'auto' if that lies beside the model or in its repository"
+            f"{what} has a picture or a sound, and this engine reads text alone; load the model with mmproj='….gguf' "
+            "(--mmproj), the file of its encoder, or 'auto' if that lies beside the model or in its repository"
         )
     return reader, MediaInput(n, reader.reads_pictures, reader.sound_rate, model.media_sources, cancelled)
 

@@ -85,7 +85,7 @@ class MediaSources:
             )
         if scheme == "file":
             return "files are read only below allowed_local_media_path; or give data:…;base64,…"
-        return "give data:…;base64,…; in Python a part {'type': 'image', 'image': …} takes a path"
+        return "give data:…;base64,… with the bytes"
 
 
 NOWHERE = MediaSources()
@@ -122,8 +122,9 @@ def _fetched(address: str, domains: tuple[str, ...], most_bytes: int, what: str,
                 raise ValueError(f"{show(host)} is none of the hosts in allowed_media_domains")
             found, moved_to = _answer(parts, host, end, most_bytes)
         except _FAULTS as error:
-            late = time.monotonic() >= end
-            reason = f"the addresses of a prompt may take {FETCH_S:g} s" if late else describe(error)
+            reason = str(error) if type(error) is ValueError else describe(error)
+            if time.monotonic() >= end:
+                reason = f"the addresses of a prompt may take {FETCH_S:g} s"
             raise PromptError(f"{what} at {public(address)} cannot be fetched: {reason}") from error
         if found is not None:
             return found

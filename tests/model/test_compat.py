@@ -308,6 +308,10 @@ def test_a_handler_that_reads_pictures_names_the_mmproj_and_writes_the_prompt(na
             mine.create_chat_completion(
                 [{"role": "user", "content": [{"type": "image_url", "image_url": "http://a/b"}]}]
             )
+        with pytest.raises(PromptError, match="give an address"):
+            mine.create_chat_completion([{"role": "user", "content": [{"type": "image_url", "image_url": str(shown)}]}])
+    with Llama(TINY, mmproj=path, n_ctx=512) as plainly:
+        assert plainly.create_chat_completion(**asked)["usage"]["prompt_tokens"] > 64
     assert "".join(each["choices"][0]["delta"].get("content", "") for each in again) == _text(got)
     parts[1] = {"type": "image_url", "image_url": {"url": address}}
     their_llama = llama_cpp.Llama(TINY, chat_handler=handler(str(path), verbose=False), n_ctx=512, verbose=False)

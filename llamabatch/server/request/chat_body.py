@@ -423,7 +423,11 @@ def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool)
             text = optional.media_text(body, f"messages[{index}].content[{number}]", kind)
             parts.append({"type": "text", "text": text})
         else:
-            readable = f"only text and {', '.join(sorted(body.reads))}s" if body.reads else "only parts of type 'text'"
+            readable = "only parts of type 'text'"
+            if body.reads:
+                readable = f"only text and {' and '.join(f'{each}s' for each in sorted(body.reads))}"
+            elif media_kind(part) is not None:
+                readable += "; a server that is started with --mmproj and the file of an encoder reads more"
             raise ApiError(
                 400,
                 f"messages[{index}] has a part of type {kind!r}; {_MEDIA[kind]} cannot be read, {readable}",

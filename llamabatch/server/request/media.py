@@ -26,6 +26,13 @@ def media_part(place: str, part: Mapping[str, Any], body: Body) -> Json:
     else:
         address = part.get(name, part.get("url"))
         address = address.get("url") if isinstance(address, Mapping) else address
+    if address is None:
+        raise ApiError(
+            400,
+            f"{place} has no {name}; give {{'type': {name!r}, {name!r}: {{'url': 'data:…;base64,…'}}}}",
+            code="unsupported_content_part",
+            param=place.partition("[")[0],
+        )
     if not isinstance(address, str) or not (address[:5].lower() == "data:" or body.reads_addresses):
         what = "a sound" if is_sound else "a picture"
         raise ApiError(

@@ -88,7 +88,7 @@ def _sum(report: Report) -> Table:
         "repacked copies of weights": (need.copies, []),
         "vocabulary, adapters, threads": (need.vocabulary, []),
         "draft model": (need.draft, []),
-        "projector of pictures": (need.projector, []),
+        "projector (mmproj)": (need.projector, []),
         "prefixes beyond the slots": (need.cache_ram, []),
     }
     for name, (here, there) in parts.items():

@@ -25,7 +25,10 @@ def test_the_file_of_a_model_is_chosen_by_its_name(names, model, chosen):
     ("names", "message"),
     [
         (["a.gguf"], "here has no file with mmproj in its name"),
-        (["mmproj-a-f16.gguf", "mmproj-b-f16.gguf"], "here has mmproj-a-f16.gguf, mmproj-b-f16.gguf; give the path"),
+        (
+            ["mmproj-a-f16.gguf", "mmproj-b-f16.gguf"],
+            "here has mmproj-a-f16.gguf, mmproj-b-f16.gguf; give the path",
+        ),
     ],
 )
 def test_none_or_several_are_refused_by_name(names, message):
