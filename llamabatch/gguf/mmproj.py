@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,9 +27,8 @@ def resolve_mmproj(mmproj: str, model: str) -> Path:
         try:
             return models.resolve(mmproj)
         except ModelFileError as error:
-            tiny = ("or 'tiny' for the bundled model", "or 'tiny'")
-            cured = functools.reduce(lambda text, hint: text.replace(hint, f"or {AUTO!r}"), tiny, str(error))
-            raise ModelFileError(f"mmproj: {cured}") from error
+            said = str(error).partition("; give the path")[0]  # of a model, where "tiny" is one, too
+            raise ModelFileError(f"mmproj: {said}; give the path of an mmproj file, or {AUTO!r}") from error
     model = model_name(model)
     if model.startswith(HUB):
         return models.fetch_reference(model, pick=choose)

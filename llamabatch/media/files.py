@@ -6,10 +6,12 @@ import base64
 import binascii
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
-from llamabatch.errors import PromptError
+from llamabatch.errors import EngineError, PromptError
 from llamabatch.media.sources import MediaSources
+from llamabatch.request.media import Media, digest_of
 from llamabatch.utils.checks import show
 from llamabatch.utils.paths import absolute, one_line
 
@@ -67,6 +69,26 @@ def check_bytes(data: bytes, name: str) -> None:
         raise PromptError(f"{name} is larger than {MAX_FILE_BYTES:,} bytes")
     if not data:
         raise PromptError(f"{name} is empty")
+
+
+def raw_of(media: Media, what: str, decode: Callable[[bytes, str], tuple[bytes, int, int]]) -> bytes:
+    """Its raw data. Raises EngineError for a file that has changed since its Media was made.
+
+    Args:
+        what: "picture" or "sound", for messages.
+        decode: the raw data, width and height of the bytes of a file, given its name for messages.
+    """
+    if isinstance(media.data, bytes) and media.form == "raw":
+        return media.data
+    name = f"a {what}" if isinstance(media.data, bytes) else f"the {what} {one_line(media.data)}"
+    try:
+        data = media.data if isinstance(media.data, bytes) else of_path(media.data, f"the {what}")
+        raw, width, height = decode(data, name)
+    except PromptError as error:
+        raise EngineError(f"{error}, which it could be before") from error
+    if isinstance(media.data, str) and digest_of(media.kind, raw, width, height) != media.digest:
+        raise EngineError(f"{name} has changed since it was given")
+    return raw
 
 
 def kept_path(path: str | os.PathLike[str]) -> str | None:

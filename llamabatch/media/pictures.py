@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from llamabatch.errors import EngineError, PromptError, SetupError, describe
-from llamabatch.media.files import at_address, check_bytes, is_address, kept_path, of_path
+from llamabatch.errors import PromptError, SetupError, describe
+from llamabatch.media.files import at_address, check_bytes, is_address, kept_path, of_path, raw_of
 from llamabatch.media.sources import NOWHERE, MediaSources
 from llamabatch.request.media import IMAGE, Media, digest_of
 from llamabatch.utils.checks import show
@@ -55,19 +55,8 @@ def read_address(address: Any, most: int = MAX_PIXELS, sources: MediaSources = N
 
 
 def pixels_of(media: Media) -> bytes:
-    """Its rows of pixels, 3 bytes each. Raises EngineError for a file that has changed since its Media was made."""
-    if isinstance(media.data, bytes) and media.form == "raw":
-        return media.data
-    try:
-        if isinstance(media.data, bytes):
-            return _decoded(_opened(media.data), "a picture", MAX_PIXELS)[0]
-        name = one_line(media.data)
-        pixels, width, height = _decoded(_opened(of_path(media.data, "the picture")), f"the picture {name}", MAX_PIXELS)
-    except PromptError as error:
-        raise EngineError(f"{error}, which it could be before") from error
-    if digest_of(IMAGE, pixels, width, height) != media.digest:
-        raise EngineError(f"the picture {name} has changed since it was given")
-    return pixels
+    """Its rows of pixels, 3 bytes each. Raises as raw_of."""
+    return raw_of(media, "picture", lambda data, name: _decoded(_opened(data), name, MAX_PIXELS))
 
 
 def _of_path(path: str | os.PathLike[str], most: int) -> Media:

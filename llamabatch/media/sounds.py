@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llamabatch.errors import EngineError, PromptError, SetupError, describe
-from llamabatch.media.files import at_address, check_bytes, is_address, kept_path, of_path
+from llamabatch.errors import PromptError, SetupError, describe
+from llamabatch.media.files import at_address, check_bytes, is_address, kept_path, of_path, raw_of
 from llamabatch.media.sources import NOWHERE, MediaSources
 from llamabatch.request.media import SOUND, Media, digest_of
 from llamabatch.utils.checks import show
@@ -74,19 +74,13 @@ def read_sound(given: Any, rate: int, most: int, sources: MediaSources = NOWHERE
 
 
 def samples_of(media: Media, rate: int) -> bytes:
-    """Its samples, 32-bit floats. Raises EngineError for a file that has changed since its Media was made."""
-    if isinstance(media.data, bytes) and media.form == "raw":
-        return media.data
-    try:
-        if isinstance(media.data, bytes):
-            return _decoded(media.data, "a sound", rate, media.width).tobytes()
-        name = f"the sound {one_line(media.data)}"
-        data = _decoded(of_path(media.data, "the sound"), name, rate, media.width).tobytes()
-    except PromptError as error:
-        raise EngineError(f"{error}, which it could be before") from error
-    if digest_of(SOUND, data, media.width, 1) != media.digest:
-        raise EngineError(f"{name} has changed since it was given")
-    return data
+    """Its samples, 32-bit floats. Raises as raw_of."""
+
+    def decode(data: bytes, name: str) -> tuple[bytes, int, int]:
+        samples = _decoded(data, name, rate, int(MOST_S * rate))
+        return samples.tobytes(), len(samples), 1
+
+    return raw_of(media, "sound", decode)
 
 
 def _of_bytes(data: bytes, name: str, rate: int, most: int) -> Media:

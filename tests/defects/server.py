@@ -36,8 +36,8 @@ DEFECTS = (
     Defect(
         what="in /v1/messages, the text before a tool's result stands in the prompt once more behind it",
         file="llamabatch/server/anthropic/messages_body.py",
-        old='"content": "\\n".join(texts)}\n                texts = []',
-        new='"content": "\\n".join(texts)}',
+        old='"content": content_of(parts)}\n                parts = []',
+        new='"content": content_of(parts)}',
         tests=("tests/unit/server/test_messages.py",),
     ),
     Defect(

@@ -31,6 +31,22 @@ NEEDS = {
 }
 
 
+def write_files(page: Path, folder: Path) -> None:
+    """Writes what a page takes for given: its models, pictures and sounds."""
+    for name, file in MODELS.get(page.name, {}).items():
+        write_encoder(name, folder / file)
+    if page.name == "images.md":
+        shutil.copy(resolve("tiny"), folder / "gemma.gguf")
+        write_projector(folder / "mmproj-gemma.gguf", ProjectorShape("gemma3"), n_embd=192)
+        for name in ("cat.png", "dog.jpg"):
+            Image.new("RGB", (80, 60), "orange").save(folder / name)
+    if page.name == "sounds.md":
+        shutil.copy(resolve("tiny"), folder / "ultravox.gguf")
+        write_projector(folder / "mmproj-ultravox.gguf", ProjectorShape("ultravox", n_merge=10), n_embd=192)
+        for name in ("first call.wav", "second.wav"):
+            write_tone(folder / name)
+
+
 @pytest.mark.parametrize(
     "page", [page for page, blocks in PAGES.items() if blocks and page.name not in QUOTES], ids=lambda p: p.stem
 )
@@ -39,18 +55,7 @@ def test_page(page, tmp_path):
         pytest.importorskip(module, reason=f"needs {module} (make test-scale)")
         if module == "pyspark" and shutil.which("java") is None:
             pytest.skip("Spark needs Java")
-    for name, file in MODELS.get(page.name, {}).items():
-        write_encoder(name, tmp_path / file)
-    if page.name == "images.md":
-        shutil.copy(resolve("tiny"), tmp_path / "gemma.gguf")
-        write_projector(tmp_path / "mmproj-gemma.gguf", ProjectorShape("gemma3"), n_embd=192)
-        for name in ("cat.png", "dog.jpg"):
-            Image.new("RGB", (80, 60), "orange").save(tmp_path / name)
-    if page.name == "sounds.md":
-        shutil.copy(resolve("tiny"), tmp_path / "ultravox.gguf")
-        write_projector(tmp_path / "mmproj-ultravox.gguf", ProjectorShape("ultravox", n_merge=10), n_embd=192)
-        for name in ("first call.wav", "second.wav"):
-            write_tone(tmp_path / name)
+    write_files(page, tmp_path)
     code = "\n".join(PAGES[page])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -16,8 +16,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-from tests.model.encoder_files import write_encoder
-from tests.model.test_docs import MODELS, PAGES, QUOTES
+from tests.model.test_docs import PAGES, QUOTES, write_files
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "pages"
@@ -64,8 +63,7 @@ def main() -> int:
     for page in (page for page in pages if not named or page.stem in named):
         python = environment(packages(page), native)
         with tempfile.TemporaryDirectory(prefix="llamabatch-pages-") as folder:
-            for kind, file in MODELS.get(page.name, {}).items():
-                write_encoder(kind, Path(folder) / file)
+            write_files(page, Path(folder))
             command = [str(python), "-c", "\n".join(PAGES[page])]
             done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=600)
         print(f"{page.stem}: {'passed' if done.returncode == 0 else 'failed'}", flush=True)
