@@ -1,18 +1,23 @@
-"""Second turns of more chats than slots, with `cache_ram` and without.
+"""Second turns of more chats than slots, with `cache_ram` and without, and of an engine that was killed meanwhile.
 
     python -m benchmarks.chats [--chats 64] [--tokens 2000] [--slots 8] [--turns 2] [--json FILE]
 
 Each chat is one of random tokens; each turn adds 48 of a question and 16 of an answer. As many callers as slots ask for
 the next turn of chats in random order, each for one at a time. The model is the 0.5B shape of llamabatch synth. Of the
 turns after the first: tokens that were computed for a prompt, beside those that are new, and the time from the call to
-the first token.
+the first token. "killed": the engine's process is killed (SIGKILL) before the second turns, some seconds after the
+first ones, as people read an answer; with `cache_disk` and without.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import statistics
+import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,7 @@ from benchmarks.facts import command_line, facts
 from llamabatch import LLM, SamplingParams
 
 QUESTION, ANSWER = 48, 16
+READING_S = 3.0
 
 
 def measure(model: Path, chats: int, tokens: int, slots: int, turns: int, **options: Any) -> dict[str, Any]:
@@ -38,6 +44,8 @@ def measure(model: Path, chats: int, tokens: int, slots: int, turns: int, **opti
         ThreadPoolExecutor(slots) as callers,
     ):
         for turn in range(turns):
+            if turn and "isolate" in options:
+                _kill(llm)
             order = rng.sample(range(chats), chats)
             outputs = list(callers.map(lambda chat: llm.generate([texts[chat]], params)[0], order))
             for chat, output in zip(order, outputs, strict=True):
@@ -50,11 +58,21 @@ def measure(model: Path, chats: int, tokens: int, slots: int, turns: int, **opti
     return {
         "cache_ram_mib": cache_ram,
         "used_mib": round(stats.cache_ram_bytes / 2**20),
+        "disk_mib": round(stats.cache_disk_bytes / 2**20),
         "computed_over_new": round(sum(computed) / sum(new), 3),
         "first_token_p50_ms": round(1000 * statistics.median(first_s)),
         "first_token_mean_ms": round(1000 * statistics.fmean(first_s)),
         "preemptions": stats.preemptions,
     }
+
+
+def _kill(llm: LLM) -> None:
+    """Ends the engine's process as a crash does; another one has taken its place when this returns."""
+    time.sleep(READING_S)
+    restarts = llm.stats().restarts
+    os.kill(llm._client.pids[0], signal.SIGKILL)
+    while llm.stats().restarts == restarts:
+        time.sleep(0.1)
 
 
 @click.command()
@@ -68,9 +86,16 @@ def main(chats: int, tokens: int, slots: int, turns: int, model: Path | None, pa
     """Measure second turns of many chats on few slots."""
     file = model or places.synth_model(click.echo)
     report = facts(command_line("python -m benchmarks.chats"))
-    for name, options in (("cache_ram auto", {}), ("cache_ram 0", {"cache_ram": 0})):
-        report[name] = measure(file, chats, tokens, slots, turns, **options)
-        click.echo(f"{name}: {json.dumps(report[name])}")
+    with tempfile.TemporaryDirectory() as folder:
+        kinds: dict[str, dict[str, Any]] = {
+            "cache_ram auto": {},
+            "cache_ram 0": {"cache_ram": 0},
+            "cache_disk, killed": {"cache_disk": folder, "isolate": True},
+            "killed": {"isolate": True},
+        }
+        for name, options in kinds.items():
+            report[name] = measure(file, chats, tokens, slots, turns, **options)
+            click.echo(f"{name}: {json.dumps(report[name])}")
     if path is not None:
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

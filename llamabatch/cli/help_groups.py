@@ -27,6 +27,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "swa_full",
             "cache_prefix",
             "cache_ram",
+            "cache_disk",
+            "cache_disk_mib",
             "flash_attn",
             "batch_invariant",
         ),

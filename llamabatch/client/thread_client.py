@@ -31,6 +31,8 @@ from llamabatch.utils.lifetime import ForkGuard, Lifetime
 
 logger = logging.getLogger(__name__)
 
+_IDLE_S = 0.02  # between two prefixes that go to the disk while nothing is to be done
+
 _CLOSED = "the engine is closed"
 _END_FAILED = "the engine could not be ended in good order"
 _TRIES = 2  # to answer what is left when an engine ends
@@ -210,6 +212,8 @@ class _Loop:
             wait_s = engine.wait_s()
             if wait_s is None and self._in_flight:  # without this, their callers would wait for ever
                 raise EngineError(f"the engine has lost {counted(len(self._in_flight), 'request')}: a bug of ours")
+            if wait_s is None and engine.keep_idle():
+                wait_s = _IDLE_S
             try:
                 command = self._commands.get(wait_s)
             except queue.Empty:

@@ -61,7 +61,7 @@ _MOST_DOMAINS = 256
 _DOMAIN = re.compile(r"\*|[\w.:-]{1,253}")
 _NO_SPECULATION: dict[str, Any] = {
     "speculate": "off", "draft_model": None, "speculate_always": False, "sha256": None, "device_sampling": "off",
-    "cache_ram": 0, "mmproj": None,
+    "cache_ram": 0, "cache_disk": None, "mmproj": None,
 }  # fmt: skip
 _OF_THE_FILE: dict[str, Any] = {
     **dict.fromkeys(ROPE_OPTIONS), "kv_overrides": (), "override_tensor": (), "n_cpu_moe": 0, "cpu_moe": False,
@@ -159,6 +159,12 @@ class EngineConfig:
         "MiB of main memory for prefixes that no slot holds any more, 0: none; auto: a quarter of what is left, at "
         "most 8192, and without recurrent state or sliding windows the cells of 64 slots",
     )
+    cache_disk: str | None = _option(
+        None,
+        "folder for prefixes that outlive the process, made if it is missing (not given: none); prompts can be read "
+        "from its files",
+    )
+    cache_disk_mib: int = _option(8192, "MiB of all files in the folder of cache_disk, also those of other models")
     max_queue: int | None = _option(
         None,
         "requests that may wait for a slot; one more is refused with QueueFull (not given: any number; serve: 512)",
@@ -297,6 +303,7 @@ class EngineConfig:
             path = _path("mmproj", self.mmproj, "give the path of an mmproj .gguf file, or 'auto'")
             self._keep("mmproj", path if path == AUTO else model_name(path))
         self._check_media_sources()
+        self._check_cache_disk()
         low, high = self.image_min_tokens, self.image_max_tokens
         if low and high and low > high:
             raise ConfigError(f"image_min_tokens is {low}; it must not exceed image_max_tokens, {high}")
@@ -323,6 +330,18 @@ class EngineConfig:
             )
         if self.speculate_always and self.speculate == "off":
             raise ConfigError("speculate_always is on, but speculate is 'off'; give 'lookup' or 'draft'")
+
+    def _check_cache_disk(self) -> None:
+        if self.cache_disk is not None:
+            self._keep("cache_disk", absolute(_path("cache_disk", self.cache_disk, "give the path of a folder")))
+            self._check_cache_ram()
+
+    def _check_cache_ram(self) -> None:
+        if not self.cache_prefix or self.cache_ram == 0:
+            given = "cache_ram is 0" if self.cache_prefix else "cache_prefix is False"
+            raise ConfigError(
+                f"cache_disk is given, but {given}, and what goes to the disk was kept in main memory; leave one out"
+            )
 
     def _check_media_sources(self) -> None:
         if self.allowed_local_media_path is not None:
@@ -467,6 +486,9 @@ class ResolvedConfig(EngineConfig):
     def _number(self, name: str, low: int, high: int) -> int:
         return integer(ConfigError, name, getattr(self, name), 0 if name == "kv_cells" else low, high)
 
+    def _check_cache_ram(self) -> None:
+        """It may be 0 where no memory is left; the engine warns then."""
+
     def requested(self) -> EngineConfig:
         return EngineConfig(**{**vars(self), "kv_cells": self.kv_cells or "auto"})
 
@@ -508,8 +530,9 @@ def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, (str, os.PathLike)) and value != "":
             path = _path(name, value, "give the path of a .gguf file")
             found[name] = path if (name, path) == ("mmproj", AUTO) else model_name(path)
-    if isinstance(folder := found.get("allowed_local_media_path"), (str, os.PathLike)) and folder != "":
-        found["allowed_local_media_path"] = absolute(folder)
+    for name in ("allowed_local_media_path", "cache_disk"):
+        if isinstance(folder := found.get(name), (str, os.PathLike)) and folder != "":
+            found[name] = absolute(folder)
     if "adapters" in found:
         found["adapters"] = tuple((name, absolute(path)) for name, path in _checked_adapters(found["adapters"]))
     return found
@@ -579,6 +602,8 @@ class EngineOptions(TypedDict, total=False):
     pooling: str
     cache_prefix: bool
     cache_ram: int | Auto
+    cache_disk: str | os.PathLike[str] | None
+    cache_disk_mib: int
     max_queue: int | None
     max_wait_ms: int
     preempt: bool

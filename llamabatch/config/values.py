@@ -16,6 +16,7 @@ MAX_CTX = 2**24
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ; seq ids beyond it abort the process
 MAX_BATCH = 2**17
 MAX_CACHE_RAM = 2**24  # MiB
+MAX_CACHE_DISK = 2**30  # MiB
 SPLIT_MODES = ("none", "layer", "row")  # enum llama_split_mode
 SPECULATION = ("off", "lookup", "draft")
 MAX_DRAFT = 64
@@ -35,6 +36,7 @@ RANGES = (
     ("n_threads_batch", 1, 512),
     ("instances", 1, 64),
     ("cache_ram", 0, MAX_CACHE_RAM),
+    ("cache_disk_mib", 1, MAX_CACHE_DISK),
     ("n_gpu_layers", -1, 10_000),
     ("main_gpu", 0, 15),
     ("n_draft", 1, MAX_DRAFT),

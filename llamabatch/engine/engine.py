@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections import abc
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from llamabatch.config import MIN_GUESSING_UBATCH, EngineConfig, ResolvedConfig
@@ -18,6 +20,7 @@ from llamabatch.engine.hooks import EngineHooks
 from llamabatch.engine.parallel_sampling import ParallelSampling
 from llamabatch.engine.pending_grammars import PendingGrammars
 from llamabatch.engine.prefix_file import PrefixFile
+from llamabatch.engine.prefix_folder import PrefixFolder
 from llamabatch.engine.resolve_config import plan
 from llamabatch.engine.stats import EngineStats, RequestCounts
 from llamabatch.engine.validation import RequestLimits, validate
@@ -33,14 +36,17 @@ from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.sampling.prepared_params import PreparedParamsCache
 from llamabatch.scheduler.ngram_proposer import NgramProposer
-from llamabatch.scheduler.output import Limits
+from llamabatch.scheduler.output import Limits, SchedulerOutput
 from llamabatch.scheduler.policies import policy
 from llamabatch.scheduler.scheduler import Scheduler
 from llamabatch.scheduler.slot_state import waiting_state
 from llamabatch.scheduler.spec_decode import Proposer, SpecDecoder
 from llamabatch.utils.paths import absolute, one_line
 
-_PATIENCE_S = 0.002  # with nothing to compute but grammars under way
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 0.002  # with nothing to compute but grammars under way, or states on their way from the disk
+_CLOSE_S = 5.0  # for prefixes that go to the disk when an engine ends
 
 
 class Engine:
@@ -90,6 +96,7 @@ class Engine:
             self._runner = NoRunner() if self.model.pools_only else ModelRunner(self.model, self.config, n_slots)
             undo.callback(self._runner.close)
             self._speculation = speculation(self.config, self._runner.limits, self.model, draft)
+            self._disk = _disk(self.config, self._runner.limits, self.model)
             undo.pop_all()
         # llama.cpp has the last word on shifts; without its context the client and a dry run know the rest
         self._limits = replace(RequestLimits.of(self.config, self.model), can_shift=self._runner.limits.can_shift)
@@ -101,6 +108,7 @@ class Engine:
             preempt=self.config.preempt,
             max_wait_s=self.config.max_wait_ms / 1000,
             on_admit=None if hooks is None else self._add_admitted,
+            disk=self._disk,
         )
         self._hooks = hooks
         self._admitted: list[str] = []  # ids of requests that the hooks have not got yet; empty without hooks
@@ -246,6 +254,8 @@ class Engine:
         """One step of the running sequences: decide, compute, apply."""
         self._grow()
         batch = self._scheduler.schedule()
+        if not batch.calls and self._disk is not None and self._scheduler.prefix_cache.reads:
+            self._disk.wait(_PATIENCE_S)
         self._report_admitted()  # before anything is computed that may end the process
         results = self._runner.run(batch)
         return self._scheduler.update(batch, results)
@@ -260,6 +270,20 @@ class Engine:
             grown = self._runner.grow(wanted, self._scheduler.held_slots, wait=not self._scheduler.running)
             if grown is not None:
                 self._scheduler.grow(*grown)
+
+    def keep_idle(self) -> bool:
+        """With nothing to compute: lets the folder of cache_disk have one of the prefixes that finished requests have
+        left, for a later process. True: call again soon."""
+        self._check_open()
+        if self._disk is None or self._damage is not None or self.has_work:
+            return False
+        save = self._scheduler.prefix_cache.next_write()
+        if save is not None:
+            self._runner.run(SchedulerOutput(saves=(save,)))
+            if save.prefix.state is not None:
+                self._disk.keep(save.prefix)
+            return True
+        return self._disk.is_busy
 
     def _add_admitted(self, sequence: Sequence) -> None:
         self._admitted.append(self._parallel.request_of(sequence.request.request_id))
@@ -279,6 +303,7 @@ class Engine:
             waiting=len(self._pending) + len(self._embeddings),
             missed_deadlines=self._pending.num_missed,
             kv_cells=scheduler.limits.n_cells or scheduler.most_slots * self.config.n_ctx,
+            cache_disk_bytes=0 if self._disk is None else self._disk.n_bytes,
             **self._counts.figures(),
             **vars(self._runner.counts),
             **vars(self._embeddings.counts),
@@ -401,12 +426,23 @@ class Engine:
             reason: the error of calls that ask the model afterwards; None: that it is closed.
         """
         if not self._closed:
+            if self._disk is not None:
+                self._keep_all(self._disk)
             self._closed = True
             if self._speculation is not None:
                 self._speculation.close()
             self._embeddings.close()
             self._runner.close()
             self.model.close(reason)
+
+    def _keep_all(self, disk: PrefixFolder) -> None:
+        """What requests left goes to the disk; whatever happens there, the engine is closed."""
+        until = time.perf_counter() + _CLOSE_S
+        with contextlib.suppress(Exception):
+            while self.keep_idle() and time.perf_counter() < until:
+                if disk.is_busy:
+                    disk.wait(_PATIENCE_S)
+        disk.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -458,6 +494,18 @@ def check_can_speculate(config: ResolvedConfig, model: Model) -> None:
         f"speculate is {config.speculate!r}, but {model.path.name} has {why}, from which the tokens of wrong "
         "guesses cannot be taken back; give 'off'"
     )
+
+
+def _disk(config: ResolvedConfig, limits: Limits, model: Model) -> PrefixFolder | None:
+    """The folder of cache_disk; None where it is not given, or this engine keeps no prefixes."""
+    if config.cache_disk is None:
+        return None
+    if not limits.keeps_prefixes or not limits.state_bytes:
+        why = "cache_ram is 0" if limits.keeps_prefixes else "cells of this model, or in this KV cache, are not kept"
+        logger.warning("cache_disk has no effect: %s", why)
+        return None
+    is_exact = limits.has_window or not limits.can_cut
+    return PrefixFolder(Path(config.cache_disk), config.cache_disk_mib * 2**20, model, config, is_exact)
 
 
 def speculation(config: ResolvedConfig, limits: Limits, model: Model, draft: Model | None) -> SpecDecoder | None:

@@ -41,14 +41,18 @@ class PrefixFile:
     state: bytes
 
 
-def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, Any]) -> None:
-    """Writes the whole file or none. Raises InputError if it cannot be written."""
+def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, Any], mode: int = 0o666) -> None:
+    """Writes the whole file or none. Raises InputError if it cannot be written.
+
+    Args:
+        mode: who may read it, before the process's umask.
+    """
     sizes = {"n_tokens": len(prefix.token_ids), "n_bytes": len(prefix.state)}
     header = json.dumps({**facts, **sizes}).encode()
     part = Path(f"{os.fspath(path)}.{os.getpid()}.part")
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     try:
-        with part.open("wb") as file:
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             for piece in (_MAGIC, _LENGTH.pack(len(header)), header, _packed(prefix.token_ids), prefix.state):
                 file.write(piece)
                 digest.update(piece)
@@ -84,6 +88,16 @@ def read(
         raise InputError(f"the prefix file {name} does not fit in memory") from error
 
 
+def read_head(path: str | os.PathLike[str]) -> tuple[dict[str, Any], array[int]]:
+    """The header of a file and its token ids, unchecked: `read` checks them, with the rest. Raises InputError."""
+    name = one_line(path)
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            return _Reader(file, name, os.fstat(file.fileno()).st_size - _DIGEST_BYTES).read_head()
+    except OSError as error:
+        raise InputError(f"the prefix file {name} cannot be read: {error.strerror}") from error
+
+
 class _Reader:
     """Reads a file piece by piece, and takes nothing in it on trust: a right checksum says that nothing was lost, not
     that the writer meant well. Raises InputError."""
@@ -95,10 +109,7 @@ class _Reader:
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
     def read(self, facts: Mapping[str, Any], most_tokens: int, most_bytes: int) -> PrefixFile:
-        name = self._name
-        if self._piece(len(_MAGIC)) != _MAGIC:
-            raise InputError(f"{name} is no prefix file of llamabatch")
-        header = self._header()
+        name, header = self._name, self._header()
         n_tokens, n_bytes = self._size(header, "n_tokens"), self._size(header, "n_bytes")
         for fact, wanted in facts.items():
             if header.get(fact) != wanted:
@@ -113,17 +124,30 @@ class _Reader:
             raise InputError(f"the prefix file {name} has {n_tokens} tokens; n_ctx is {most_tokens}")
         if n_bytes > most_bytes:
             raise InputError(f"the prefix file {name} has {n_bytes} bytes of state; at most {most_bytes} fit here")
-        ids = array("i", self._piece(4 * n_tokens))
+        ids = self._ids(n_tokens)
         state = self._piece(n_bytes)
         if self._file.read(_DIGEST_BYTES) != self._digest.digest():
             raise InputError(f"the prefix file {name} is damaged or was cut off: its checksum differs")
-        if sys.byteorder == "big":
-            ids.byteswap()
         if min(ids) < 0:
             raise InputError(f"the prefix file {name} has the token id {min(ids)}; ids begin at 0")
         return PrefixFile(tuple(ids), state)
 
+    def read_head(self) -> tuple[dict[str, Any], array[int]]:
+        header = self._header()
+        n_tokens = self._size(header, "n_tokens")
+        if self._left < 4 * n_tokens:
+            raise InputError(f"the prefix file {self._name} is damaged or was cut off: it ends before its tokens")
+        return header, self._ids(n_tokens)
+
+    def _ids(self, n_tokens: int) -> array[int]:
+        ids = array("i", self._piece(4 * n_tokens))
+        if sys.byteorder == "big":
+            ids.byteswap()
+        return ids
+
     def _header(self) -> dict[str, Any]:
+        if self._piece(len(_MAGIC)) != _MAGIC:
+            raise InputError(f"{self._name} is no prefix file of llamabatch")
         if self._left < _LENGTH.size:
             raise InputError(f"the prefix file {self._name} ends before its header")
         (length,) = _LENGTH.unpack(self._piece(_LENGTH.size))

@@ -9,16 +9,25 @@ from typing import Any
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
 from llamabatch.utils.histogram import Histogram, Tally
 
-_GAUGES = ("running", "waiting", "free_slots", "kv_cells", "kv_cells_used", "cache_ram_bytes", "speculating")
+_GAUGES = (
+    "running",
+    "waiting",
+    "free_slots",
+    "kv_cells",
+    "kv_cells_used",
+    "cache_ram_bytes",
+    "cache_disk_bytes",
+    "speculating",
+)
 _OF_REQUESTS = ("e2e_s", "prefill_s", "decode_s", "prompt_lengths", "output_lengths")
 _HISTOGRAMS = ("queue_s", "ttft_s", "inter_token_s", *_OF_REQUESTS)
-_MOST = ("longest",)  # of several engines the largest
+_MOST = ("longest", "cache_disk_bytes")  # of several engines the largest
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts since the engine started; running, waiting, free_slots, kv_cells(_used), cache_ram_bytes and speculating
-    are of now.
+    """Counts since the engine started; running, waiting, free_slots, kv_cells(_used), cache_ram_bytes,
+    cache_disk_bytes and speculating are of now.
 
     Each prompt of a call is a request; with n or best_of above 1 it has as many continuations. `submitted`, the counts
     of endings and e2e_s count requests, everything else counts continuations. Each event is counted when it happens, so
@@ -50,8 +59,10 @@ class EngineStats:
         adapter_switches: changes of the adapters that a context computes with: turns that sets of them have taken.
         shared_tokens: prompt tokens that were copied from requests in flight instead of computed.
         prefix_hits: requests that began with the cells of a finished one. prefix_tokens: tokens that they did not
-            compute for that reason; restored_tokens: those of them that came back from main memory.
-        cache_ram_bytes: main memory that saved prefixes take now.
+            compute for that reason; restored_tokens: those of them that came back from main memory or the disk;
+            read_tokens: from the disk.
+        cache_ram_bytes: main memory that saved prefixes take now. cache_disk_bytes: bytes of all files in the folder
+            of cache_disk, when it was last looked at.
         verify_calls: those decode calls that verified guesses (speculative decoding).
         drafted_tokens, accepted_tokens: guesses verified; those that held.
         speculating: engines in which guessing pays, by present estimates.
@@ -81,7 +92,9 @@ class EngineStats:
     prefix_hits: int = 0
     prefix_tokens: int = 0
     restored_tokens: int = 0
+    read_tokens: int = 0
     cache_ram_bytes: int = 0
+    cache_disk_bytes: int = 0
     decode_calls: int = 0
     decode_rows: int = 0
     decode_passes: int = 0

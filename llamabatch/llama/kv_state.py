@@ -155,15 +155,20 @@ class Layout:
 
 
 def save(lib: Any, handle: Any, slot: int, layout: Layout) -> bytes:
-    """The state of a slot, without the number of slots.
+    """The state of a slot, without the number of slots."""
+    raw = copy_out(lib, handle, slot)
+    if raw is None:
+        raise EngineError(f"llama.cpp does not give the state of slot {slot}")
+    return portable(raw, layout)
+
+
+def portable(raw: npt.NDArray[np.uint8], layout: Layout) -> bytes:
+    """A state of `copy_out` without the number of slots, for `load`.
 
     llama.cpp writes a magic and the seq id; for each KV cache the number of streams, and for each stream the number of
     its cells and their contents (llama-kv-cache.cpp, state_write), of which one stream alone has any; then a recurrent
     state.
     """
-    raw = copy_out(lib, handle, slot)
-    if raw is None:
-        raise EngineError(f"llama.cpp does not give the state of slot {slot}")
     state, at = memoryview(raw.data), 8
     parts = [state[:4]]
     try:
@@ -173,7 +178,7 @@ def save(lib: Any, handle: Any, slot: int, layout: Layout) -> bytes:
             while before < n_streams and _WORD.unpack_from(state, start)[0] == 0:
                 start, before = start + _WORD.size, before + 1
             if before == n_streams:
-                raise EngineError(f"slot {slot} is empty")
+                raise EngineError("the slot is empty")
             after = _WORD.size * (n_streams - before - 1)
             is_last = number + 1 == layout.n_caches and not layout.has_state
             end = len(state) - after if is_last else layout.cells_end(state, start)

@@ -34,6 +34,7 @@ _GAUGES = {
     "slot_demand": "Continuations and texts that run or wait, divided by the slots; above 1 some wait.",
     "rows_per_step": "Mean rows of a decode call since the start.",
     "cache_ram_bytes": "Main memory that prefixes beyond the slots take.",
+    "cache_disk_bytes": "Bytes of the files of prefixes that outlive the process.",
     "passes_per_step": "Mean passes over the weights of a decode call since the start.",
 }
 _COUNTERS = {
@@ -201,6 +202,7 @@ def gauges(stats: EngineStats) -> dict[str, float | None]:
         "slot_demand": stats.slot_demand,
         "rows_per_step": stats.rows_per_step,
         "cache_ram_bytes": stats.cache_ram_bytes,
+        "cache_disk_bytes": stats.cache_disk_bytes,
         "passes_per_step": stats.passes_per_step,
     }
 

@@ -181,6 +181,8 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
     vocabulary = (facts.n_vocab * _TOKEN_BYTES if facts.file_bytes else 0) + facts.adapter_bytes + ENGINE_BYTES
     loaded = placement.in_main_memory(config, len(gpu_shares))
     cache_ram = 0 if facts.is_encoder or config.pooling == RANK else config.cache_ram * MIB
+    if cache_ram and config.cache_disk is not None:  # a state that is written, and one that is read
+        cache_ram += 2 * kv_cache // config.n_slots
     private = (
         kv_cache
         + cache_ram

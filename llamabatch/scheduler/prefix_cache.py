@@ -18,7 +18,7 @@ from llamabatch.scheduler.common_prefix import MIN_SHARED, ShareKey, best_source
 from llamabatch.scheduler.kv_cache import MOST_OPENING, CachedPrefix, KVCacheManager, Placement
 from llamabatch.scheduler.output import Limits, Restore, Save
 from llamabatch.scheduler.preemption import copy_candidates
-from llamabatch.scheduler.prefix_store import MIN_CHECKPOINT, MIN_GAIN, PrefixStore, StoredPrefix
+from llamabatch.scheduler.prefix_store import MIN_CHECKPOINT, MIN_GAIN, DiskTier, PrefixStore, StoredPrefix
 from llamabatch.scheduler.step_costs import StepCosts
 
 # A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: 23 ms, and 770 tokens/s).
@@ -41,17 +41,22 @@ class PrefixCache:
         cuts_anywhere: what a slot holds is of use up to any token.
         num_shared_tokens: tokens copied from running sequences.
         num_prefix_hits, num_prefix_tokens: sequences that began with cells of finished ones, or from the store;
-            tokens of these. num_restored_tokens: those from the store.
+            tokens of these. num_restored_tokens: those from the store. num_read_tokens: of these, from its disk.
     """
 
     def __init__(
-        self, limits: Limits, n_slots: int, costs: StepCosts, token_s: Callable[[], float | None] = lambda: None
+        self,
+        limits: Limits,
+        n_slots: int,
+        costs: StepCosts,
+        token_s: Callable[[], float | None] = lambda: None,
+        disk: DiskTier | None = None,
     ) -> None:
         self.kv_cache = KVCacheManager(n_slots, limits, costs)
         self._costs = costs
         self._token_s = token_s
         self.cuts_anywhere = limits.can_cut and not limits.has_window
-        self.store = PrefixStore(limits.state_bytes, is_exact=not self.cuts_anywhere)
+        self.store = PrefixStore(limits.state_bytes, is_exact=not self.cuts_anywhere, disk=disk)
         if self.store.keeps_checkpoints:
             self.kv_cache.on_loss = self._on_loss
         self._stops_early = self.store.keeps_checkpoints and not limits.can_cut and limits.keeps_prefixes
@@ -62,9 +67,12 @@ class PrefixCache:
         self.num_prefix_hits = 0
         self.num_prefix_tokens = 0
         self.num_restored_tokens = 0
+        self.num_read_tokens = 0
         self._limits = limits
-        # request id -> the loaded prefix that the next step fills its slot with, and how many tokens of it
+        # request id -> the stored prefix that a later step fills its slot with, and how many tokens of it
         self._restoring: dict[str, tuple[StoredPrefix, int]] = {}
+        self._fetched: set[StoredPrefix] = set()  # from the disk, for sequences in _restoring
+        self._tried: dict[int, CachedPrefix] = {}  # by slot: cells that the disk was last offered
         # request id -> the sequence that computes the prefix which it will copy, None once that one was preempted;
         # how many tokens of it
         self._sources: dict[str, tuple[Sequence | None, int]] = {}
@@ -76,6 +84,7 @@ class PrefixCache:
             "prefix_hits": self.num_prefix_hits,
             "prefix_tokens": self.num_prefix_tokens,
             "restored_tokens": self.num_restored_tokens,
+            "read_tokens": self.num_read_tokens,
             "cache_ram_bytes": self.store.n_bytes,
         }
 
@@ -90,7 +99,10 @@ class PrefixCache:
             stored = self.store.find(sequence, known, sequence.most_cells if self._limits.is_unified else None)
             if self._stops_early and not sequence.scores:
                 self._choose_places(sequence, running, known if stored is None else stored[1])
-        if stored is not None:  # filled in the next step: nothing copies from the slot, or to it, any more
+        if stored is not None:  # filled in a later step: nothing copies from the slot, or to it, any more
+            if stored[0].is_on_disk and self.store.disk is not None:
+                self._fetched.add(stored[0])
+                self.store.disk.fetch(stored[0])
             sequence.admit(self.kv_cache.lease(placement))
             self._restoring[sequence.request.request_id] = stored
             return
@@ -113,20 +125,56 @@ class PrefixCache:
         return sequence.request.request_id in self._sources or sequence.request.request_id in self._restoring
 
     def restores(self, running: abc.Sequence[Sequence]) -> tuple[Restore, ...]:
-        """Stored prefixes for sequences that were admitted before this step."""
+        """Stored prefixes for sequences that were admitted before this step, as far as they are in main memory."""
         if not self._restoring:
             return ()
         restores = []
         for sequence in running:
-            prefix, count = self._restoring.pop(sequence.request.request_id, (None, 0))
-            if prefix is not None and not prefix.is_dropped and sequence.slot is not None:
+            prefix, count = self._restoring.get(sequence.request.request_id, (None, 0))
+            if prefix is None or (prefix.state is None and not prefix.is_dropped):
+                continue
+            del self._restoring[sequence.request.request_id]
+            if not prefix.is_dropped and sequence.slot is not None:
                 restores.append(Restore(sequence.slot, prefix, count))
                 self.kv_cache.fill(sequence.slot)
                 self.kv_cache.count_use(count, prefix.n_prompt)
                 sequence.least_cut = 0 if self.cuts_anywhere else count
                 self._count_hit(sequence, count)
                 self.num_restored_tokens += count
+                self.num_read_tokens += count if prefix.is_on_disk else 0
         return tuple(restores)
+
+    @property
+    def reads(self) -> bool:
+        """True while sequences wait for states that are read from the disk."""
+        return any(prefix.state is None and not prefix.is_dropped for prefix, _ in self._restoring.values())
+
+    def settle(self) -> None:
+        """The step is over: takes in the checkpoints that were saved, and frees states of the disk that no sequence
+        waits for."""
+        self.store.settle()
+        if self._fetched and self.store.disk is not None:
+            awaited = {prefix for prefix, _ in self._restoring.values()}
+            for prefix in self._fetched - awaited:
+                self._fetched.discard(prefix)
+                self.store.disk.release(prefix)
+
+    def next_write(self) -> Save | None:
+        """With nothing else to do: the cells of a finished sequence that are worth a file on the disk."""
+        disk = self.store.disk
+        if disk is None or disk.is_busy or self.store.write_next():
+            return None
+        for slot, cached in sorted(self.kv_cache.cached.items(), key=lambda item: -item[1].used):
+            if self._tried.get(slot) is cached or not self.kv_cache.is_settled(slot):
+                continue
+            self._tried[slot] = cached
+            if cached.count < self._least_gain(cached.count, self.kv_cache.continued):
+                continue
+            tokens = cached.token_ids[: cached.count]
+            prefix = StoredPrefix(tokens, None, cached.key, n_prompt=min(cached.n_prompt, cached.count))
+            if disk.wants(prefix):
+                return Save(slot, prefix, lambda prefix, n_bytes: True)
+        return None
 
     def copy_ready(self, running: abc.Sequence[Sequence]) -> None:
         """Copies prefixes to the sequences that wait for them, as far as their sources have computed enough."""
@@ -285,12 +333,14 @@ class PrefixCache:
         """Gives up cells of finished sequences, and checkpoints, of such keys."""
         self.kv_cache.evict_keys(unwanted)
         self.drop_checkpoints(unwanted)
+        if self.store.disk is not None:
+            self.store.disk.discard(lambda prefix: unwanted(prefix.key))
 
     def drop_checkpoints(self, unwanted: Callable[[ShareKey], bool]) -> None:
         """Gives up checkpoints of such keys, also those that gave way in the store while a slot waits for them."""
         self.store.drop(unwanted)
         for prefix, _ in self._restoring.values():
-            if prefix.path is None and unwanted(prefix.key):
+            if prefix.path is None and not prefix.is_on_disk and unwanted(prefix.key):
                 prefix.is_dropped = True
 
     def evict_between(self, decoding: abc.Sequence[Sequence], occupied: set[int]) -> None:

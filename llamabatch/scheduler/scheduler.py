@@ -40,6 +40,7 @@ from llamabatch.scheduler.output import (
 from llamabatch.scheduler.policies import Policy
 from llamabatch.scheduler.preemption import foreground, peer_slots, victims
 from llamabatch.scheduler.prefix_cache import PrefixCache
+from llamabatch.scheduler.prefix_store import DiskTier
 from llamabatch.scheduler.request_queue import PREEMPTION_COUNTS, RequestQueue
 from llamabatch.scheduler.row_ladder import RowLadder
 from llamabatch.scheduler.selection import Selection
@@ -66,6 +67,7 @@ class Scheduler:
             sequences lose their slots.
         max_wait_s: seconds that the first request waits for company when nothing runs; see `wait_s`.
         on_admit: is called with each sequence that gets a slot.
+        disk: holds prefixes beyond main memory; None: nothing does.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Scheduler:
         preempt: bool = False,
         max_wait_s: float = 0.0,
         on_admit: Callable[[Sequence], None] | None = None,
+        disk: DiskTier | None = None,
     ) -> None:
         self.policy = policy
         self.limits = limits
@@ -87,7 +90,7 @@ class Scheduler:
         start_slots = min(self.most_slots, limits.start_slots or limits.n_slots)
         self._prefill_pacer = PrefillPacer(limits, self.costs)
         times = self._prefill_pacer.times
-        self.prefix_cache = PrefixCache(limits, start_slots, self.costs, lambda: times.token_s)
+        self.prefix_cache = PrefixCache(limits, start_slots, self.costs, lambda: times.token_s, disk)
         self.adapters = AdapterScheduler()
         self.deadlines = Deadlines()
         self.counters = SequenceCounters()
@@ -464,7 +467,7 @@ class Scheduler:
             results: one for each span, in the order of `batch.spans`.
         """
         now, spans = self._clock(), batch.spans
-        self.prefix_cache.store.settle()
+        self.prefix_cache.settle()
         self.costs.observe(batch, now - self._step_s)
         if not batch.has_media:
             self._observe(spans, now - self._step_s)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import queue
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +95,28 @@ def main(only: tuple[str, ...], again: bool, jobs: int, listing: bool, state_fil
                 f"{figure.name} is left out: it needs {figure.needs}, which is not in this environment", err=True
             )
     chosen = [figure for figure in chosen if figure.can_run]
-    if again:
-        state.forget(chosen)
-    try:
-        _run_shown(chosen, state, jobs)
-    finally:
-        _publish(results, chosen, state)
+    with _alone(state_file):
+        state = State(state_file)
+        if again:
+            state.forget(chosen)
+        try:
+            _run_shown(chosen, state, jobs)
+        finally:
+            _publish(results, chosen, state)
     failed = sum(outcome.error is not None for figure in chosen for outcome in state.outcomes(figure).values())
     sys.exit(1 if failed else 0)
+
+
+@contextmanager
+def _alone(state_file: Path) -> Iterator[None]:
+    """Two runs of one file would each write it without the other's cases."""
+    state_file.parent.mkdir(parents=True, exist_ok=True)
+    with state_file.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise click.UsageError(f"another run writes {state_file}; this one needs a --state of its own") from None
+        yield
 
 
 def _run_shown(chosen: list[Figure], state: State, jobs: int) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,30 +50,65 @@ KINDS: list[tuple[str, dict[str, Any], float]] = [
 Text = tuple[tuple[int, ...], tuple[float, ...]]
 
 
-class Histories:
-    """An engine of few slots beside one of a single slot that keeps nothing.
+class Fresh:
+    """An engine of a single slot that keeps nothing, to compare texts with.
 
     Args:
         path: the model.
         tolerance: logprobs may differ by so much, and a text may end where the two best are as close: 0 for equal bits.
+        n_tokens: how long the texts are.
+        options: those of the engine that is judged; of them the ones that its arithmetic depends on are taken.
     """
+
+    def __init__(self, path: Path | str, tolerance: float, n_tokens: int, options: dict[str, Any]) -> None:
+        given: dict[str, Any] = {"n_slots": 1, "strategy": "sequential", "cache_prefix": False, "cache_ram": 0, **SIZES}
+        given |= {name: value for name, value in options.items() if name in ("swa_full", "flash_attn", "n_ctx")}
+        self._engine = Engine(EngineConfig(str(path), **given))
+        self._tolerance = tolerance
+        self._n_tokens = n_tokens
+        self._known: dict[tuple[int, ...], Text] = {}
+
+    def text(self, prompt: tuple[int, ...]) -> Text:
+        """What it writes after a prompt, greedily."""
+        if prompt not in self._known:
+            self._engine.add(request("alone", prompt, self._n_tokens))
+            while self._engine.has_work:
+                for output in self._engine.step():
+                    if output.finished is not None:
+                        self._known[prompt] = text_of(output.finished)
+        return self._known[prompt]
+
+    def compare(self, prompt: tuple[int, ...], found: Text) -> None:
+        """Raise AssertionError where another engine wrote something else."""
+        wanted = self.text(prompt)
+        if not self._tolerance:
+            assert found == wanted, f"{len(prompt)} tokens: {found} in place of {wanted}"
+            return
+        for token, other, a, b in zip(found[0], wanted[0], found[1], wanted[1], strict=True):
+            assert abs(a - b) < self._tolerance, f"{len(prompt)} tokens: a logprob of {a} in place of {b}"
+            if token != other:
+                return
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class Histories:
+    """An engine of few slots beside one of a single slot that keeps nothing; path and tolerance as of Fresh."""
 
     def __init__(self, path: Path, tolerance: float = 0.0, **options: Any) -> None:
         given = {"n_slots": 3, "strategy": "batched", "preempt": True, "cache_ram": 1, **SIZES, **options}
-        self.engine = Engine(EngineConfig(str(path), **given))
-        alone: dict[str, Any] = {"n_slots": 1, "strategy": "sequential", "cache_prefix": False, "cache_ram": 0, **SIZES}
-        alone |= {name: value for name, value in options.items() if name in ("swa_full", "flash_attn")}
-        self._alone = Engine(EngineConfig(str(path), **alone))
-        self._tolerance = tolerance
-        self._known: dict[tuple[int, ...], Text] = {}
-        self._n_tokens = N_TOKENS
+        self._config = EngineConfig(str(path), **given)
+        self.engine = Engine(self._config)
+        self.n_read = 0  # tokens from the disk, of engines that are closed
+        self._n_tokens = N_TOKENS if self.engine._speculation is None else N_TOKENS_GUESSED
+        self._fresh = Fresh(path, tolerance, self._n_tokens, options)
         if self.engine._speculation is not None:
-            self._n_tokens = N_TOKENS_GUESSED
-            self.engine._speculation._proposer = _Guesses(self)
+            self.engine._speculation._proposer = _Guesses(self._fresh)
 
     def close(self) -> None:
         self.engine.close()
-        self._alone.close()
+        self._fresh.close()
 
     def case(self, number: int) -> None:
         """One history; raises AssertionError where a request has other bits than alone."""
@@ -89,9 +123,11 @@ class Histories:
                 chat = rng.randrange(len(chats))
                 prompt, name = tuple(chats[chat]), f"{number}.{turn}.{len(asked)}"
                 asked[name] = prompt
-                self.engine.add(_request(name, prompt, rng.choice([0, 0, 1]), self._n_tokens, salts[chat]))
+                self.engine.add(
+                    request(name, prompt, self._n_tokens, priority=rng.choice([0, 0, 1]), cache_salt=salts[chat])
+                )
                 if len(prompt) < 170:
-                    own = self.text(prompt)[0] if rng.random() < 0.6 else ()
+                    own = self._fresh.text(prompt)[0] if rng.random() < 0.6 else ()
                     chats[chat] = [*prompt, *own, *_tokens(rng, 1, 12)]
             for _ in range(rng.randrange(1, 9)):
                 self._step(outputs)
@@ -99,37 +135,27 @@ class Histories:
                 victim = rng.choice(list(asked))
                 if self.engine.abort(victim) is not None:
                     del asked[victim]
+            if self._config.cache_disk is not None and rng.random() < 0.5:
+                while self.engine.has_work:
+                    self._step(outputs)
+                self._start_again()
         while self.engine.has_work:
             self._step(outputs)
         if rng.random() < 0.1:
             self.engine.reset_prefix_cache()
         for name, prompt in asked.items():
-            self._compare(prompt, _of(outputs[name]))
+            self._fresh.compare(prompt, text_of(outputs[name]))
+
+    def _start_again(self) -> None:
+        """Closes the engine, which writes what its slots hold to the disk, for another one in its place."""
+        self.n_read += self.engine.stats().read_tokens
+        self.engine.close()
+        self.engine = Engine(self._config)
 
     def _step(self, outputs: dict[str, RequestOutput]) -> None:
         for output in self.engine.step():
             if output.finished is not None:
                 outputs[output.request_id] = output.finished
-
-    def text(self, prompt: tuple[int, ...]) -> Text:
-        """What a fresh engine writes."""
-        if prompt not in self._known:
-            self._alone.add(_request("alone", prompt, 0, self._n_tokens))
-            while self._alone.has_work:
-                for output in self._alone.step():
-                    if output.finished is not None:
-                        self._known[prompt] = _of(output.finished)
-        return self._known[prompt]
-
-    def _compare(self, prompt: tuple[int, ...], found: Text) -> None:
-        wanted = self.text(prompt)
-        if not self._tolerance:
-            assert found == wanted, f"{len(prompt)} tokens: {found} in place of {wanted}"
-            return
-        for token, other, a, b in zip(found[0], wanted[0], found[1], wanted[1], strict=True):
-            assert abs(a - b) < self._tolerance, f"{len(prompt)} tokens: a logprob of {a} in place of {b}"
-            if token != other:
-                return
 
 
 class _Guesses:
@@ -137,14 +163,14 @@ class _Guesses:
 
     is_free = True
 
-    def __init__(self, histories: Histories) -> None:
-        self._histories = histories
+    def __init__(self, fresh: Fresh) -> None:
+        self._fresh = fresh
         self._rng = random.Random(0)
 
     def propose(self, sequences: Iterable[Sequence], n: int) -> list[list[int]]:
         found = []
         for sequence in sequences:
-            text, at = self._histories.text(tuple(sequence.token_ids[: sequence.num_prompt]))[0], sequence.num_output
+            text, at = self._fresh.text(tuple(sequence.token_ids[: sequence.num_prompt]))[0], sequence.num_output
             guesses = list(text[at : at + self._rng.randint(0, n)])
             wrong = self._rng.randrange(n + 1)
             found.append([(token + (place == wrong)) % N_VOCAB for place, token in enumerate(guesses)])
@@ -158,12 +184,12 @@ def _tokens(rng: random.Random, least: int, most: int) -> list[int]:
     return [rng.randrange(N_VOCAB) for _ in range(rng.randint(least, most))]
 
 
-def _request(name: str, prompt: tuple[int, ...], priority: int, n_tokens: int, salt: str | None = None) -> Request:
-    params = SamplingParams(temperature=0, max_tokens=n_tokens, ignore_eos=True, logprobs=1, priority=priority)
-    return Request(name, prompt, replace(params, cache_salt=salt))
+def request(name: str, prompt: tuple[int, ...], n_tokens: int, **params: Any) -> Request:
+    given = SamplingParams(temperature=0, max_tokens=n_tokens, ignore_eos=True, logprobs=1, **params)
+    return Request(name, prompt, given)
 
 
-def _of(output: RequestOutput) -> Text:
+def text_of(output: RequestOutput) -> Text:
     assert output.error is None, output.error
     [completion] = output.outputs
     rows = completion.logprobs or ()

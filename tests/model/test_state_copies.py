@@ -48,6 +48,21 @@ def test_random_histories_have_the_bits_of_fresh_engines(paths, name, options, t
         assert 10 * CASES < stats.accepted_tokens < stats.drafted_tokens - 5 * CASES
 
 
+DISK_KINDS = [pytest.param(*KINDS[k], marks=[] if k in (0, 3) else [pytest.mark.slow]) for k in (0, 2, 3, 4, 8, 16)]
+
+
+@pytest.mark.parametrize(("name", "options", "tolerance"), DISK_KINDS)
+def test_random_histories_over_processes_have_the_bits_of_fresh_engines(paths, tmp_path, name, options, tolerance):
+    with small_thresholds():
+        histories = Histories(paths[name], tolerance, **options, cache_disk=tmp_path, cache_disk_mib=2)
+        try:
+            for number in range(CASES // 2):
+                histories.case(number)
+        finally:
+            histories.close()
+    assert histories.n_read > 10 * CASES
+
+
 def test_equal_bits_are_asked_of_builds_that_have_them():
     assert choose().build.marker is None or {tolerance for _, _, tolerance in KINDS} == {0.0, 1e-4}
 

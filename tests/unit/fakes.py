@@ -140,7 +140,7 @@ class FakeModelRunner:
 
     def run(self, batch: SchedulerOutput) -> list[SpanOutput]:
         for save in batch.saves:
-            cells, tokens = self.cells[save.slot], save.prefix.token_ids
+            cells, tokens = self.cells[save.slot], list(save.prefix.token_ids)
             assert cells[: len(tokens)] == tokens[: len(cells)], "the state of another sequence"
             assert len(tokens) >= self._least_cut.get(save.slot, 0), "the window's older cells are gone"
             fits = len(cells) >= len(tokens) if self.limits.can_cut else len(cells) == len(tokens)

@@ -8,8 +8,11 @@ from importlib import import_module
 from unittest.mock import patch
 
 # states of tiny models are small, so that prompts of some tokens are worth one
-SMALL = {"MIN_CHECKPOINT": 16, "MIN_GAIN": 8, "MIN_SHARED": 8}
-_MODULES = ("common_prefix", "kv_cache", "prefix_cache", "prefix_store")
+SMALL = {"MIN_CHECKPOINT": 16, "MIN_GAIN": 8, "MIN_SHARED": 8, "MIN_READ": 8}
+_MODULES = (
+    *(f"scheduler.{name}" for name in ("common_prefix", "kv_cache", "prefix_cache", "prefix_store")),
+    "engine.prefix_folder",
+)
 
 
 @contextmanager
@@ -18,7 +21,7 @@ def small_thresholds() -> Iterator[None]:
     with ExitStack() as stack:
         for module in _MODULES:
             for name, value in SMALL.items():
-                place = f"llamabatch.scheduler.{module}"
+                place = f"llamabatch.{module}"
                 if hasattr(import_module(place), name):
                     stack.enter_context(patch(f"{place}.{name}", value))
         yield

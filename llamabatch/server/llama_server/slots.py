@@ -132,7 +132,8 @@ async def slot_action(request: HttpRequest) -> Any:
     raise ApiError(
         501,
         f"there is no action {show(action)} on one slot: the scheduler moves requests between slots, and looks for "
-        "cached prefixes in all of them; /reset_prefix_cache gives up all cached cells",
+        "cached prefixes in all of them; --cache-disk keeps prefixes in a folder, and /reset_prefix_cache gives up all "
+        "cached cells",
     )
 
 

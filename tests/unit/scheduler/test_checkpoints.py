@@ -128,7 +128,7 @@ def test_states_that_hardly_grow_leave_room_for_those_of_long_prompts():
 def test_a_state_above_the_whole_budget_takes_no_other_ones_place():
     store = PrefixStore(10**6, is_exact=True)
     small = save(store, list(range(500)), 10**5)
-    just = 10**6 - 8 * 500  # beside the tokens
+    just = 10**6 - 4 * 500  # beside the tokens
     assert save(store, list(range(1, 501)), just + 1) is None
     assert list(store._all()) == [small]
     assert save(store, list(range(1, 501)), just)
@@ -397,7 +397,7 @@ def test_checkpoints_of_another_key_are_not_found():
 
 
 def test_the_least_tokens_for_their_bytes_and_age_go_first():
-    store = PrefixStore(3 * (8 * 300 + 100))
+    store = PrefixStore(3 * (4 * 300 + 100))
     kept = []
     for i in range(4):
         kept.append(save(store, (i + 1, *HEAD), 100))

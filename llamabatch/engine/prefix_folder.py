@@ -1,0 +1,338 @@
+"""Prefixes in a folder, which outlive the process: cache_disk.
+
+A file for each, in the form of prefix_file, in a folder for all that cells depend on beside their tokens: the model
+file, the build of llama.cpp, options. Files are written and read on a thread of their own, one at a time, and the least
+recently used ones are deleted before the folder has too many bytes, whichever process wrote them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+from array import array
+from collections import abc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llamabatch.config import ResolvedConfig
+from llamabatch.engine import prefix_file
+from llamabatch.engine.prefix_file import PrefixFile
+from llamabatch.errors import ConfigError, InputError, describe
+from llamabatch.llama import kv_state, library
+from llamabatch.llama.build_info import build_marker, cpu_library
+from llamabatch.llama.model import Model
+from llamabatch.scheduler.common_prefix import MIN_SHARED, ShareKey, common_length
+from llamabatch.scheduler.prefix_store import MIN_CHECKPOINT, MIN_GAIN, StoredPrefix
+from llamabatch.utils import system
+from llamabatch.utils.checks import counted
+from llamabatch.utils.format import file_size
+from llamabatch.utils.paths import one_line
+
+logger = logging.getLogger(__name__)
+
+_MIN_GROWTH = 8  # a chat that has grown by less than this part of its tokens is not written again
+_LEFT_FREE = 2**30  # bytes of the file system that others may need
+_CLOSE_S = 10.0  # a folder in a network may hang
+_HEADER_BYTES = 4096  # of a file beside tokens and state, at most
+_SUFFIX = ".prefix"
+_HOMES, _NAMES = "[0-9a-f]" * 24, "[0-9a-f]" * 32  # patterns: nothing else in the folder is touched
+
+
+class PrefixFolder:
+    """A DiskTier.
+
+    Args:
+        folder: made where it is missing, for this user alone.
+        most_bytes: of all files in it, also those of other models.
+        is_exact: a state is of use at its very end alone.
+
+    Raises:
+        ConfigError: the folder cannot be made or read.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int, model: Model, config: ResolvedConfig, is_exact: bool) -> None:
+        self._folder = folder
+        self._most_bytes = most_bytes
+        self._is_exact = is_exact
+        self._n_ctx = config.n_ctx
+        self._layout = kv_state.Layout.of(model)
+        self._check: Callable[[abc.Sequence[int], bytes], None] = lambda ids, state: kv_state.check(
+            model, config, ids, state
+        )
+        self._facts = _facts(model, config)
+        self._home = folder / hashlib.blake2b(json.dumps(self._facts).encode(), digest_size=12).hexdigest()
+        self.n_bytes = 0  # of all files in the folder, when it was last looked at
+        self._changed = threading.Condition()  # guards all that follows
+        self._files: dict[StoredPrefix, Path] = {}
+        self._by_head: dict[tuple[str | None, bytes], list[StoredPrefix]] = {}
+        self._writing: StoredPrefix | None = None
+        self._awaited: dict[StoredPrefix, None] = {}  # in the order in which they were asked for
+        self._is_unwanted = False  # discard was called since: the file is deleted when it is written
+        self._has_warned = False
+        self._refusal: str | None = None  # why nothing is written any more
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+        try:
+            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._scan()
+        except OSError as error:
+            raise ConfigError(
+                f"cache_disk is {one_line(folder)}: {error.strerror}; give a folder to write to"
+            ) from error
+
+    @property
+    def is_busy(self) -> bool:
+        return self._writing is not None
+
+    def wait(self, seconds: float) -> None:
+        """Waits until a file is read or written, at most so long."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def alike(self, token_ids: abc.Sequence[int], key: ShareKey) -> list[StoredPrefix]:
+        if key.adapters or len(token_ids) < MIN_SHARED:
+            return []
+        with self._changed:
+            return list(self._by_head.get(_head(token_ids, _salt(key)), ()))
+
+    def wants(self, prefix: StoredPrefix) -> bool:
+        count = len(prefix.token_ids)
+        # cells of a picture depend on the mmproj file, too, and those of an adapter on its file
+        if self._refusal or count < MIN_CHECKPOINT or prefix.key.adapters or min(prefix.token_ids) < 0:
+            return False
+        return not any(self._covers(other, prefix) for other in self.alike(prefix.token_ids, prefix.key))
+
+    def _covers(self, held: StoredPrefix, other: StoredPrefix) -> bool:
+        """True if another prefix saves too few tokens beyond one on the disk to be worth a file."""
+        count, reach = len(other.token_ids), common_length(held.token_ids, other.token_ids)
+        is_of_use = reach == len(held.token_ids) or not self._is_exact
+        return is_of_use and reach > count - max(MIN_GAIN, count // _MIN_GROWTH)
+
+    def keep(self, prefix: StoredPrefix) -> None:
+        with self._changed:
+            self._writing, self._is_unwanted = prefix, False
+            self._begin()
+
+    def fetch(self, prefix: StoredPrefix) -> None:
+        with self._changed:
+            self._awaited[prefix] = None
+            self._begin()
+
+    def release(self, prefix: StoredPrefix) -> None:
+        with self._changed:
+            self._awaited.pop(prefix, None)
+            prefix.state = None
+            self._changed.notify_all()
+
+    def discard(self, unwanted: Callable[[StoredPrefix], bool]) -> None:
+        with self._changed:
+            self._is_unwanted = self._writing is not None and unwanted(self._writing)
+            for prefix in [prefix for prefix in self._files if unwanted(prefix)]:
+                self._delete(prefix)
+
+    def close(self) -> None:
+        """Ends the thread, once a file that it writes is whole."""
+        with self._changed:
+            self._is_closing = True
+            self._awaited.clear()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="llamabatch-prefixes", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closing or self._writing or self._next_read())
+                reading, writing = self._next_read(), self._writing
+            if reading is not None:
+                self._read(reading)
+            elif writing is not None:
+                self._write(writing)
+            else:
+                return
+
+    def _next_read(self) -> StoredPrefix | None:
+        """The next state to read; None while another one waits in main memory for its slot."""
+        if any(prefix.state is not None for prefix in self._awaited):
+            return None
+        return next((prefix for prefix in self._awaited if not prefix.is_dropped), None)
+
+    def _read(self, prefix: StoredPrefix) -> None:
+        state, path = None, self._files.get(prefix)
+        try:
+            if path is not None:
+                found = prefix_file.read(path, self._facts, most_tokens=self._n_ctx)
+                if array("i", found.token_ids) != prefix.token_ids:
+                    raise InputError(f"{one_line(path)} holds other tokens than when it was found")
+                self._check(found.token_ids, found.state)
+                state = found.state
+                with contextlib.suppress(OSError):
+                    os.utime(path)  # the least recently used files are deleted first
+        except Exception as error:
+            if path is not None and path.exists():  # else it gave way to other files
+                logger.warning("a kept prefix is computed again: %s", describe(error))
+        with self._changed:
+            if state is None:
+                self._delete(prefix)
+            elif prefix in self._awaited:
+                prefix.state = state
+            self._changed.notify_all()
+
+    def _write(self, prefix: StoredPrefix) -> None:
+        try:
+            self._write_file(prefix)
+        except Exception as error:
+            self._refusal = describe(error)
+            logger.warning("no more prefixes are written to %s: %s", one_line(self._folder), self._refusal)
+        finally:
+            with self._changed:
+                self._writing = None
+                self._changed.notify_all()
+
+    def _write_file(self, prefix: StoredPrefix) -> None:
+        """Raises InputError, or OSError, where no further file would succeed either."""
+        ids, salt = tuple(prefix.token_ids), _salt(prefix.key)
+        state: Any = prefix.state
+        if isinstance(state, np.ndarray):
+            state = kv_state.portable(state, self._layout)
+        self._check(ids, state)
+        name = hashlib.blake2b(array("i", ids).tobytes() + (salt or "").encode(), digest_size=16).hexdigest()
+        path = self._home / f"{name}{_SUFFIX}"
+        facts = {**self._facts, "n_prompt": prefix.n_prompt, "salt": salt}
+        with self._alone():
+            if not self._make_room(len(state) + 4 * len(ids) + _HEADER_BYTES):
+                return
+            prefix_file.write(path, PrefixFile(ids, state), facts, mode=0o600)
+            self.n_bytes += path.stat().st_size
+        with self._changed:
+            kept = self._take_in(path, ids, facts)
+            if self._is_unwanted:
+                self._delete(kept)
+            for other in list(self._by_head.get(_head(ids, salt), ())):
+                if other is not kept and self._covers(kept, other):
+                    self._delete(other)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process writes at a time, so that their files together stay within the bytes."""
+        with (self._folder / ".lock").open("a") as file:
+            system.lock(file.fileno(), wait=True)
+            yield
+
+    def _make_room(self, n_bytes: int) -> bool:
+        """Deletes the least recently used files of the folder; False where that gives no room."""
+        for part in self._folder.glob(f"{_HOMES}/{_NAMES}{_SUFFIX}.*.part"):
+            part.unlink(missing_ok=True)  # of a process that was killed: this one has the lock
+        found = self._all()
+        if n_bytes > self._most_bytes or shutil.disk_usage(self._folder).free - n_bytes < _LEFT_FREE:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "a prefix of %s is not kept in %s, which may have %s in all (cache_disk_mib) and leaves %s of the "
+                    "file system free",
+                    *(file_size(n_bytes), one_line(self._folder)),
+                    *(file_size(self._most_bytes), file_size(_LEFT_FREE)),
+                )
+            return False
+        with self._changed:
+            known = {path: prefix for prefix, path in self._files.items()}
+            for _, n, path in sorted(found):
+                if self.n_bytes + n_bytes <= self._most_bytes:
+                    break
+                self.n_bytes -= n
+                if path in known:
+                    self._delete(known[path])
+                else:
+                    path.unlink(missing_ok=True)
+        return True
+
+    def _all(self) -> list[tuple[float, int, Path]]:
+        """Time of last use, bytes and path of all files of the folder, of which it adds up the bytes."""
+        found = []
+        for path in self._folder.glob(f"{_HOMES}/{_NAMES}{_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                about = path.stat()
+                found.append((about.st_mtime, about.st_size, path))
+        self.n_bytes = sum(n for _, n, _ in found)
+        return found
+
+    def _scan(self) -> None:
+        """Takes in the files of earlier processes. Of each its header and its tokens are read; `_read` checks them."""
+        self._all()
+        passed, reason = 0, ""
+        for path in sorted(self._home.glob(f"{_NAMES}{_SUFFIX}")):
+            try:
+                header, ids = prefix_file.read_head(path)
+                if any(header.get(name) != value for name, value in self._facts.items()):
+                    raise InputError(f"{one_line(path)} is of another engine")
+                if len(ids) <= self._n_ctx:
+                    self._take_in(path, ids, header)
+            except (InputError, OSError, ValueError) as error:
+                passed, reason = passed + 1, reason or describe(error)
+        if passed:
+            logger.warning("%s of cache_disk left out: %s", counted(passed, "file"), reason)
+
+    def _take_in(self, path: Path, ids: abc.Sequence[int], header: abc.Mapping[str, Any]) -> StoredPrefix:
+        n_prompt, salt = header.get("n_prompt"), header.get("salt")
+        prefix = StoredPrefix(
+            ids,
+            key=ShareKey((), salt if isinstance(salt, str) else None),
+            n_prompt=min(n_prompt, len(ids)) if isinstance(n_prompt, int) else 0,
+            is_on_disk=True,
+        )
+        self._files[prefix] = path
+        self._by_head.setdefault(_head(ids, prefix.key.cache_salt), []).append(prefix)
+        return prefix
+
+    def _delete(self, prefix: StoredPrefix) -> None:
+        """Takes a prefix out, and deletes its file."""
+        prefix.is_dropped = True
+        path = self._files.pop(prefix, None)
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        head = _head(prefix.token_ids, prefix.key.cache_salt)
+        alike = self._by_head.get(head, [])
+        if prefix in alike:
+            alike.remove(prefix)
+        if not alike:
+            self._by_head.pop(head, None)
+
+
+def _facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
+    """All that the bits of cells depend on beside their tokens."""
+    module: Any = library.load()
+    marker = build_marker(module)
+    build = "stock" if marker is None else json.dumps(dict(marker), sort_keys=True)
+    return {
+        **kv_state.facts(model, config),
+        "build": hashlib.blake2b(build.encode(), digest_size=12).hexdigest(),
+        "kernels": cpu_library(module).name,
+        "swa_full": config.swa_full,
+        "kv": config.kv,
+        "n_gpu_layers": config.n_gpu_layers,
+    }
+
+
+def _salt(key: ShareKey) -> str | None:
+    """What a file tells of a cache_salt, which may be a secret."""
+    salt = key.cache_salt
+    return None if salt is None else hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _head(token_ids: abc.Sequence[int], salt: str | None) -> tuple[str | None, bytes]:
+    return salt, array("i", token_ids[:MIN_SHARED]).tobytes()
