@@ -60,7 +60,7 @@ def case(number: int, folder: Path) -> None:
             client.submit(requests[stream::2], lambda told: [events.put(each) for each in told], stream=stream)
         told: dict[str, list[int]] = {each.request_id: [] for each in requests}
         ends: dict[str, SequenceOutput] = {}
-        kill_after = rng.randrange(_N // 2 * 70)  # of the streamed tokens, so that all are in flight
+        kill_after = rng.randrange(_N // 2 * 70)  # of the streamed tokens: half of them at most
         while len(ends) < _N:
             event = events.get(timeout=120)
             assert event.request_id not in ends, "told after its end"
@@ -68,7 +68,6 @@ def case(number: int, folder: Path) -> None:
             if event.finished is not None:
                 ends[event.request_id] = event
             if kill_after is not None and sum(map(len, told.values())) > kill_after:
-                assert not ends, "one had ended before the kill"
                 os.kill(killed, (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)[number // len(_KINDS) % 3])
                 kill_after = None
         until(lambda: client.stats().restarts == 1)
