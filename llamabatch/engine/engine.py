@@ -427,7 +427,9 @@ class Engine:
         """
         if not self._closed:
             if self._disk is not None:
-                self._keep_all(self._disk)
+                if reason is None:  # after a failure, cells may be those of a step that was not applied
+                    self._keep_all()
+                self._disk.close()
             self._closed = True
             if self._speculation is not None:
                 self._speculation.close()
@@ -435,14 +437,13 @@ class Engine:
             self._runner.close()
             self.model.close(reason)
 
-    def _keep_all(self, disk: PrefixFolder) -> None:
+    def _keep_all(self) -> None:
         """What requests left goes to the disk; whatever happens there, the engine is closed."""
         until = time.perf_counter() + _CLOSE_S
         with contextlib.suppress(Exception):
-            while self.keep_idle() and time.perf_counter() < until:
-                if disk.is_busy:
-                    disk.wait(_PATIENCE_S)
-        disk.close()
+            while self._disk is not None and self.keep_idle() and time.perf_counter() < until:
+                if self._disk.is_busy:
+                    self._disk.wait(_PATIENCE_S)
 
     def __enter__(self) -> Engine:
         return self

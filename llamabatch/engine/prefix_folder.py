@@ -55,7 +55,7 @@ class PrefixFolder:
         is_exact: a state is of use at its very end alone.
 
     Raises:
-        ConfigError: the folder cannot be made or read.
+        ConfigError: the folder cannot be made, or not be written to.
     """
 
     def __init__(self, folder: Path, most_bytes: int, model: Model, config: ResolvedConfig, is_exact: bool) -> None:
@@ -79,14 +79,15 @@ class PrefixFolder:
         self._has_warned = False
         self._refusal: str | None = None  # why nothing is written any more
         self._is_closing = False
-        self._thread: threading.Thread | None = None
         try:
-            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._scan()
+            with self._alone():
+                self._scan()
         except OSError as error:
             raise ConfigError(
                 f"cache_disk is {one_line(folder)}: {error.strerror}; give a folder to write to"
             ) from error
+        self._thread = threading.Thread(target=self._run, name="llamabatch-prefixes", daemon=True)
+        self._thread.start()
 
     @property
     def is_busy(self) -> bool:
@@ -119,12 +120,12 @@ class PrefixFolder:
     def keep(self, prefix: StoredPrefix) -> None:
         with self._changed:
             self._writing, self._is_unwanted = prefix, False
-            self._begin()
+            self._changed.notify_all()
 
     def fetch(self, prefix: StoredPrefix) -> None:
         with self._changed:
             self._awaited[prefix] = None
-            self._begin()
+            self._changed.notify_all()
 
     def release(self, prefix: StoredPrefix) -> None:
         with self._changed:
@@ -134,7 +135,7 @@ class PrefixFolder:
 
     def discard(self, unwanted: Callable[[StoredPrefix], bool]) -> None:
         with self._changed:
-            self._is_unwanted = self._writing is not None and unwanted(self._writing)
+            self._is_unwanted |= self._writing is not None and unwanted(self._writing)
             for prefix in [prefix for prefix in self._files if unwanted(prefix)]:
                 self._delete(prefix)
 
@@ -144,14 +145,7 @@ class PrefixFolder:
             self._is_closing = True
             self._awaited.clear()
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(_CLOSE_S)
-
-    def _begin(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="llamabatch-prefixes", daemon=True)
-            self._thread.start()
-        self._changed.notify_all()
+        self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         while True:
@@ -214,10 +208,11 @@ class PrefixFolder:
         path = self._home / f"{name}{_SUFFIX}"
         facts = {**self._facts, "n_prompt": prefix.n_prompt, "salt": salt}
         with self._alone():
-            if not self._make_room(len(state) + 4 * len(ids) + _HEADER_BYTES):
+            n_bytes = len(state) + 4 * len(ids) + _HEADER_BYTES
+            if not self._make_room(n_bytes):
                 return
             prefix_file.write(path, PrefixFile(ids, state), facts, mode=0o600)
-            self.n_bytes += path.stat().st_size
+            self.n_bytes += n_bytes
         with self._changed:
             kept = self._take_in(path, ids, facts)
             if self._is_unwanted:
@@ -229,6 +224,7 @@ class PrefixFolder:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """One process writes at a time, so that their files together stay within the bytes."""
+        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have deleted it
         with (self._folder / ".lock").open("a") as file:
             system.lock(file.fileno(), wait=True)
             yield

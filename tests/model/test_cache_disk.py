@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 
 import pytest
@@ -206,6 +207,16 @@ def test_a_text_that_goes_on_takes_the_place_of_its_beginning(tmp_path):
             until(lambda: len(files(tmp_path)) == 1)
     header = files(tmp_path)[0].read_bytes()[:2000]
     assert int(re.search(rb'"n_tokens": (\d+)', header)[1]) == 607
+
+
+def test_a_folder_that_was_deleted_meanwhile_is_made_again(tmp_path, caplog):
+    with opened(tmp_path / "x") as llm:
+        texts(llm, 0)
+        until(lambda: files(tmp_path))
+        shutil.rmtree(tmp_path / "x")
+        texts(llm, 1)
+        until(lambda: files(tmp_path))
+    assert not caplog.text
 
 
 def test_a_full_disk_is_told_once_and_nothing_else_suffers(tmp_path, monkeypatch, caplog):
