@@ -401,6 +401,14 @@ class TestDeviceSampling:
             self.chosen(facts=replace(FACTS, n_vocab=65), device_sampling="on")
 
 
+def test_states_on_their_way_to_the_disk_and_back_count():
+    with_disk, without = (
+        resolve(EngineConfig("m", n_slots=4, n_ctx=1024, cache_ram=64, cache_disk=folder), FACTS, MACHINE)
+        for folder in ("x", None)
+    )
+    assert with_disk.total_bytes - without.total_bytes == without.memory.kv_cache // 2
+
+
 def test_memory_for_saved_prefixes_is_a_quarter_of_what_is_left_and_counts():
     windows = {"widths": Widths(896, 1000, 14, 896, 128, 4864, masks=2)}
     for kind in ({"state_values": 1000}, windows):
