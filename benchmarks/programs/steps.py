@@ -101,6 +101,7 @@ class Steps:
         self._context = llama.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError("no context")
+        self._of_prompt = 2 * self._takes_prompts()  # llama.h, LLAMA_ROW_PROMPT
         self._batch = llama.llama_batch_init(512, 0, 1)
         self._positions = [0] * self._n_seq
         self._filled = 0
@@ -117,8 +118,16 @@ class Steps:
     def _figures(self) -> dict[str, dict[str, float]]:
         return {} if self._watch is None else self._watch.figures()
 
-    def _decode(self, rows: list[tuple[int, int, int, bool]]) -> float:
-        """Rows are (sequence, position, token, whether its logits are wanted)."""
+    def _takes_prompts(self) -> bool:
+        try:
+            ask = self._llama.llama_cpp._lib.llama_takes_prompts
+        except AttributeError:  # stock
+            return False
+        ask.restype, ask.argtypes = ctypes.c_bool, [ctypes.c_void_p]
+        return bool(ask(self._context))
+
+    def _decode(self, rows: list[tuple[int, int, int, int]]) -> float:
+        """Rows are (sequence, position, token, 1 if its logits are wanted, and 2 more if it is of a prompt)."""
         batch = self._batch
         for row, (sequence, position, token, output) in enumerate(rows):
             batch.token[row], batch.pos[row], batch.logits[row] = token, position, output
@@ -138,7 +147,7 @@ class Steps:
 
     def _fill(self, n: int) -> float:
         self._clear()
-        tokens = [(0, i, (i * 17 + 3) % (self.n_vocab - 16) + 16, i == n - 1) for i in range(n)]
+        tokens = [(0, i, (i * 17 + 3) % (self.n_vocab - 16) + 16, (i == n - 1) + self._of_prompt) for i in range(n)]
         seconds = 0.0
         prompt: dict[str, dict[str, float]] = {}
         for at in range(0, n, 512):
@@ -157,7 +166,7 @@ class Steps:
 
     def _step(self, rows: int) -> float:
         """All sequences stay as long as they were filled: the token goes away again."""
-        seconds = self._decode([(s, self._filled, 16 + s, True) for s in range(rows)])
+        seconds = self._decode([(s, self._filled, 16 + s, 1) for s in range(rows)])
         memory = self._llama.llama_get_memory(self._context)
         for sequence in range(rows):
             self._llama.llama_memory_seq_rm(memory, sequence, self._filled, -1)
@@ -168,7 +177,7 @@ class Steps:
         total, texts = 0.0, [text for _, text in scored]
         for position in range(max(map(len, texts)) - 1):
             going = [s for s, text in enumerate(texts) if position + 1 < len(text)]
-            self._decode([(s, position, texts[s][position], True) for s in going])
+            self._decode([(s, position, texts[s][position], 1) for s in going])
             for row, sequence in enumerate(going):
                 if position + 1 < scored[sequence][0]:
                     continue

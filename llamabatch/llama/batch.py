@@ -14,15 +14,22 @@ from llamabatch.llama.positions import SlotPositions
 from llamabatch.scheduler.output import Call, ScheduledSpan
 
 
+_OF_PROMPT = 2  # added to the mark of an output, 0 or 1: the token is of a prompt (llama.h, LLAMA_ROW_PROMPT)
+
+
 class Batch:
     """A llama_batch with room for n_batch tokens. The C struct that `fill` returns is valid until the next fill.
 
     Args:
         positions: of the cells of slots; None: each cell has its own.
+        marks_prompts: tokens of prompts are marked as such, for kernels of their own (library.takes_prompts).
     """
 
-    def __init__(self, lib: ModuleType, n_batch: int, positions: SlotPositions | None = None) -> None:
+    def __init__(
+        self, lib: ModuleType, n_batch: int, positions: SlotPositions | None = None, marks_prompts: bool = False
+    ) -> None:
         self._cells = SlotPositions() if positions is None else positions
+        self._marks_prompts = marks_prompts
         self._tokens = np.zeros(n_batch, np.int32)
         self._positions = np.zeros(n_batch, np.int32)
         self._slots = np.zeros(n_batch, np.int32)
@@ -64,6 +71,8 @@ class Batch:
                 if span.output or span.prompt_rows:
                     self._outputs[end - span.output - span.prompt_rows : end] = 1
                     outputs.append(span)
+            if self._marks_prompts and span is not None:
+                self._outputs[at : at + _n_of_prompt(span)] += _OF_PROMPT
             at = end
         self._struct.n_tokens = at
         return self._struct, outputs
@@ -88,7 +97,7 @@ class Batch:
         """
         n = len(rows)
         self._slots[:n] = slot
-        self._outputs[:n] = 0
+        self._outputs[:n] = _OF_PROMPT * self._marks_prompts
         rest = {name: getattr(self._struct, name) for name in ("n_seq_id", "seq_id", "logits")}
         pointers = {"embd": _pointer(rows, ctypes.c_float), "pos": _pointer(positions, ctypes.c_int32)}
         return type(self._struct)(n_tokens=n, **pointers, **rest)
@@ -100,7 +109,7 @@ class Batch:
         self._tokens[:n] = np.concatenate([np.asarray(ids, np.int32) for ids in texts])
         self._positions[:n] = np.concatenate([np.arange(length) for length in lengths])
         self._slots[:n] = np.repeat(np.arange(len(texts)), lengths)
-        self._outputs[:n] = 1
+        self._outputs[:n] = 1 + _OF_PROMPT * self._marks_prompts
         self._struct.n_tokens = n
         return self._struct
 
@@ -113,14 +122,18 @@ class Batch:
         slots = [span.slot for span in spans]
         if self._cells:
             starts = [self._cells.of(span.slot, span.start) for span in spans]
-        reads = [1] * len(spans) if len(outputs) == len(spans) else [span.output or span.prompt_rows for span in spans]
+        marks = [1] * len(spans)
+        if len(outputs) < len(spans):
+            marks = [1 if span.output or span.prompt_rows else 0 for span in spans]
+        if self._marks_prompts:
+            marks = [mark + _OF_PROMPT * _n_of_prompt(span) for mark, span in zip(marks, spans, strict=True)]
         if call.dummy_slots:
             dummies = ((slot, 0, self._cells.of(slot, at), 1) for slot, at in call.dummies)
-            rows = sorted([*zip(slots, tokens, starts, reads, strict=True), *dummies])
-            slots, tokens, starts, reads = (list(column) for column in zip(*rows, strict=True))
+            rows = sorted([*zip(slots, tokens, starts, marks, strict=True), *dummies])
+            slots, tokens, starts, marks = (list(column) for column in zip(*rows, strict=True))
         self.fill_rows(tokens, starts, slots)
-        if len(outputs) < len(spans):
-            self._outputs[: len(slots)] = reads
+        if len(outputs) < len(spans) or self._marks_prompts:
+            self._outputs[: len(slots)] = marks
         return self._struct, outputs
 
     def fill_rows(self, token_ids: list[int], positions: list[int], slots: list[int]) -> Any:
@@ -132,6 +145,11 @@ class Batch:
         self._outputs[:n] = 1
         self._struct.n_tokens = n
         return self._struct
+
+
+def _n_of_prompt(span: ScheduledSpan) -> int:
+    """How many of a span's tokens are of the prompt; the rest have been generated, if only before a preemption."""
+    return max(0, min(span.length, span.sequence.num_prompt - span.start - span.shift))
 
 
 def _in_slot_order(call: Call) -> list[tuple[int, ScheduledSpan | None]]:

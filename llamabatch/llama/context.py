@@ -271,6 +271,11 @@ class Context:
         return not self._unified and library.takes_ragged(self.handle)
 
     @property
+    def takes_prompts(self) -> bool:
+        """True if tokens that a batch marks as those of prompts have kernels of their own."""
+        return library.takes_prompts(self.handle)
+
+    @property
     def can_shift(self) -> bool:
         """True if llama.cpp can change the positions of cells; Model.can_shift says if that leaves no trace."""
         return bool(self._lib.llama_memory_can_shift(self._memory))

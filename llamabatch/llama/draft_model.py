@@ -80,7 +80,7 @@ class DraftModelProposer:
         self._n_threads = config.n_threads_batch
         self._limits = Limits(n_slots, config.n_batch, config.n_ubatch, config.n_batch)
         self._context = Context(model, self._config, n_slots)
-        self._batch = Batch(load(), config.n_batch)
+        self._batch = Batch(load(), config.n_batch, marks_prompts=self._context.takes_prompts)
         self._contents: dict[int, _SlotContent] = {}
         self._warned = False
         if not self._context.has_memory:  # decoding would abort the process

@@ -112,7 +112,7 @@ class Embedder:
             reason = log.reason()
             raise EngineError(f"no context for embeddings of {n_tokens} tokens can be made: {reason}")
         self._n_tokens = n_tokens
-        self._batch = Batch(lib, n_tokens)
+        self._batch = Batch(lib, n_tokens, marks_prompts=library.takes_prompts(self._handle))
 
     def _set_adapters(self, adapters: AdapterSet) -> None:
         self._model.adapters.apply(self._handle, self._adapters, adapters)

@@ -291,8 +291,18 @@ def has_equal_rows() -> bool:
 def takes_ragged(context: int) -> bool:
     """True if the split KV cache of a llama_context takes any tokens of any sequences in one pass over the weights:
     where our build computes its attention on CPUs. False for a build without the function."""
+    return _asked("llama_takes_ragged", context)
+
+
+def takes_prompts(context: int) -> bool:
+    """True if a llama_context has kernels of their own for tokens that a batch marks as those of prompts: where our build
+    finds AMX. False for a build without the function, to which the mark is that of an output."""
+    return _asked("llama_takes_prompts", context)
+
+
+def _asked(name: str, context: int) -> bool:
     try:
-        ask = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(("llama_takes_ragged", load().llama_cpp._lib))
+        ask = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)((name, load().llama_cpp._lib))
     except AttributeError:
         return False
     return bool(ask(context))

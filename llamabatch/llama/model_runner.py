@@ -122,7 +122,8 @@ class ModelRunner:
             self._context.close()
             raise ConfigError(f"{model.path.name} cannot generate text: llama.cpp gives its architecture no memory")
         self._positions = SlotPositions()
-        self._batch = Batch(load(), config.n_batch, self._positions)
+        marks_prompts = self._context.takes_prompts and not config.batch_invariant
+        self._batch = Batch(load(), config.n_batch, self._positions, marks_prompts)
         self._states: dict[str, SamplerState] = {}  # of the sequences in flight, by request id
         self._whole_rows: set[str] = set()  # ids of those for which a device's likeliest tokens are not enough
         self._calls_since_whole = 0  # with output rows, since the last one that needed whole rows

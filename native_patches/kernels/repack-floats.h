@@ -148,7 +148,8 @@ void multiply(int64_t k, const char * weights, int strips, const char * inputs, 
 
 inline size_t scratch_size(int64_t) { return 0; }
 
-template <typename W>
-constexpr ggml_wide_kernel kernel = { row_size<W>, put_row<W>, repack<W>, multiply<W>, scratch_size };
+template <typename W> constexpr ggml_wide_kernel kernel(const ggml_wide_prompts * prompts, bool alike) {
+    return { row_size<W>, put_row<W>, repack<W>, multiply<W>, scratch_size, prompts, alike };
+}
 
 } // namespace repack_floats

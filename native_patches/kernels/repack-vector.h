@@ -53,6 +53,11 @@ static inline floats halves(const char * p) { return _mm512_cvtph_ps(_mm256_load
 static inline floats to_floats(ints x) { return _mm512_cvtepi32_ps(x); }
 static inline floats as_floats(ints x) { return _mm512_castsi512_ps(x); }
 static inline ints round(floats x) { return _mm512_cvtps_epi32(x); }
+static inline floats subtract(floats x, floats y) { return _mm512_sub_ps(x, y); }
+// the first or second 16 bits of each lane
+static inline ints halves_of(ints x, bool second) {
+    return second ? _mm512_srai_epi32(x, 16) : _mm512_srai_epi32(_mm512_slli_epi32(x, 16), 16);
+}
 // of BF16
 static inline floats upper_halves(const char * p) {
     return as_floats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_half(p)), 16));
@@ -161,6 +166,9 @@ static inline floats halves(const char * p) { return _mm256_cvtph_ps(_mm_loadu_s
 static inline floats to_floats(ints x) { return _mm256_cvtepi32_ps(x); }
 static inline floats as_floats(ints x) { return _mm256_castsi256_ps(x); }
 static inline ints round(floats x) { return _mm256_cvtps_epi32(x); }
+static inline ints halves_of(ints x, bool second) {
+    return second ? _mm256_srai_epi32(x, 16) : _mm256_srai_epi32(_mm256_slli_epi32(x, 16), 16);
+}
 static inline floats upper_halves(const char * p) {
     return as_floats(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_half(p)), 16));
 }

@@ -9,6 +9,8 @@
 #if defined(GGML_REPACK_WIDE)
 #include "ggml-impl.h"
 #include "repack-floats.h"
+#include "repack-prompts.h"
+#include "repack-tiles.h"
 #include "repack-vector.h"
 
 #include <algorithm>
@@ -20,15 +22,6 @@
 #include <type_traits>
 #if defined(__GNUC__)
 #include <cpuid.h>
-#endif
-
-#if defined(GGML_EMULATED_TILES) // a check, on CPUs without AMX
-#define GGML_REPACK_TILES
-#include "emulated_tiles.h"
-#elif defined(__AMX_INT8__) && defined(__linux__)
-#define GGML_REPACK_TILES
-#include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 namespace {
@@ -117,9 +110,26 @@ struct facts {
     int subs; // blocks of the unit
 };
 
+// What the weights of a block are: quants times a scale, which has a factor in common with its unit,
+struct scaled {
+    static constexpr bool has_offset = false;
+
+    static floats scale_of(const facts & f, int sub) { return times(fact(f.d), fact(f.scale[sub])); }
+};
+
+// less an offset.
+struct scaled_less : scaled {
+    static constexpr bool has_offset = true;
+
+    static floats offset_of(const facts & f, int sub) {
+        return times(repeat(-1.0f), times(fact(f.dmin), to_floats(halves_of(load(f.mins[sub / 2]), sub % 2))));
+    }
+};
+
 // Blocks of 32 weights with a delta each, or a delta and a minimum. A unit has its quants first, deltas after them, and
 // minima last.
 template <typename QUANTS> struct of_32 {
+    static constexpr bool has_offset = QUANTS::has_minima;
     static constexpr bool has_minima = QUANTS::has_minima;
     using extra = std::conditional_t<has_minima, float, int32_t>;
     static constexpr int block = 32;
@@ -196,6 +206,10 @@ template <typename QUANTS> struct of_32 {
             return all;
         }
     };
+
+    static floats scale_of(const facts & f, int sub) { return fact(f.scale[sub]); }
+
+    static floats offset_of(const facts & f, int sub) { return fact(f.minimum[sub]); }
 
     static constexpr bool direct = QUANTS::direct;
 
@@ -436,7 +450,7 @@ template <typename W> struct inputs_of_256 {
 
 // Super-blocks of 256 weights, with a scale and an offset of six bits for every 32: Q4_K, and Q5_K with a bit more. A
 // super-block of a strip: quants, the fifth bits, scales and offsets as below, deltas of both.
-template <typename FROM, bool FIFTH> struct of_256 {
+template <typename FROM, bool FIFTH> struct of_256 : scaled_less {
     using extra = int16_t;
     static constexpr int block = 32;
     static constexpr int delta_size = QK_K;
@@ -566,7 +580,7 @@ template <typename FROM, bool FIFTH> struct of_256 {
 
 // Q6_K: weights are 0 to 63 less 32, four bits and two more of them, with a scale for every 16. A unit is half a
 // super-block; deltas come last in a strip.
-struct of_q6_K {
+struct of_q6_K : scaled {
     using extra = int32_t;
     static constexpr int block = 16;
     static constexpr int delta_size = QK_K;
@@ -639,7 +653,7 @@ struct of_q6_K {
 };
 
 // IQ4_XS: four bits, of which the weights are found in a table, with a scale for every 32.
-struct of_iq4_xs {
+struct of_iq4_xs : scaled {
     using extra = int32_t;
     static constexpr int block = 32;
     static constexpr int delta_size = QK_K;
@@ -703,7 +717,7 @@ inline ints two_bits(const char * p, int part, int group) {
 
 // Q2_K and Q3_K: two bits, or three, with a scale for every 16. A unit is half a super-block; deltas come last in a strip.
 // Q2_K: a scale and an offset of four bits are a byte.
-struct of_q2_K {
+struct of_q2_K : scaled_less {
     using extra = int16_t;
     static constexpr int block = 16;
     static constexpr int delta_size = QK_K;
@@ -791,7 +805,7 @@ struct of_q2_K {
 };
 
 // Q3_K: weights are 0 to 7 less 4. The third bits of a unit: a byte has the four parts' of a weight and of the 16th after.
-struct of_q3_K {
+struct of_q3_K : scaled {
     using extra = int32_t;
     static constexpr int block = 16;
     static constexpr int delta_size = QK_K;
@@ -956,61 +970,6 @@ void few_of_rows(int n, int64_t k, const char * strip, const char * inputs, size
     }
 }
 
-#if !defined(GGML_EMULATED_TILES)
-// Tiles have to be asked for, once in a process.
-bool ask_for_tiles() {
-    constexpr int request = 0x1023; // ARCH_REQ_XCOMP_PERM
-    constexpr int tile_data = 18;
-    return syscall(SYS_arch_prctl, request, tile_data) == 0;
-}
-
-// The intrinsics of GCC 12 do not say that they read and write memory.
-#define TILE_LOAD(tile, base, stride)                                                                                  \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile : : "r"(base), "r"((int64_t) (stride)) : "memory")
-#define TILE_STORE(tile, base)                                                                                         \
-    __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" : : "r"(base), "r"((int64_t) 64) : "memory")
-#define TILE_ZERO(tile) __asm__ volatile("tilezero %%tmm" #tile : :)
-#define TILE_MULTIPLY(is_signed, c, a, b)                                                                              \
-    if constexpr (is_signed) {                                                                                         \
-        __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :);                                            \
-    } else {                                                                                                           \
-        __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :);                                            \
-    }
-#define TILE_CONFIG(config) __asm__ volatile("ldtilecfg %0" : : "m"(config) : "memory")
-#endif
-
-// GGML_CPU_AMX=0 turns tiles off, as it does llama.cpp's own (patch 0007).
-bool has_tiles() {
-    static const bool has = [] {
-        const char * env = getenv("GGML_CPU_AMX");
-        return (env == nullptr || strcmp(env, "0") != 0) && ask_for_tiles();
-    }();
-    return has;
-}
-
-struct alignas(64) tile_config {
-    uint8_t palette = 1;
-    uint8_t start_row = 0;
-    uint8_t reserved[14] = {};
-    uint16_t bytes[16] = {}; // of a row
-    uint8_t rows[16] = {};
-
-    void use() const { TILE_CONFIG(*this); }
-};
-
-// Weights in 0 and 1, inputs in 2 and 3, sums in the others: of `rows` rows.
-tile_config config_for(int block, int rows) {
-    tile_config config;
-    for (int t = 0; t < 8; t++) {
-        config.bytes[t] = t == 2 || t == 3 ? block : 64;
-        config.rows[t] = t < 2 ? block / 4 : rows;
-    }
-    return config;
-}
-
-// The state in which amx/mmq.cpp, which sets it once in each thread, expects it.
-void restore_config() { config_for(32, 16).use(); }
-
 // What tiles of up to 32 rows and two strips need. Rows are two halves of up to 16; those of the second begin at 16.
 struct tile_scratch {
     // of each block: added up just before those of the next unit take their place
@@ -1053,7 +1012,7 @@ struct tile_inputs {
     TILE_LOAD(A, rows + (s) * W::block, in.stride);                                                                    \
     TILE_ZERO(C);                                                                                                      \
     TILE_MULTIPLY(W::tile_signed, C, A, B);                                                                            \
-    TILE_STORE(C, scratch.sums[s]);
+    TILE_STORE(C, scratch.sums[s], 64);
 
 #define EACH_ROW(DO)                                                                                                   \
     DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12) DO(13) DO(14) DO(15)
@@ -1410,8 +1369,21 @@ template <typename W> void repack(char * to, const char * from, int64_t k, int64
     }
 }
 
+#if defined(GGML_REPACK_TILES_BF16)
+template <typename W> constexpr const ggml_wide_prompts * prompts = &repack_prompts::kernel<repack_prompts::of_quants<W, facts>>;
+constexpr const ggml_wide_prompts * prompts_of_bf16 = &repack_prompts::kernel<repack_prompts::of_bf16>;
+constexpr const ggml_wide_prompts * prompts_of_f16 = &repack_prompts::kernel<repack_prompts::of_f16>;
+#else
+template <typename W> constexpr const ggml_wide_prompts * prompts = nullptr;
+constexpr const ggml_wide_prompts * prompts_of_bf16 = nullptr;
+constexpr const ggml_wide_prompts * prompts_of_f16 = nullptr;
+#endif
+
 template <typename W>
-constexpr ggml_wide_kernel kernel = { row_layout<W>::size, quantize<W>, repack<W>, multiply<W>, scratch_size };
+constexpr ggml_wide_kernel kernel = { row_layout<W>::size, quantize<W>, repack<W>, multiply<W>, scratch_size, prompts<W>, false };
+
+constexpr ggml_wide_kernel kernel_of_bf16 = repack_floats::kernel<repack_floats::of_bf16>(prompts_of_bf16, true);
+constexpr ggml_wide_kernel kernel_of_f16 = repack_floats::kernel<repack_floats::of_f16>(prompts_of_f16, false);
 
 using q4_0 = of_32<quants_of_4<block_q4_0, 8>>;
 using q4_1 = of_32<with_minima<quants_of_4<block_q4_1, 0>>>;
@@ -1433,6 +1405,14 @@ bool ggml_wide_has_tiles() {
 #endif
 }
 
+bool ggml_wide_has_prompts() {
+#if defined(GGML_REPACK_TILES_BF16)
+    return has_tiles();
+#else
+    return false;
+#endif
+}
+
 const ggml_wide_kernel * ggml_wide_kernel_of(ggml_type type) {
     switch (type) {
         case GGML_TYPE_Q4_0: return &kernel<q4_0>;
@@ -1448,8 +1428,8 @@ const ggml_wide_kernel * ggml_wide_kernel_of(ggml_type type) {
         case GGML_TYPE_Q4_K: return &kernel<q4_K>;
         case GGML_TYPE_Q5_K: return &kernel<q5_K>;
         case GGML_TYPE_Q6_K: return &kernel<of_q6_K>;
-        case GGML_TYPE_BF16: return &repack_floats::kernel<repack_floats::of_bf16>;
-        case GGML_TYPE_F16: return &repack_floats::kernel<repack_floats::of_f16>;
+        case GGML_TYPE_BF16: return &kernel_of_bf16;
+        case GGML_TYPE_F16: return &kernel_of_f16;
         default: return nullptr;
     }
 }

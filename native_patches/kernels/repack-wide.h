@@ -28,6 +28,25 @@
 #define GGML_WIDE_COLUMNS 16
 #endif
 
+// Weights of a column that are unpacked at once for the rows of prompts; most of these rows in a call
+#define GGML_WIDE_DEPTH 256
+#define GGML_WIDE_PROMPT_ROWS 512
+
+// Products of rows of prompts (repack-prompts.h)
+struct ggml_wide_prompts {
+    // true if the CPU has such products, and weights of k in a column
+    bool (*takes)(int64_t k);
+    // bytes of a row of k inputs, in pieces of 64
+    size_t (*row_size)(int64_t k);
+    // writes the pieces of a row, `apart` bytes from one to the next
+    void (*put)(const float * x, char * to, int64_t k, int64_t apart);
+    size_t (*scratch_size)(int strips, int rows);
+    // as ggml_wide_kernel::multiply, up to GGML_WIDE_PROMPT_ROWS rows: 16 of them are row_size(k) * 16 bytes, the first piece
+    // of each, then the second ones
+    void (*multiply)(int64_t k, const char * weights, int strips, const char * inputs, int rows, float * const * out,
+                     char * scratch);
+};
+
 // The kernel of a type of weights.
 struct ggml_wide_kernel {
     // bytes of a row of k inputs, quantised
@@ -40,6 +59,10 @@ struct ggml_wide_kernel {
     void (*multiply)(int64_t k, const char * weights, int strips, const char * inputs, size_t stride, int rows,
                      float * const * out, char * scratch);
     size_t (*scratch_size)(int64_t k);
+    // nullptr: a prompt's rows are as others
+    const ggml_wide_prompts * prompts;
+    // `prompts` is as fast for few rows, so all rows have it
+    bool alike;
 };
 
 #if defined(GGML_REPACK_WIDE)
@@ -47,8 +70,11 @@ struct ggml_wide_kernel {
 const ggml_wide_kernel * ggml_wide_kernel_of(ggml_type type);
 // AMX is there, and GGML_CPU_AMX is not 0
 bool ggml_wide_has_tiles();
+// rows of prompts have products of their own
+bool ggml_wide_has_prompts();
 #else
 static inline bool ggml_wide_has_tiles() { return false; }
+static inline bool ggml_wide_has_prompts() { return false; }
 static inline const ggml_wide_kernel * ggml_wide_kernel_of(ggml_type) { return nullptr; }
 #endif
 
@@ -80,14 +106,8 @@ template <typename BASE> class wide_traits : public BASE {
     }
 
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
-        const ggml_tensor * in = op->src[1];
-        const size_t row = kernel.row_size(in->ne[0]);
-        const bool experts = op->op == GGML_OP_MUL_MAT_ID;
-        size = 64 + ggml_nrows(in) * row + n_threads * scratch_size(in->ne[0]);
-        if (experts) { // which rows an expert has, and copies of some of them side by side
-            size += (op->src[0]->ne[2] + 1 + ggml_nelements(op->src[2])) * sizeof(int64_t) + 64;
-            size += n_threads * GROUP * row;
-        }
+        const layout at(kernel, op);
+        size = 64 + at.own + n_threads * at.own_size;
         return true;
     }
 
@@ -103,25 +123,82 @@ template <typename BASE> class wide_traits : public BASE {
     }
 
   private:
-    static constexpr int GROUP = 32; // most rows of an expert at once
-    static constexpr int MANY = 128; // most rows at once
+    static constexpr int GROUP = 32;         // most rows of an expert at once
+    static constexpr int PROMPT_GROUP = 256; // of prompts
+    static constexpr int MANY = 128;         // most rows at once
     static constexpr int STRIP = GGML_WIDE_COLUMNS;
+    static constexpr int PANEL = 16; // most strips at once for rows of prompts, whose sums take 2 KiB a row
+    static constexpr int PIECE = 64; // bytes of a row of a prompt
+    static constexpr int TOGETHER = 16; // rows of prompts whose pieces alternate
 
     const ggml_wide_kernel & kernel;
 
-    size_t scratch_size(int64_t k) const { return GGML_PAD(kernel.scratch_size(k), 64) + 64; }
+    // Which kernel a row has, and where the working memory of an operation has what, in bytes
+    struct layout {
+        const ggml_wide_prompts * prompts = nullptr; // nullptr: no row is of a prompt
+        const ggml_tensor * marks = nullptr;         // of each token: 1 if it is of a prompt; nullptr: all are
+        size_t row;
+        size_t prompt_row = 0;
+        int64_t group; // most rows of prompts of an expert at once
+
+        size_t rows;
+        size_t prompt_rows;
+        size_t order[2]; // int32: the rows that are generated, those of prompts
+        size_t starts;   // int64: of each expert's entries that are generated, and those of prompts
+        size_t entries;  // int64: token * experts of a token + place
+        size_t own;      // of the first thread
+        size_t own_size;
+        size_t copies; // in it: rows of an expert side by side
+
+        layout(const ggml_wide_kernel & kernel, const ggml_tensor * op) {
+            const int64_t k = op->src[1]->ne[0];
+            const int64_t n = ggml_nrows(op->src[1]);
+            const bool experts = op->op == GGML_OP_MUL_MAT_ID;
+            const ggml_tensor * marked = op->src[experts ? 3 : 2];
+            if (kernel.prompts && kernel.prompts->takes(k) && (kernel.alike || marked)) {
+                prompts = kernel.prompts;
+                marks = kernel.alike ? nullptr : marked;
+                prompt_row = prompts->row_size(k);
+            }
+            row = kernel.row_size(k);
+            group = std::min<int64_t>(PROMPT_GROUP, GGML_PAD(ggml_nrows(op), TOGETHER));
+
+            size_t end = 0;
+            const auto take = [&end](size_t bytes) {
+                const size_t at = end;
+                end += GGML_PAD(bytes, 64);
+                return at;
+            };
+            rows = take(n * row);
+            prompt_rows = take(GGML_PAD(n, TOGETHER) * prompt_row);
+            for (size_t & kind : order) {
+                kind = take(n * sizeof(int32_t));
+            }
+            starts = take(experts ? (2 * op->src[0]->ne[2] + 1) * sizeof(int64_t) : 0);
+            entries = take(experts ? ggml_nelements(op->src[2]) * sizeof(int64_t) : 0);
+            own = end;
+            size_t scratch = kernel.scratch_size(k);
+            if (prompts) {
+                const int64_t most = experts ? group : std::min<int64_t>(n, GGML_WIDE_PROMPT_ROWS);
+                scratch = std::max(scratch, prompts->scratch_size(PANEL, int(most)));
+            }
+            take(scratch);
+            copies = take(experts ? std::max(GROUP * row, group * prompt_row) : 0) - own;
+            own_size = end - own;
+        }
+
+        bool is_prompt(int64_t token) const {
+            return prompts && (!marks || ((const int32_t *) marks->data)[token]);
+        }
+    };
 
     static char * aligned(void * p) { return (char *) GGML_PAD((uintptr_t) p, 64); }
 
-    // rows of inputs, one after the other
-    void quantize(const ggml_compute_params * params, const ggml_tensor * in, char * rows, size_t row) const {
-        for (int64_t i = params->ith; i < ggml_nrows(in); i += params->nth) {
-            const int64_t i1 = i % in->ne[1];
-            const int64_t i2 = i / in->ne[1] % in->ne[2];
-            const int64_t i3 = i / in->ne[1] / in->ne[2];
-            const char * x = (const char *) in->data + i1 * in->nb[1] + i2 * in->nb[2] + i3 * in->nb[3];
-            kernel.quantize((const float *) x, rows + i * row, in->ne[0]);
-        }
+    static const float * row_of(const ggml_tensor * in, int64_t i) {
+        const int64_t i1 = i % in->ne[1];
+        const int64_t i2 = i / in->ne[1] % in->ne[2];
+        const int64_t i3 = i / in->ne[1] / in->ne[2];
+        return (const float *) ((const char *) in->data + i1 * in->nb[1] + i2 * in->nb[2] + i3 * in->nb[3]);
     }
 
     // strips [first, last) of columns for rows by groups that stay in the second level cache beside some weights
@@ -145,39 +222,83 @@ template <typename BASE> class wide_traits : public BASE {
         }
     }
 
+    // strips [first, last) of columns for rows of prompts
+    template <typename ROW_OUT>
+    void multiply_prompts(int64_t k, const char * weights, size_t strip_size, int64_t first, int64_t last,
+                          const char * rows, size_t row, int64_t n, char * scratch, ROW_OUT && row_out) const {
+        for (int64_t r = 0; r < n; r += GGML_WIDE_PROMPT_ROWS) {
+            const int64_t count = std::min<int64_t>(GGML_WIDE_PROMPT_ROWS, n - r);
+            float * out[GGML_WIDE_PROMPT_ROWS];
+            for (int64_t s = first; s < last; s += PANEL) {
+                for (int64_t i = 0; i < count; i++) {
+                    out[i] = row_out(r + i) + s * STRIP;
+                }
+                kernel.prompts->multiply(k, weights + s * strip_size, int(std::min<int64_t>(PANEL, last - s)),
+                                         rows + r * row, int(count), out, scratch);
+            }
+        }
+    }
+
     void dense(ggml_compute_params * params, ggml_tensor * op) const {
         const ggml_tensor * weights = op->src[0];
         const ggml_tensor * in = op->src[1];
         const int64_t k = in->ne[0];
-        const size_t row = kernel.row_size(k);
-        char * rows = aligned(params->wdata);
-        char * scratch = aligned(rows + ggml_nrows(in) * row) + params->ith * scratch_size(k);
-        quantize(params, in, rows, row);
+        const layout at(kernel, op);
+        char * memory = aligned(params->wdata);
+        char * scratch = memory + at.own + params->ith * at.own_size;
+        int32_t * order[2] = { (int32_t *) (memory + at.order[0]), (int32_t *) (memory + at.order[1]) };
+        int64_t n[2] = { 0, 0 };
+        for (int64_t i = 0; i < ggml_nrows(in); i++) {
+            const bool is_prompt = at.is_prompt(i);
+            const int64_t place = n[is_prompt]++;
+            if (i % params->nth != params->ith) {
+                continue;
+            }
+            order[is_prompt][place] = int32_t(i);
+            if (is_prompt) {
+                char * to = memory + at.prompt_rows + place / TOGETHER * TOGETHER * at.prompt_row;
+                kernel.prompts->put(row_of(in, i), to + place % TOGETHER * PIECE, k, TOGETHER * PIECE);
+            } else {
+                kernel.quantize(row_of(in, i), memory + at.rows + place * at.row, k);
+            }
+        }
 
         // Pairs of strips in chunks. The last chunk of a thread may leave the others waiting, so chunks are small: with four
-        // for each thread, one of two threads had 10 of the 18 pairs of a matrix of 576 columns.
+        // for each thread, one of two threads had 10 of the 18 pairs of a matrix of 576 columns. Rows of prompts stay in
+        // the second level cache for all strips of a chunk, which are more for them.
         const int64_t strips = weights->ne[1] / STRIP;
         const int64_t pairs = (strips + 1) / 2;
-        const int64_t chunks = std::min<int64_t>(pairs, params->nth == 1 ? 1 : params->nth * 16);
+        const int64_t chunks = std::min<int64_t>(pairs, params->nth == 1 ? 1 : params->nth * (n[1] > 64 ? 4 : 16));
         if (params->ith == 0) {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
 
-        const auto row_out = [op](int64_t r) {
-            const int64_t i1 = r % op->ne[1];
-            const int64_t i2 = r / op->ne[1] % op->ne[2];
-            const int64_t i3 = r / op->ne[1] / op->ne[2];
-            return (float *) ((char *) op->data + i1 * op->nb[1] + i2 * op->nb[2] + i3 * op->nb[3]);
-        };
         const size_t strip_size = STRIP * weights->nb[1];
         for (int64_t chunk = params->ith; chunk < chunks;) {
             const int64_t first = 2 * (pairs * chunk / chunks);
             const int64_t last = std::min(strips, 2 * (pairs * (chunk + 1) / chunks));
-            multiply(k, (const char *) weights->data, strip_size, first, last, rows, row, ggml_nrows(in), scratch,
-                     row_out);
+            for (int64_t s = first; s < last; s += n[0] && n[1] ? PANEL : last) { // both kinds while the weights are there
+                const int64_t end = n[0] && n[1] ? std::min<int64_t>(s + PANEL, last) : last;
+                if (n[0]) {
+                    multiply(k, (const char *) weights->data, strip_size, s, end, memory + at.rows, at.row, n[0], scratch,
+                             [&](int64_t i) { return row_out(op, order[0][i]); });
+                }
+                if (n[1]) {
+                    multiply_prompts(k, (const char *) weights->data, strip_size, s, end, memory + at.prompt_rows,
+                                     at.prompt_row, n[1], scratch,
+                                     [&](int64_t i) { return row_out(op, order[1][i]); });
+                }
+            }
             chunk = ggml_threadpool_chunk_add(params->threadpool, 1);
         }
+    }
+
+    static float * row_out(const ggml_tensor * op, int64_t i) {
+        const int64_t i1 = i % op->ne[1];
+        const int64_t i2 = i / op->ne[1] % op->ne[2];
+        const int64_t i3 = i / op->ne[1] / op->ne[2];
+        return (float *) ((char *) op->data + i1 * op->nb[1] + i2 * op->nb[2] + i3 * op->nb[3]);
     }
 
     void experts(ggml_compute_params * params, ggml_tensor * op) const {
@@ -186,16 +307,24 @@ template <typename BASE> class wide_traits : public BASE {
         const ggml_tensor * ids = op->src[2]; // (experts of a token, tokens)
         const int64_t k = in->ne[0];
         const int64_t n_experts = weights->ne[2];
-        const size_t row = kernel.row_size(k);
+        const layout at(kernel, op);
         GGML_ASSERT(in->ne[2] == ids->ne[1] && in->ne[3] == 1 && op->ne[3] == 1);
-        char * rows = aligned(params->wdata);
-        int64_t * starts = (int64_t *) (rows + ggml_nrows(in) * row); // of each expert's entries
-        int64_t * entries = starts + n_experts + 1;                   // token * experts of a token + place
-        char * own = aligned(entries + ggml_nelements(ids)) + params->ith * (scratch_size(k) + GROUP * row);
-        char * copies = own + scratch_size(k);
-        quantize(params, in, rows, row);
+        char * memory = aligned(params->wdata);
+        char * rows = memory + at.rows;
+        char * prompt_rows = memory + at.prompt_rows;
+        int64_t * starts = (int64_t *) (memory + at.starts);
+        int64_t * entries = (int64_t *) (memory + at.entries);
+        char * own = memory + at.own + params->ith * at.own_size;
+        char * copies = own + at.copies;
+        for (int64_t i = params->ith; i < ggml_nrows(in); i += params->nth) {
+            if (at.is_prompt(i / in->ne[1])) {
+                kernel.prompts->put(row_of(in, i), prompt_rows + i * at.prompt_row, k, PIECE);
+            } else {
+                kernel.quantize(row_of(in, i), rows + i * at.row, k);
+            }
+        }
         if (params->ith == 0) {
-            group(ids, n_experts, starts, entries);
+            group(at, ids, n_experts, starts, entries);
         }
         ggml_barrier(params->threadpool);
 
@@ -203,43 +332,61 @@ template <typename BASE> class wide_traits : public BASE {
         const int64_t first = strips * params->ith / params->nth;
         const int64_t last = strips * (params->ith + 1) / params->nth;
         const size_t strip_size = STRIP * weights->nb[1];
-        for (int64_t e = 0; e < n_experts; e++) {
-            for (int64_t at = starts[e]; at < starts[e + 1]; at += GROUP) {
-                const int64_t count = std::min<int64_t>(GROUP, starts[e + 1] - at);
+        for (int64_t e = 0; e < 2 * n_experts; e++) {
+            const bool is_prompt = e % 2;
+            const int64_t most = is_prompt ? at.group : GROUP;
+            for (int64_t from = starts[e]; from < starts[e + 1]; from += most) {
+                const int64_t count = std::min(most, starts[e + 1] - from);
                 for (int64_t i = 0; i < count; i++) {
-                    const int64_t token = entries[at + i] / ids->ne[0];
-                    const int64_t place = entries[at + i] % ids->ne[0];
-                    memcpy(copies + i * row, rows + (token * in->ne[1] + place % in->ne[1]) * row, row);
+                    const int64_t token = entries[from + i] / ids->ne[0];
+                    const int64_t place = entries[from + i] % ids->ne[0];
+                    const int64_t source = token * in->ne[1] + place % in->ne[1];
+                    if (is_prompt) {
+                        char * to = copies + i / TOGETHER * TOGETHER * at.prompt_row + i % TOGETHER * PIECE;
+                        for (size_t piece = 0; piece < at.prompt_row / PIECE; piece++) {
+                            memcpy(to + piece * TOGETHER * PIECE,
+                                   prompt_rows + source * at.prompt_row + piece * PIECE, PIECE);
+                        }
+                    } else {
+                        memcpy(copies + i * at.row, rows + source * at.row, at.row);
+                    }
                 }
-                multiply(k, (const char *) weights->data + e * weights->nb[2], strip_size, first, last, copies, row,
-                         count, own, [&](int64_t i) {
-                             const int64_t token = entries[at + i] / ids->ne[0];
-                             const int64_t place = entries[at + i] % ids->ne[0];
-                             return (float *) ((char *) op->data + place * op->nb[1] + token * op->nb[2]);
-                         });
+                const char * of_expert = (const char *) weights->data + e / 2 * weights->nb[2];
+                const auto out = [&](int64_t i) {
+                    const int64_t token = entries[from + i] / ids->ne[0];
+                    const int64_t place = entries[from + i] % ids->ne[0];
+                    return (float *) ((char *) op->data + place * op->nb[1] + token * op->nb[2]);
+                };
+                if (is_prompt) {
+                    multiply_prompts(k, of_expert, strip_size, first, last, copies, at.prompt_row, count, own, out);
+                } else {
+                    multiply(k, of_expert, strip_size, first, last, copies, at.row, count, own, out);
+                }
             }
         }
     }
 
-    // entries of ids by expert, in their order
-    static void group(const ggml_tensor * ids, int64_t n_experts, int64_t * starts, int64_t * entries) {
-        const auto expert_of = [ids](int64_t entry) {
-            const char * p =
-                (const char *) ids->data + entry / ids->ne[0] * ids->nb[1] + entry % ids->ne[0] * ids->nb[0];
-            return (int64_t) *(const int32_t *) p;
+    // entries of ids by expert, and whether they are of a prompt, in their order
+    static void group(const layout & at, const ggml_tensor * ids, int64_t n_experts, int64_t * starts,
+                      int64_t * entries) {
+        const auto group_of = [&](int64_t entry) {
+            const int64_t token = entry / ids->ne[0];
+            const char * p = (const char *) ids->data + token * ids->nb[1] + entry % ids->ne[0] * ids->nb[0];
+            const int64_t expert = *(const int32_t *) p;
+            GGML_ASSERT(expert >= 0 && expert < n_experts);
+            return 2 * expert + at.is_prompt(token);
         };
-        memset(starts, 0, (n_experts + 1) * sizeof(int64_t));
+        memset(starts, 0, (2 * n_experts + 1) * sizeof(int64_t));
         for (int64_t i = 0; i < ggml_nelements(ids); i++) {
-            GGML_ASSERT(expert_of(i) >= 0 && expert_of(i) < n_experts);
-            starts[expert_of(i) + 1]++;
+            starts[group_of(i) + 1]++;
         }
-        for (int64_t e = 0; e < n_experts; e++) {
-            starts[e + 1] += starts[e];
+        for (int64_t g = 0; g < 2 * n_experts; g++) {
+            starts[g + 1] += starts[g];
         }
         for (int64_t i = 0; i < ggml_nelements(ids); i++) {
-            entries[starts[expert_of(i)]++] = i;
+            entries[starts[group_of(i)]++] = i;
         }
-        memmove(starts + 1, starts, n_experts * sizeof(int64_t)); // each has moved to its end, the next one's start
+        memmove(starts + 1, starts, 2 * n_experts * sizeof(int64_t)); // each has moved to its end, the next one's start
         starts[0] = 0;
     }
 };

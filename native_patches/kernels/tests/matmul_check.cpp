@@ -2,7 +2,8 @@
 // 64 rows, odd sizes, threads. llama.cpp's own test-backend-ops sees the default buffer only.
 //
 //   matmul_check                          every case; exit status 1 if one is off by more than its bound
-//   matmul_check time TYPE K N THREADS    microseconds a product, rows 1 to 32, each buffer type; with EXPERTS behind it
+//   matmul_check time TYPE K N THREADS    microseconds a product, rows 1 to 32, and of prompts up to 1,024, each buffer
+//                                         type; with EXPERTS behind it
 //                                         two rows of three have one of so many experts, the others take turns; with
 //                                         0 (no experts) MANY, so many weights take turns: more than the caches hold
 //
@@ -107,13 +108,16 @@ const Contents & contents(const ggml_tensor * weights, bool extreme) {
     return found;
 }
 
+// Which rows are marked as those of prompts
+enum class Prompts { none, all, but_every_third, every_third };
+
 // weights (k x n, a type) times rows of inputs (k x rows, f32, `gap` apart). With experts there are several such weights,
 // and each row has one of them.
 class Product {
   public:
     Product(ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type, int gap = 0,
-            int experts = 0)
-        : k(k), n(n), rows(rows), experts(experts) {
+            int experts = 0, Prompts prompts = Prompts::none)
+        : k(k), n(n), rows(rows), experts(experts), prompts(prompts) {
         weights_context.reset(ggml_init({ ggml_tensor_overhead(), nullptr, true }));
         context.reset(ggml_init({ ggml_tensor_overhead() * 8 + ggml_graph_overhead(), nullptr, true }));
         backend.reset(ggml_backend_cpu_init());
@@ -128,6 +132,10 @@ class Product {
         } else {
             weights = ggml_new_tensor_2d(weights_context.get(), type, k, n);
             out = ggml_mul_mat(context.get(), weights, ggml_view_2d(context.get(), inputs, k, rows, inputs->nb[1], 0));
+        }
+        if (prompts != Prompts::none) {
+            marks = ggml_new_tensor_1d(context.get(), GGML_TYPE_I32, rows);
+            out->src[experts ? 3 : 2] = marks;
         }
         graph = ggml_new_graph(context.get());
         ggml_build_forward_expand(graph, out);
@@ -148,6 +156,10 @@ class Product {
         given.resize(size_t(k) * rows);
         for (size_t i = 0; i < given.size(); i++) {
             given[i] = extreme ? (i / k % 3 ? 1.0f : -1.0f) : normal(random);
+        }
+        for (int32_t r = 0; marks && r < rows; r++) {
+            const int32_t mark = prompts == Prompts::all || (r % 3 == 1) == (prompts == Prompts::every_third);
+            ggml_backend_tensor_set(marks, &mark, r * sizeof(mark), sizeof(mark));
         }
         for (int r = 0; r < rows; r++) {
             ggml_backend_tensor_set(inputs, given.data() + size_t(r) * k, r * inputs->nb[1], k * sizeof(float));
@@ -202,6 +214,7 @@ class Product {
     int n;
     int rows;
     int experts;
+    Prompts prompts;
     std::unique_ptr<ggml_context, ContextFree> weights_context;
     std::unique_ptr<ggml_context, ContextFree> context;
     std::unique_ptr<ggml_backend, BackendFree> backend;
@@ -210,6 +223,7 @@ class Product {
     ggml_tensor * weights;
     ggml_tensor * inputs;
     ggml_tensor * chosen = nullptr; // the expert of each row
+    ggml_tensor * marks = nullptr;
     ggml_tensor * out;
     ggml_cgraph * graph;
     std::vector<float> given;
@@ -241,11 +255,11 @@ struct Count {
 
 // A kernel may be as far off as the one for plain rows, which rounds its inputs to 8 bits too, and a little further.
 void check(Count & count, ggml_type type, int k, int n, int rows, int threads, ggml_backend_buffer_type_t buffer_type,
-           int gap = 0, bool extreme = false, int experts = 0) {
+           int gap = 0, bool extreme = false, int experts = 0, Prompts prompts = Prompts::none) {
     if (count.seen++ % count.every != 0) {
         return;
     }
-    Product packed(type, k, n, rows, threads, buffer_type, gap, experts);
+    Product packed(type, k, n, rows, threads, buffer_type, gap, experts, prompts);
     if (!packed.supported()) {
         return;
     }
@@ -258,17 +272,19 @@ void check(Count & count, ggml_type type, int k, int n, int rows, int threads, g
     count.cases++;
     if (packed.error() > bound) {
         count.failed++;
-        printf("%s, %s, %d x %d, %d rows, %d threads: error %g, bound %g\n", ggml_backend_buft_name(buffer_type),
-               ggml_type_name(type), k, n, rows, threads, packed.error(), bound);
+        printf("%s, %s, %d x %d, %d rows, %d threads, prompts %d: error %g, bound %g\n",
+               ggml_backend_buft_name(buffer_type), ggml_type_name(type), k, n, rows, threads, int(prompts),
+               packed.error(), bound);
     }
     if (takes_any_rows(type, n, buffer_type)) {
-        Product alone(type, k, n, 1, threads, buffer_type, 0, experts);
+        Product alone(type, k, n, 1, threads, buffer_type, 0, experts, prompts);
         alone.fill(rows, extreme);
         alone.run();
         count.cases++;
         if (alone.first_row() != packed.first_row()) {
             count.failed++;
-            printf("%s, %d x %d: a row depends on the %d others\n", ggml_type_name(type), k, n, rows - 1);
+            printf("%s, %d x %d, prompts %d: a row depends on the %d others\n", ggml_type_name(type), k, n,
+                   int(prompts), rows - 1);
         }
     }
 }
@@ -301,6 +317,20 @@ int check_all(int every) {
             }
         }
     }
+    for (ggml_type type : types) { // tiles are in repacked weights alone
+        const int block = std::max<int>(32, ggml_blck_size(type));
+        for (Prompts prompts : { Prompts::all, Prompts::but_every_third, Prompts::every_third }) {
+            for (ggml_backend_buffer_type_t buffer_type : extra_buffer_types()) {
+                for (int rows : { 1, 5, 16, 17, 32, 33, 47, 64, 100 }) {
+                    check(count, type, 3 * block, 48, rows, 2, buffer_type, 0, false, 0, prompts);
+                    check(count, type, 1280, 16 * 5, rows, 1, buffer_type, 32, false, 0, prompts);
+                    check(count, type, 512, 48, 3 * rows, 2, buffer_type, 0, false, 3, prompts);
+                }
+                check(count, type, 768, 544, 1030, 2, buffer_type, 0, false, 0, prompts);
+                check(count, type, 256, 16, 600, 2, buffer_type, 0, false, 2, prompts);
+            }
+        }
+    }
     printf("%d of %d cases failed\n", count.failed, count.cases);
     return count.failed ? 1 : 0;
 }
@@ -309,10 +339,13 @@ int time_all(ggml_type type, int k, int n, int threads, int experts, int many) {
     std::vector<ggml_backend_buffer_type_t> buffer_types = extra_buffer_types();
     buffer_types.push_back(ggml_backend_cpu_buffer_type());
     for (ggml_backend_buffer_type_t buffer_type : buffer_types) {
-        for (int rows = 1; rows <= 32; rows += rows < 9 ? 1 : rows < 16 ? 7 : 8) {
+        for (int rows : { 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 24, 32, -1, -16, -32, -64, -128, -256, -512, -1024 }) {
+            const Prompts prompts = rows < 0 ? Prompts::all : Prompts::none;
+            rows = std::abs(rows);
             std::vector<std::unique_ptr<Product>> products;
             do {
-                products.push_back(std::make_unique<Product>(type, k, n, rows, threads, buffer_type, 0, experts));
+                products.push_back(
+                    std::make_unique<Product>(type, k, n, rows, threads, buffer_type, 0, experts, prompts));
             } while (products[0]->supported() && int(products.size()) < many);
             if (!products[0]->supported()) {
                 continue;
@@ -331,7 +364,8 @@ int time_all(ggml_type type, int k, int n, int threads, int experts, int many) {
                 best = std::min(best, took.count() / products.size());
                 spent += took.count();
             }
-            printf("%s, %d rows: %.1f us, %.2f a row\n", ggml_backend_buft_name(buffer_type), rows, best, best / rows);
+            printf("%s, %d rows%s: %.1f us, %.2f a row\n", ggml_backend_buft_name(buffer_type), rows,
+                   prompts == Prompts::all ? " of prompts" : "", best, best / rows);
         }
     }
     return 0;
