@@ -23,7 +23,7 @@ _LINUX = {
     "SSE42": ("sse4_2",), "AVX": ("avx",), "F16C": ("f16c",), "FMA": ("fma",), "AVX2": ("avx2",), "BMI2": ("bmi2",),
     "AVX_VNNI": ("avx_vnni",), "AVX512": ("avx512f", "avx512cd", "avx512vl", "avx512dq", "avx512bw"),
     "AVX512_VBMI": ("avx512vbmi",), "AVX512_VNNI": ("avx512_vnni",), "AVX512_BF16": ("avx512_bf16",),
-    "AMX_TILE": ("amx_tile",), "AMX_INT8": ("amx_int8",),
+    "AMX_TILE": ("amx_tile",), "AMX_INT8": ("amx_int8",), "AMX_BF16": ("amx_bf16",),
     "DOTPROD": ("asimddp", "atomics", "asimdrdm"), "FP16_VECTOR_ARITHMETIC": ("asimdhp", "fphp"),
     "MATMUL_INT8": ("i8mm", "bf16"), "SVE": ("sve",), "NOSVE": (), "SME": ("sme",),
 }  # fmt: skip
@@ -49,7 +49,10 @@ class Variant:
 # Best first: the first that a CPU can run is used.
 VARIANTS = {
     "x86_64": (
-        Variant("sapphirerapids", (*_AVX512, "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16", "AMX_TILE", "AMX_INT8")),
+        Variant(
+            "sapphirerapids",
+            (*_AVX512, "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16", "AMX_TILE", "AMX_INT8", "AMX_BF16"),
+        ),
         Variant("cooperlake", (*_AVX512, "AVX512_VNNI", "AVX512_BF16")),
         Variant("cascadelake", (*_AVX512, "AVX512_VNNI")),
         Variant("skylakex", _AVX512),

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from llamabatch.llama.positions import SlotPositions
 from llamabatch.scheduler.output import Call, ScheduledSpan
 
-
 _OF_PROMPT = 2  # added to the mark of an output, 0 or 1: the token is of a prompt (llama.h, LLAMA_ROW_PROMPT)
 
 

@@ -39,6 +39,7 @@ WIDE_PATCH = "0012-sixteen-columns-and-tiles.patch"
 ONE_ROW_PATCH = "0010-one-row-as-many.patch"
 RAGGED_PATCH = "0011-ragged-ubatches.patch"
 PAGES_PATCH = "0014-pages-of-copied-weights.patch"
+PROMPTS_PATCH = "0020-rows-of-prompts.patch"
 
 _lock = threading.Lock()
 _module: ModuleType | None = None
@@ -295,8 +296,8 @@ def takes_ragged(context: int) -> bool:
 
 
 def takes_prompts(context: int) -> bool:
-    """True if a llama_context has kernels of their own for tokens that a batch marks as those of prompts: where our build
-    finds AMX. False for a build without the function, to which the mark is that of an output."""
+    """True if a context has kernels of their own for tokens that a batch marks as those of prompts: our build, on AMX.
+    False for a build without the function, to which the mark is that of an output."""
     return _asked("llama_takes_prompts", context)
 
 
@@ -345,6 +346,8 @@ def repack_features() -> frozenset[str]:
         found &= {"amx"}
     if _amx_off or not _cpu_has_amx():
         found -= {"amx"}
+    if {"amx", "wide"} <= found and features.get("AVX512_BF16") == "1" and _has_patch(PROMPTS_PATCH):
+        found |= {"prompts"}
     return frozenset(found)
 
 

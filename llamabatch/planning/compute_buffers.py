@@ -13,6 +13,8 @@ from dataclasses import dataclass
 _F32, _F16 = 4, 2
 _LIVE_EMBEDDINGS = 4  # rows of n_embd that are needed during a feed-forward network
 _WORK = 1.15  # bytes an element of a row that is quantised for a product: Q8_K's 292 / 256
+# kernels/repack-prompts.h: bytes of an element of a row, of a thread's sums of 16 strips and a row; most rows at once
+_PROMPT_WORK, _PROMPT_SUMS, _PROMPT_ROWS = 4, 1024 + 128, 512
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,14 @@ def output_bytes(widths: Widths, n_outputs: int) -> int:
     return n_outputs * (widths.n_vocab + widths.n_embd) * _F32
 
 
-def work_bytes(widths: Widths, n_tokens: int) -> int:
-    """Bytes that ggml's threads work on beside that buffer: the rows of one product, quantised to suit its weights."""
-    return int(n_tokens * max(widths.n_embd, widths.queries, widths.feed_forward // 3) * _WORK)
+def work_bytes(widths: Widths, n_tokens: int, prompt_threads: int = 0) -> int:
+    """Bytes that ggml's threads work on beside that buffer: the rows of one product, quantised to suit its weights.
+
+    Args:
+        prompt_threads: those of a pass that have kernels of their own for rows of prompts (native_patches/0020), which
+            take these in 16 bits, F16 in twice as many, and keep sums for each thread.
+    """
+    widest = max(widths.n_embd, widths.queries, widths.feed_forward // 3)
+    if not prompt_threads:
+        return int(n_tokens * widest * _WORK)
+    return n_tokens * widest * _PROMPT_WORK + prompt_threads * min(n_tokens, _PROMPT_ROWS) * _PROMPT_SUMS

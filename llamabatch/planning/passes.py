@@ -64,7 +64,8 @@ def pass_bytes(facts: ModelFacts, config: ResolvedConfig, n_slots: int, cells: i
     shape = Pass.of(facts, config, n_slots, cells)
     one_layer = facts.n_layer == 1 and not facts.is_encoder
     written = graph_bytes(*shape, min(shape.n_tokens, n_slots) if one_layer else shape.n_tokens)
-    return PassBytes(written, graph_bytes(*shape) - written, work_bytes(shape.widths, shape.n_tokens))
+    threads = config.n_threads_batch if "prompts" in facts.features and not config.batch_invariant else 0
+    return PassBytes(written, graph_bytes(*shape) - written, work_bytes(shape.widths, shape.n_tokens, threads))
 
 
 def _with_samplers(widths: Widths, config: ResolvedConfig) -> Widths:

@@ -61,7 +61,7 @@ def weights(
     Args:
         features: of "amx", "avx2", "avx512", "neon", with native_patches/0006 "rows" (AVX2) and "vnni512" (AVX-512
             VNNI), with 0012 "wide" (AVX-512) or "wide8" (AVX2 alone), those for which this build of llama.cpp
-            repacks; empty: none.
+            repacks; empty: none. With 0020 "prompts": "wide" has kernels of their own for rows of prompts.
         placed: names of tensors to leave out: override_tensor has a place for them.
     """
     found = {tensor.name: tensor for tensor in tensors}

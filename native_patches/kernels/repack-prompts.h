@@ -24,10 +24,10 @@ namespace repack_prompts {
 
 using namespace repack_wide;
 
-constexpr int STEP = 32;       // weights of a column, or inputs of a row, that are a row of a tile
-constexpr int ROWS = 16;       // of a tile
+constexpr int STEP = 32;        // weights of a column, or inputs of a row, that are a row of a tile
+constexpr int ROWS = 16;        // of a tile
 constexpr int TILE = ROWS * 64; // bytes
-constexpr int FEW = 2 * ROWS;  // most rows that are multiplied with all of a column before the next one
+constexpr int FEW = 2 * ROWS;   // most rows that are multiplied with all of a column before the next one
 
 // Inputs of 16 rows lie together, the first STEP of each row, then the next ones: tiles as they are loaded. With TERMS 2 a
 // second number is what the first one has left of an input, and lies behind all the first ones.
@@ -69,7 +69,8 @@ struct wanted {
 // One or two tiles of rows times two strips of weights; the sums are in tiles 4 to 7.
 template <int HALVES, bool LINES>
 inline __attribute__((always_inline)) void dots(const char * a, int64_t next, const char * b0, const char * b1,
-                                                int64_t steps, const wanted & soon, const char * const * out, const int64_t * apart) {
+                                                int64_t steps, const wanted & soon, const char * const * out,
+                                                const int64_t * apart) {
     constexpr int ahead = 12 * TILE;
     const int64_t lines = (soon.bytes / 64 + steps - 1) / steps;
     for (int64_t i = 0; i < steps; i++, a += TILE, b0 += TILE, b1 += TILE) {

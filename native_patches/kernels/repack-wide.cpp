@@ -1370,7 +1370,8 @@ template <typename W> void repack(char * to, const char * from, int64_t k, int64
 }
 
 #if defined(GGML_REPACK_TILES_BF16)
-template <typename W> constexpr const ggml_wide_prompts * prompts = &repack_prompts::kernel<repack_prompts::of_quants<W, facts>>;
+template <typename W>
+constexpr const ggml_wide_prompts * prompts = &repack_prompts::kernel<repack_prompts::of_quants<W, facts>>;
 constexpr const ggml_wide_prompts * prompts_of_bf16 = &repack_prompts::kernel<repack_prompts::of_bf16>;
 constexpr const ggml_wide_prompts * prompts_of_f16 = &repack_prompts::kernel<repack_prompts::of_f16>;
 #else
@@ -1380,7 +1381,8 @@ constexpr const ggml_wide_prompts * prompts_of_f16 = nullptr;
 #endif
 
 template <typename W>
-constexpr ggml_wide_kernel kernel = { row_layout<W>::size, quantize<W>, repack<W>, multiply<W>, scratch_size, prompts<W>, false };
+constexpr ggml_wide_kernel kernel = { row_layout<W>::size, quantize<W>, repack<W>, multiply<W>,
+                                      scratch_size,        prompts<W>,  false };
 
 constexpr ggml_wide_kernel kernel_of_bf16 = repack_floats::kernel<repack_floats::of_bf16>(prompts_of_bf16, true);
 constexpr ggml_wide_kernel kernel_of_f16 = repack_floats::kernel<repack_floats::of_f16>(prompts_of_f16, false);

@@ -127,8 +127,8 @@ template <typename BASE> class wide_traits : public BASE {
     static constexpr int PROMPT_GROUP = 256; // of prompts
     static constexpr int MANY = 128;         // most rows at once
     static constexpr int STRIP = GGML_WIDE_COLUMNS;
-    static constexpr int PANEL = 16; // most strips at once for rows of prompts, whose sums take 2 KiB a row
-    static constexpr int PIECE = 64; // bytes of a row of a prompt
+    static constexpr int PANEL = 16;    // most strips at once for rows of prompts, whose sums take 2 KiB a row
+    static constexpr int PIECE = 64;    // bytes of a row of a prompt
     static constexpr int TOGETHER = 16; // rows of prompts whose pieces alternate
 
     const ggml_wide_kernel & kernel;
@@ -187,9 +187,7 @@ template <typename BASE> class wide_traits : public BASE {
             own_size = end - own;
         }
 
-        bool is_prompt(int64_t token) const {
-            return prompts && (!marks || ((const int32_t *) marks->data)[token]);
-        }
+        bool is_prompt(int64_t token) const { return prompts && (!marks || ((const int32_t *) marks->data)[token]); }
     };
 
     static char * aligned(void * p) { return (char *) GGML_PAD((uintptr_t) p, 64); }
@@ -278,16 +276,16 @@ template <typename BASE> class wide_traits : public BASE {
         for (int64_t chunk = params->ith; chunk < chunks;) {
             const int64_t first = 2 * (pairs * chunk / chunks);
             const int64_t last = std::min(strips, 2 * (pairs * (chunk + 1) / chunks));
-            for (int64_t s = first; s < last; s += n[0] && n[1] ? PANEL : last) { // both kinds while the weights are there
+            for (int64_t s = first; s < last;
+                 s += n[0] && n[1] ? PANEL : last) { // both kinds while the weights are there
                 const int64_t end = n[0] && n[1] ? std::min<int64_t>(s + PANEL, last) : last;
                 if (n[0]) {
-                    multiply(k, (const char *) weights->data, strip_size, s, end, memory + at.rows, at.row, n[0], scratch,
-                             [&](int64_t i) { return row_out(op, order[0][i]); });
+                    multiply(k, (const char *) weights->data, strip_size, s, end, memory + at.rows, at.row, n[0],
+                             scratch, [&](int64_t i) { return row_out(op, order[0][i]); });
                 }
                 if (n[1]) {
                     multiply_prompts(k, (const char *) weights->data, strip_size, s, end, memory + at.prompt_rows,
-                                     at.prompt_row, n[1], scratch,
-                                     [&](int64_t i) { return row_out(op, order[1][i]); });
+                                     at.prompt_row, n[1], scratch, [&](int64_t i) { return row_out(op, order[1][i]); });
                 }
             }
             chunk = ggml_threadpool_chunk_add(params->threadpool, 1);
@@ -344,8 +342,8 @@ template <typename BASE> class wide_traits : public BASE {
                     if (is_prompt) {
                         char * to = copies + i / TOGETHER * TOGETHER * at.prompt_row + i % TOGETHER * PIECE;
                         for (size_t piece = 0; piece < at.prompt_row / PIECE; piece++) {
-                            memcpy(to + piece * TOGETHER * PIECE,
-                                   prompt_rows + source * at.prompt_row + piece * PIECE, PIECE);
+                            memcpy(to + piece * TOGETHER * PIECE, prompt_rows + source * at.prompt_row + piece * PIECE,
+                                   PIECE);
                         }
                     } else {
                         memcpy(copies + i * at.row, rows + source * at.row, at.row);

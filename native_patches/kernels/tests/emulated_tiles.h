@@ -1,10 +1,11 @@
-// Stands in for AMX in repack-wide.cpp, so that its tiles are checked on CPUs without: the same whole numbers, slowly.
+// Stands in for AMX (repack-tiles.h), so that tiles are checked on CPUs without: the same numbers, slowly.
 //
 //   -DGGML_EMULATED_TILES=1, with this file beside it
 
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -40,9 +41,9 @@ inline void load(int t, const void * from, int64_t stride) {
     }
 }
 
-inline void store(int t, void * to) {
+inline void store(int t, void * to, int64_t stride) {
     for (int r = 0; r < tiles[t].rows; r++) {
-        memcpy((char *) to + 64 * r, tiles[t].at[r], tiles[t].bytes);
+        memcpy((char *) to + r * stride, tiles[t].at[r], tiles[t].bytes);
     }
 }
 
@@ -64,6 +65,35 @@ inline void multiply(bool is_signed, int c, int a, int b) {
     }
 }
 
+inline float of_bf16(const uint8_t * p) {
+    uint16_t high;
+    memcpy(&high, p, 2);
+    const uint32_t bits = uint32_t(high) << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+// tdpbf16ps: the products of even and those of odd numbers are two chains, which are added to `c` at the end
+inline void multiply_bf16(int c, int a, int b) {
+    use.has_multiplied = true;
+    for (int m = 0; m < tiles[c].rows; m++) {
+        for (int n = 0; n < tiles[c].bytes / 4; n++) {
+            float sums[2] = {};
+            for (int k = 0; k < tiles[a].bytes / 4; k++) {
+                for (int i = 0; i < 2; i++) {
+                    sums[i] =
+                        fmaf(of_bf16(&tiles[a].at[m][4 * k + 2 * i]), of_bf16(&tiles[b].at[k][4 * n + 2 * i]), sums[i]);
+                }
+            }
+            float sum;
+            memcpy(&sum, &tiles[c].at[m][4 * n], 4);
+            sum += sums[0] + sums[1];
+            memcpy(&tiles[c].at[m][4 * n], &sum, 4);
+        }
+    }
+}
+
 template <typename CONFIG> void configure(const CONFIG & config) {
     for (int t = 0; t < 8; t++) {
         tiles[t].bytes = config.bytes[t];
@@ -76,7 +106,8 @@ template <typename CONFIG> void configure(const CONFIG & config) {
 inline bool ask_for_tiles() { return true; }
 
 #define TILE_LOAD(tile, base, stride) emulated_tiles::load(tile, base, stride)
-#define TILE_STORE(tile, base) emulated_tiles::store(tile, base)
+#define TILE_STORE(tile, base, stride) emulated_tiles::store(tile, base, stride)
 #define TILE_ZERO(tile) memset(emulated_tiles::tiles[tile].at, 0, sizeof(emulated_tiles::tiles[tile].at))
 #define TILE_MULTIPLY(is_signed, c, a, b) emulated_tiles::multiply(is_signed, c, a, b);
+#define TILE_MULTIPLY_BF16(c, a, b) emulated_tiles::multiply_bf16(c, a, b)
 #define TILE_CONFIG(config) emulated_tiles::configure(config)

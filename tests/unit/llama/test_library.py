@@ -323,3 +323,16 @@ def test_the_width_of_strips_follows_from_what_the_build_has(cpu, wide, monkeypa
     monkeypatch.setattr(library, "_system_features", lambda: dict.fromkeys(cpu | {"REPACK"}, "1"))
     monkeypatch.setattr(library, "_has_patch", lambda name: name == library.WIDE_PATCH)
     assert library.repack_features() & {"wide", "wide8"} == wide
+
+
+@pytest.mark.parametrize(
+    ("lacks", "amx", "prompts"),
+    [(set(), True, True), ({"AVX512_BF16"}, True, False), ({"AMX_INT8"}, True, False), (set(), False, False)],
+)
+def test_rows_of_prompts_have_kernels_of_their_own_where_tiles_of_bf16_are(lacks, amx, prompts, monkeypatch):
+    cpu = {"AVX2", "AVX512", "AVX512_BF16", "AMX_INT8", "REPACK"} - lacks
+    monkeypatch.setattr(library, "_system_features", lambda: dict.fromkeys(cpu, "1"))
+    monkeypatch.setattr(library, "_has_patch", lambda name: True)
+    monkeypatch.setattr(library, "_cpu_has_amx", lambda: amx)
+    monkeypatch.setattr(library, "_amx_off", False)
+    assert ("prompts" in library.repack_features()) is prompts
