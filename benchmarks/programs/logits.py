@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import llama_cpp as llama
+import marks  # type: ignore[import-not-found]  # beside this file, as the next one
 import numpy as np
 from lines import Handler, serve  # type: ignore[import-not-found]  # beside this file
 
@@ -42,6 +43,7 @@ class Logits:
         self._context = llama.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError("no context")
+        self._of_prompt = marks.of_prompt(llama, self._context)
         self._batch = llama.llama_batch_init(_PASS, 0, 1)
         self.n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
 
@@ -76,17 +78,18 @@ class Logits:
             for sequence, chunk in enumerate(group):
                 end = first if side_by_side else len(chunk) - 1
                 outputs = range(end, end) if side_by_side else range(first, end)
-                self._decode([(sequence, at, chunk[at], at in outputs) for at in range(end)])
+                self._decode([(sequence, at, chunk[at], (at in outputs) + self._of_prompt) for at in range(end)])
                 for row, at in enumerate(outputs):
                     yield begin + sequence, row, self._logits(at)
             for at in range(first, len(group[0]) - 1) if side_by_side else ():
-                self._decode([(sequence, at, chunk[at], True) for sequence, chunk in enumerate(group)])
+                self._decode([(sequence, at, chunk[at], 1) for sequence, chunk in enumerate(group)])
                 for sequence in range(len(group)):
                     yield begin + sequence, at - first, self._logits(sequence)
 
     def _greedy(self, prompt: list[int], n: int, ends: list[int]) -> dict[str, Any]:
         self._clear()
-        self._decode([(0, at, token, at == len(prompt) - 1) for at, token in enumerate(prompt)])
+        last = len(prompt) - 1
+        self._decode([(0, at, token, (at == last) + self._of_prompt) for at, token in enumerate(prompt)])
         tokens: list[int] = []
         gaps: list[float] = []
         row = len(prompt) - 1
@@ -97,14 +100,14 @@ class Logits:
             gaps.append(float(first - second))
             if len(tokens) == n or tokens[-1] in ends:
                 return {"tokens": tokens, "gaps": gaps}
-            self._decode([(0, len(prompt) + len(tokens) - 1, tokens[-1], True)])
+            self._decode([(0, len(prompt) + len(tokens) - 1, tokens[-1], 1)])
             row = 0
 
     def _clear(self) -> None:
         llama.llama_memory_clear(llama.llama_get_memory(self._context), False)
 
-    def _decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
-        """Rows are (sequence, position, token, whether its logits are wanted)."""
+    def _decode(self, rows: list[tuple[int, int, int, int]]) -> None:
+        """Rows are (sequence, position, token, 1 if its logits are wanted, and 2 more if it is of a prompt)."""
         batch = self._batch
         for row, (sequence, position, token, output) in enumerate(rows):
             batch.token[row], batch.pos[row], batch.logits[row] = token, position, output

@@ -21,6 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import marks  # type: ignore[import-not-found]  # beside this file, as the next one
 import numpy as np
 from lines import Handler, serve  # type: ignore[import-not-found]  # beside this file
 
@@ -101,7 +102,7 @@ class Steps:
         self._context = llama.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError("no context")
-        self._of_prompt = 2 * self._takes_prompts()  # llama.h, LLAMA_ROW_PROMPT
+        self._of_prompt = marks.of_prompt(llama, self._context)
         self._batch = llama.llama_batch_init(512, 0, 1)
         self._positions = [0] * self._n_seq
         self._filled = 0
@@ -117,14 +118,6 @@ class Steps:
 
     def _figures(self) -> dict[str, dict[str, float]]:
         return {} if self._watch is None else self._watch.figures()
-
-    def _takes_prompts(self) -> bool:
-        try:
-            ask = self._llama.llama_cpp._lib.llama_takes_prompts
-        except AttributeError:  # stock
-            return False
-        ask.restype, ask.argtypes = ctypes.c_bool, [ctypes.c_void_p]
-        return bool(ask(self._context))
 
     def _decode(self, rows: list[tuple[int, int, int, int]]) -> float:
         """Rows are (sequence, position, token, 1 if its logits are wanted, and 2 more if it is of a prompt)."""

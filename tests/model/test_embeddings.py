@@ -22,6 +22,7 @@ from llamabatch import (
     SamplingParams,
 )
 from llamabatch.entrypoints.async_llm import AsyncLLM
+from llamabatch.llama.library import repack_features
 from llamabatch.utils.paths import bundled_model
 from tests.model.adapter_files import write_lora
 from tests.model.architectures import N_EMBD, write, write_bert
@@ -62,9 +63,11 @@ def test_vectors_of_an_encoder_are_those_of_llama_cpp(tmp_path, pooling):
 
 
 def test_vectors_of_a_decoder_are_those_of_llama_cpp():
+    # with AMX our products of prompts are in BF16, theirs in 8 bits
+    alike = 0.9995 if "prompts" in repack_features() else 0.9999
     with LLM("tiny") as llm:
         for vector, wanted in zip(llm.embed(TEXTS), peer(bundled_model(), TEXTS, pooling=1), strict=True):
-            assert cosine(vector, wanted) > 0.9999
+            assert cosine(vector, wanted) > alike
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from llamabatch import LLM, Engine, EngineConfig, Request, SamplingParams
 from llamabatch.gguf.resolve import resolve
-from llamabatch.llama.library import load
+from llamabatch.llama.library import load, takes_prompts
 from tests.model.conftest import MAX_GAP, questions
 
 ASKS = SamplingParams(temperature=0, max_tokens=24, logprobs=5, prompt_logprobs=3, ignore_eos=True)
@@ -39,6 +39,7 @@ class Raw:
             batch = lib.llama_batch_init(len(chunk), 0, 1)
             for i, token in enumerate(chunk):
                 batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, len(rows) + i, 1, 1
+                batch.logits[i] += 2 * (takes_prompts(self.context) and not rows)  # LLAMA_ROW_PROMPT_OUTPUT
                 batch.seq_id[i][0] = 0
             batch.n_tokens = len(chunk)
             assert lib.llama_decode(self.context, batch) == 0
