@@ -1,4 +1,4 @@
-"""The mark of a prompt's tokens in llama_batch.logits, as an engine gives it, for the child programs beside this file."""
+"""The mark of a prompt's tokens in llama_batch.logits, as an engine gives it, for the programs beside this file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def of_prompt(llama: ModuleType, context: Any) -> int:
-    """What is added to the mark of an output: llama.h, LLAMA_ROW_PROMPT; 0 with a build or a CPU without such kernels."""
+    """What is added to the mark of an output: LLAMA_ROW_PROMPT of llama.h, or 0 where no such kernels are."""
     try:
         takes = llama.llama_cpp._lib.llama_takes_prompts
     except AttributeError:  # stock

@@ -1,0 +1,46 @@
+"""Rows of prompts, which have kernels of their own on CPUs with AMX: equal bits in any company, near to the others."""
+
+import numpy as np
+import pytest
+
+from benchmarks.equal_bits import Digests
+from llamabatch import LLM, Engine, EngineConfig, Request, SamplingParams
+from llamabatch.llama import library
+from tests.model.conftest import MAX_GAP, questions
+
+OPTIONS = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "strategy": "batched", "n_slots": 2, "trial": "off"}
+PROMPT = " ".join(questions()[:6])
+
+
+@pytest.mark.skipif("prompts" not in library.repack_features(), reason="no AMX, or a build without 0020")
+def test_prompts_have_kernels_of_their_own_unless_all_rows_are_to_be_alike():
+    asks = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    found = []
+    for promised in (False, True):
+        with LLM("tiny", instances=1, batch_invariant=promised, **OPTIONS) as llm:
+            rows = llm.generate(PROMPT, asks)[0].prompt_logprobs[1:]
+            found.append(np.array([next(iter(row.values())).logprob for row in rows]))
+    assert np.any(found[0] != found[1])
+    assert np.median(np.abs(found[0] - found[1])) < MAX_GAP / 2
+
+
+def test_what_is_computed_again_after_a_preemption_has_its_bits_again():
+    """Tokens of the prompt as those of a prompt, and generated ones as such."""
+
+    def run(preempted_after):
+        rows = Digests()
+        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logits_processors=[rows])
+        with Engine(EngineConfig("tiny", cache_prefix=False, cache_ram=0, **OPTIONS)) as engine:
+            engine.add(Request("one", tuple(engine.model.tokenize(PROMPT)), params))
+            for step in range(200):
+                if step == preempted_after:
+                    engine._scheduler._preempt(engine._scheduler.running[0])
+                engine.step()
+                if not engine.has_work:
+                    break
+            return rows.rows, engine.stats().preemptions
+
+    (expected, none), (found, once) = run(None), run(14)
+    assert (none, once) == (0, 1)
+    assert len(expected) == 24
+    assert found == expected
