@@ -342,6 +342,9 @@ int time_all(ggml_type type, int k, int n, int threads, int experts, int many) {
         for (int rows : { 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 24, 32, -1, -16, -32, -64, -128, -256, -512, -1024 }) {
             const Prompts prompts = rows < 0 ? Prompts::all : Prompts::none;
             rows = std::abs(rows);
+            if (prompts == Prompts::all && buffer_type == ggml_backend_cpu_buffer_type()) {
+                continue; // as any rows
+            }
             std::vector<std::unique_ptr<Product>> products;
             do {
                 products.push_back(
