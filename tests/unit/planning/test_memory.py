@@ -13,7 +13,7 @@ from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.reader import TENSOR_TYPES, TensorInfo
 from llamabatch.planning import machine as limits
 from llamabatch.planning.capacity import resolve
-from llamabatch.planning.compute_buffers import Widths, graph_bytes, input_bytes
+from llamabatch.planning.compute_buffers import Widths, graph_bytes, input_bytes, work_bytes
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import MIB, PROCESS_BYTES, memory
 from llamabatch.planning.model_facts import Layer, ModelFacts
@@ -518,3 +518,11 @@ def test_slots_on_gpus_are_what_fits_in_their_memory():
     assert slots(40, unified_memory=True) == 32
     assert slots(40, offload_kqv=False) == 32
     assert slots(40, n_gpu_layers=3) == 32
+
+
+def test_rows_of_prompts_take_more_working_memory_unless_all_rows_are_alike():
+    widths = Widths(512, 1000, 8, 512, 128, 12 * 512)
+    plain, marked = work_bytes(widths, 512), work_bytes(widths, 512, prompt_threads=2)
+    assert plain == int(512 * 2048 * 1.15)
+    assert marked == 512 * 2048 * 4 + 2 * 512 * 1152
+    assert work_bytes(widths, 2048, prompt_threads=2) - 4 * 512 * 2048 * 4 == 2 * 512 * 1152
