@@ -438,7 +438,7 @@ class Engine:
             self.model.close(reason)
 
     def _keep_all(self) -> None:
-        """What requests left goes to the disk; whatever happens there, the engine is closed."""
+        """Writes the prefixes that requests left to the disk, and closes the engine, also if that fails."""
         until = time.perf_counter() + _CLOSE_S
         with contextlib.suppress(Exception):
             while self._disk is not None and self.keep_idle() and time.perf_counter() < until:

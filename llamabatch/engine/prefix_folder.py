@@ -318,6 +318,7 @@ def _facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
         **kv_state.facts(model, config),
         "build": hashlib.blake2b(build.encode(), digest_size=12).hexdigest(),
         "kernels": cpu_library(module).name,
+        "prompts": "prompts" in library.repack_features() and not config.batch_invariant,  # by kernels of their own
         "swa_full": config.swa_full,
         "kv": config.kv,
         "n_gpu_layers": config.n_gpu_layers,
@@ -325,7 +326,7 @@ def _facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
 
 
 def _salt(key: ShareKey) -> str | None:
-    """What a file tells of a cache_salt, which may be a secret."""
+    """The hash of a cache_salt for a file: the salt may be a secret."""
     salt = key.cache_salt
     return None if salt is None else hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

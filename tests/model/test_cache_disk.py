@@ -9,6 +9,7 @@ import pytest
 
 from llamabatch import LLM, ConfigError, SamplingParams
 from llamabatch.engine import prefix_folder
+from llamabatch.llama import library
 from tests.waiting import until
 
 N_TOKENS = 400
@@ -207,6 +208,16 @@ def test_a_text_that_goes_on_takes_the_place_of_its_beginning(tmp_path):
             until(lambda: len(files(tmp_path)) == 1)
     header = files(tmp_path)[0].read_bytes()[:2000]
     assert int(re.search(rb'"n_tokens": (\d+)', header)[1]) == 607
+
+
+def test_a_promise_of_equal_bits_reads_no_prompts_that_other_kernels_computed(tmp_path):
+    has_prompts = "prompts" in library.repack_features()  # AMX: native_patches/0020
+    ran(tmp_path, 0)
+    with opened(None, batch_invariant=True) as llm:
+        fresh = texts(llm, 0)
+    with opened(tmp_path, batch_invariant=True) as llm:
+        assert texts(llm, 0) == fresh
+        assert read(llm) == (0 if has_prompts else N_TOKENS - 1)
 
 
 def test_a_folder_that_was_deleted_meanwhile_is_made_again(tmp_path, caplog):
