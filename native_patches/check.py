@@ -103,11 +103,11 @@ CHECKS = (
     ),
     Check(
         "tiles",  # those of AMX, emulated: most machines have none
-        cpu=_AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"},
+        cpu=_AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"},
         flags=("-O3", "-DGGML_EMULATED_TILES=1"),
-        cmake=(*_X86, "-DGGML_AVX512=ON", "-DGGML_AVX512_VNNI=ON"),
+        cmake=(*_X86, *(f"-DGGML_{name}=ON" for name in ("AVX512", "AVX512_VNNI", "AVX512_BF16"))),
         targets=("ggml",),
-        programs=("matmul_check",),
+        programs=("flash_attention_check", "matmul_check"),
     ),
     Check(
         "avx-vnni",
@@ -177,7 +177,7 @@ def run_checks(checks: Sequence[Check]) -> Iterator[Result]:
         log.write_text("", encoding="utf-8")
         tree = source.patched_tree(log, Path(temporary))
         # beside the kernel that includes it: a path among the flags may have blanks
-        shutil.copy(TESTS[0] / "emulated_tiles.h", tree / source.KERNELS["repack-wide.cpp"])
+        shutil.copy(TESTS[0] / "emulated_tiles.h", tree / source.KERNELS["repack-tiles.h"])
         for check in able:
             yield from _run(check, tree / "vendor" / "llama.cpp", Path(temporary) / check.name, log)
 

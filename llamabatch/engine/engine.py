@@ -345,14 +345,16 @@ class Engine:
             kv_state.check(self.model, self.config, token_ids, state)
         except InputError as error:  # of an architecture with more than a plain KV cache
             raise ConfigError(f"no engine would load this prefix: {error}") from error
-        prefix_file.write(path, PrefixFile(tuple(token_ids), state), kv_state.facts(self.model, self.config))
+        facts = {**kv_state.facts(self.model, self.config), "kernels": kv_state.kernels(self.config)}
+        prefix_file.write(path, PrefixFile(tuple(token_ids), state), facts)
         return True
 
     def load_prefix(self, path: str) -> int:
         """Holds a saved prefix in memory for requests that begin with it; returns its number of tokens.
 
         Raises:
-            InputError: the file is damaged, or was saved by another model or engine.
+            InputError: the file is damaged, or was saved by another model or engine; with batch_invariant also by other
+                kernels, whose cells have other bits.
             ConfigError: this engine shares no prefixes.
         """
         self._check_open()
@@ -361,9 +363,12 @@ class Engine:
             raise ConfigError("no prefix can be loaded: the model has a sliding window, and kv is 'unified'")
         memory = self.plan.memory
         cache_bytes = memory.kv_cache + sum(gpu.kv_cache for gpu in memory.gpus)
+        facts = kv_state.facts(self.model, self.config)
+        if self.config.batch_invariant:
+            facts["kernels"] = kv_state.kernels(self.config)
         prefix = prefix_file.read(
             path,
-            kv_state.facts(self.model, self.config),
+            facts,
             most_tokens=self.config.n_ctx,
             most_bytes=2 * cache_bytes + 2**20,  # beside keys and values it has positions; and a plan is an estimate
         )

@@ -8,11 +8,13 @@ recently used ones are deleted before the folder has too many bytes, whichever p
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
 import os
 import shutil
+import stat
 import threading
 from array import array
 from collections import abc
@@ -26,8 +28,7 @@ from llamabatch.config import ResolvedConfig
 from llamabatch.engine import prefix_file
 from llamabatch.engine.prefix_file import PrefixFile
 from llamabatch.errors import ConfigError, InputError, describe
-from llamabatch.llama import kv_state, library
-from llamabatch.llama.build_info import build_marker, cpu_library
+from llamabatch.llama import kv_state
 from llamabatch.llama.model import Model
 from llamabatch.scheduler.common_prefix import MIN_SHARED, ShareKey, common_length
 from llamabatch.scheduler.prefix_store import MIN_CHECKPOINT, MIN_GAIN, StoredPrefix
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 _MIN_GROWTH = 8  # a chat that has grown by less than this part of its tokens is not written again
 _LEFT_FREE = 2**30  # bytes of the file system that others may need
 _CLOSE_S = 10.0  # a folder in a network may hang
+_LOCK_S = 60.0  # longer than a file takes to be written
 _HEADER_BYTES = 4096  # of a file beside tokens and state, at most
 _SUFFIX = ".prefix"
 _HOMES, _NAMES = "[0-9a-f]" * 24, "[0-9a-f]" * 32  # patterns: nothing else in the folder is touched
@@ -55,7 +57,7 @@ class PrefixFolder:
         is_exact: a state is of use at its very end alone.
 
     Raises:
-        ConfigError: the folder cannot be made, or not be written to.
+        ConfigError: the folder cannot be made, not be written to, or another process does not let go of it.
     """
 
     def __init__(self, folder: Path, most_bytes: int, model: Model, config: ResolvedConfig, is_exact: bool) -> None:
@@ -81,6 +83,7 @@ class PrefixFolder:
         self._is_closing = False
         try:
             with self._alone():
+                self._all()
                 self._scan()
         except OSError as error:
             raise ConfigError(
@@ -135,6 +138,7 @@ class PrefixFolder:
 
     def discard(self, unwanted: Callable[[StoredPrefix], bool]) -> None:
         with self._changed:
+            self._scan()  # what other processes have written since
             self._is_unwanted |= self._writing is not None and unwanted(self._writing)
             for prefix in [prefix for prefix in self._files if unwanted(prefix)]:
                 self._delete(prefix)
@@ -189,6 +193,8 @@ class PrefixFolder:
     def _write(self, prefix: StoredPrefix) -> None:
         try:
             self._write_file(prefix)
+        except TimeoutError as error:
+            logger.warning("a prefix is not kept in %s: %s", one_line(self._folder), error.strerror)
         except Exception as error:
             self._refusal = describe(error)
             logger.warning("no more prefixes are written to %s: %s", one_line(self._folder), self._refusal)
@@ -223,10 +229,20 @@ class PrefixFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """One process writes at a time, so that their files together stay within the bytes."""
-        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have deleted it
-        with (self._folder / ".lock").open("a") as file:
-            system.lock(file.fileno(), wait=True)
+        """One process writes at a time, so that their files together stay within the bytes.
+
+        Raises OSError, as TimeoutError where another process writes for longer than a file should take.
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have deleted them
+        self._home.mkdir(mode=0o700, exist_ok=True)
+        for folder in (self._folder, self._home):
+            if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, f"{one_line(folder)} cannot be written to")
+        with open(self._folder / ".lock", "a", opener=_own_file) as file:
+            if not system.lock(file.fileno()):
+                logger.info("waiting for another process that writes to %s", one_line(self._folder))
+                if not system.lock(file.fileno(), patience=_LOCK_S):
+                    raise TimeoutError(errno.ETIMEDOUT, f"another process has held .lock for {_LOCK_S:.0f} s")
             yield
 
     def _make_room(self, n_bytes: int) -> bool:
@@ -262,15 +278,15 @@ class PrefixFolder:
         for path in self._folder.glob(f"{_HOMES}/{_NAMES}{_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):
                 about = path.stat()
-                found.append((about.st_mtime, about.st_size, path))
+                if stat.S_ISREG(about.st_mode):
+                    found.append((about.st_mtime, about.st_size, path))
         self.n_bytes = sum(n for _, n, _ in found)
         return found
 
     def _scan(self) -> None:
-        """Takes in the files of earlier processes. Of each its header and its tokens are read; `_read` checks them."""
-        self._all()
+        """Takes in the files of other processes. Of each its header and its tokens are read; `_read` checks them."""
         passed, reason = 0, ""
-        for path in sorted(self._home.glob(f"{_NAMES}{_SUFFIX}")):
+        for path in sorted(set(self._home.glob(f"{_NAMES}{_SUFFIX}")) - set(self._files.values())):
             try:
                 header, ids = prefix_file.read_head(path)
                 if any(header.get(name) != value for name, value in self._facts.items()):
@@ -309,16 +325,18 @@ class PrefixFolder:
             self._by_head.pop(head, None)
 
 
+def _own_file(name: str, flags: int) -> int:
+    """Opens a file that is this user's alone. A pipe in its place would block."""
+    if os.path.exists(name) and not os.path.isfile(name):
+        raise OSError(errno.EINVAL, f"{one_line(name)} is no regular file")
+    return os.open(name, flags, 0o600)
+
+
 def _facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
     """All that the bits of cells depend on beside their tokens."""
-    module: Any = library.load()
-    marker = build_marker(module)
-    build = "stock" if marker is None else json.dumps(dict(marker), sort_keys=True)
     return {
         **kv_state.facts(model, config),
-        "build": hashlib.blake2b(build.encode(), digest_size=12).hexdigest(),
-        "kernels": cpu_library(module).name,
-        "prompts": "prompts" in library.repack_features() and not config.batch_invariant,  # by kernels of their own
+        "kernels": kv_state.kernels(config),
         "swa_full": config.swa_full,
         "kv": config.kv,
         "n_gpu_layers": config.n_gpu_layers,

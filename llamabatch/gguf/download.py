@@ -7,6 +7,7 @@ import contextlib
 import email.message
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -109,7 +110,7 @@ def _file_address(url: str) -> str:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("w") as file:
-        lock(file.fileno(), wait=True)
+        lock(file.fileno(), patience=math.inf)
         yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from llamabatch.config import CONTENT_OPTIONS, KV_TYPES, ResolvedConfig
 from llamabatch.errors import EngineError, InputError
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.llama import library
+from llamabatch.llama.build_info import build_marker, cpu_library
 from llamabatch.llama.model import Model
 from llamabatch.utils.checks import show
 
 # Of the model file the size, its first and its last part are hashed: metadata, tensor table and some of the weights.
 _HEAD_BYTES, _TAIL_BYTES = 16 * 2**20, 2**20
+_KERNEL_VARIABLES = ("GGML_CPU_AMX", "GGML_CPU_TILED_MM")  # of the environment
 _WORD = struct.Struct("<I")
 _TYPE_AND_ROW = struct.Struct("<iQ")
 _TYPE_AND_SIZES = struct.Struct("<iII")
@@ -35,7 +38,7 @@ _BLOCKS = {"q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "iq4_nl": (18, 1),
 
 
 def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
-    """All that cells depend on beside their tokens. States of other models and engines differ in one of these."""
+    """All that cells depend on beside their tokens, but for rounding. States of other models differ in one of these."""
     lib: Any = library.load()
     changes = {name: value for name in CONTENT_OPTIONS if (value := getattr(config, name)) not in (None, ())}
     return {
@@ -50,6 +53,21 @@ def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
         "adapters": [],
         "changes": json.dumps(changes) if changes else None,
     }
+
+
+def kernels(config: ResolvedConfig) -> str:
+    """What the last bits of cells depend on as well: the build, and what chooses between its kernels."""
+    module: Any = library.load()
+    marker = build_marker(module)
+    build = "stock" if marker is None else json.dumps(dict(marker), sort_keys=True)
+    has_prompts = "prompts" in library.repack_features() and not config.batch_invariant
+    chosen = {
+        "build": hashlib.blake2b(build.encode(), digest_size=6).hexdigest(),
+        "prompts": "by their own" if has_prompts else "as others",
+        "extra_bufts": config.extra_bufts,
+        **{name: value for name in _KERNEL_VARIABLES if (value := os.environ.get(name)) is not None},
+    }
+    return ", ".join([cpu_library(module).name, *(f"{name} {value}" for name, value in chosen.items())])
 
 
 def fingerprint(path: Path) -> str:

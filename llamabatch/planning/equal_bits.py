@@ -36,7 +36,13 @@ Problem = tuple[str, str]  # the sentence, and its cure
 
 def dependence(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> str | None:
     """The reason why a row's logits may depend on its company, with a cure where there is one; None: they do not."""
-    found = _of_engine(facts, config, machine) or _of_model(facts) or _of_weights(facts, config, machine)
+    found = _of_engine(facts, config, machine) or _of_model(facts) or _of_weights(facts, machine)
+    if found is None and "prompts" in facts.features and not config.batch_invariant:  # native_patches/0020
+        found = (
+            "prompts have kernels of their own on this CPU, so that an answer has other bits where a later prompt "
+            "repeats it",
+            "batch_invariant=True computes all rows alike, and reads prompts more slowly",
+        )
     return None if found is None else "; ".join(part for part in found if part)
 
 
@@ -75,19 +81,13 @@ def _of_model(facts: ModelFacts) -> Problem | None:
     return None
 
 
-def _of_weights(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> Problem | None:
+def _of_weights(facts: ModelFacts, machine: Machine) -> Problem | None:
     placed = {name for name, _ in facts.placed}
     tied = all(tensor.name != "output.weight" for tensor in facts.tensors)
     problems: Counter[Problem] = Counter()
     for tensor in multiplied(facts.tensors):
         features = frozenset() if tensor.name in placed else facts.features
         found = _of_tensor(tensor, features, tied, machine)
-        if found is None and not config.batch_invariant and _has_prompts(tensor, features, tied):
-            found = (
-                f"{tensor.type_name} have kernels of their own for prompts, so that an answer has other bits where "
-                "a later prompt repeats it",
-                "batch_invariant=True computes all rows alike, and reads prompts more slowly",
-            )
         if found is not None:
             problems[found] += 1
     if not problems:
@@ -95,13 +95,6 @@ def _of_weights(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> 
     (what, cure), count = problems.most_common(1)[0]
     named = "1 matrix" if count == 1 else f"{count:,} matrices"
     return f"{named} of {what}", cure
-
-
-def _has_prompts(tensor: TensorInfo, features: frozenset[str], tied: bool) -> bool:
-    """True if another kernel multiplies a prompt's rows with the tensor than generated ones (native_patches/0020). BF16
-    has one for all rows, and columns that are no multiple of 32 have none for prompts."""
-    wide = repacked_by(tensor, features, tied) == "wide"
-    return wide and "prompts" in features and tensor.type_name != "BF16" and tensor.dims[0] % 32 == 0
 
 
 def _of_tensor(tensor: TensorInfo, features: frozenset[str], tied: bool, machine: Machine) -> Problem | None:

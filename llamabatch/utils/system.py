@@ -51,18 +51,19 @@ def fatal_signal(code: int) -> str | None:
         return f"signal {-code}"
 
 
-def lock(fd: int, byte: int = 0, *, wait: bool = False) -> bool:
+def lock(fd: int, byte: int = 0, *, patience: float = 0.0) -> bool:
     """Locks an open file for this process. A file system without locks counts as unlocked.
 
     Args:
         byte: where Windows locks, since other processes cannot read a locked byte there.
-        wait: until the file is free.
+        patience: seconds to wait until the file is free.
 
     Returns:
         False if another process holds the lock.
     """
+    end = time.monotonic() + patience
     while not _lock_now(fd, byte):
-        if not wait:
+        if time.monotonic() >= end:
             return False
         time.sleep(_LOCK_AGAIN_S)
     return True

@@ -1,6 +1,7 @@
 #include "fattn-block.h"
 #include "fattn-few.h"
 #include "fattn-many.h"
+#include "fattn-tiles.h"
 
 #include "ggml-cpu.h"
 #include "ggml-cpu-impl.h"
@@ -26,10 +27,16 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params *, ggml_tensor *
 
 #else
 
+#if defined(GGML_FATTN_TILES)
+using fa_tiles = fattn_tiles::kernel;
+#else
+using fa_tiles = fattn_many::kernel;
+#endif
+
 // Work is split into units of (stream, some KV heads, some query heads of each, some query rows, KV range). A unit
 // gathers the keys that its mask lets through in blocks and goes through its KV heads block by block: a few queries are
 // multiplied with K and V as they are (fattn-few.h), for more a block of each is converted to F32 once (fattn-many.h);
-// results have the same bits.
+// results have the same bits. Rows of prompts are computed apart and have tiles where there are (fattn-tiles.h).
 // The softmax is the usual online one, a block at a time within a range of FA_RANGE keys; the ranges of a query are merged
 // in order, by their unit or, where units are few and share the ranges, after all of them. So a query's result is the same
 // bits whatever the number of threads, of other queries, and of keys that others have, if its own keys lie side by side.
@@ -37,9 +44,12 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params *, ggml_tensor *
 
 static constexpr int64_t FA_KV_BLOCK = 64; // most keys in a block
 static constexpr int64_t FA_KV_PAD = 16;   // blocks are padded to a multiple of this: the widest F32 vector
-static constexpr int64_t FA_MAX_Q = 128;   // most queries (rows x heads) in a unit
-static constexpr int64_t FA_FEW_Q = 64;    // the same, of a unit with several KV heads, or where units are few
-static constexpr int64_t FA_RANGE = 512;   // keys in a KV range: whole blocks
+static constexpr int64_t FA_DK_PAD = 32;   // rows of K and V in scratch, too: what tiles take
+static constexpr int64_t FA_DV_PAD = 16;
+static constexpr int64_t FA_MOST_Q = 128; // most queries (rows x heads) in a unit
+static constexpr int64_t FA_MAX_Q = std::max(FA_MOST_Q, fa_tiles::MOST_QUERIES);
+static constexpr int64_t FA_FEW_Q = 64;  // the same, of a unit with several KV heads, or where units are few
+static constexpr int64_t FA_RANGE = 512; // keys in a KV range: whole blocks
 static constexpr int64_t FA_RANGE_BLOCKS = FA_RANGE / FA_KV_BLOCK;
 static constexpr int64_t FA_MAX_PARTIALS = 32 * 1024 * 1024; // bytes of ranges that wait for being merged
 
@@ -75,8 +85,19 @@ static bool fa_few(int64_t nq, const ggml_tensor * k, const ggml_tensor * v) {
     return nq <= std::min(most_queries(k->type), most_queries(v->type)) && k->ne[0] % EPR == 0 && v->ne[0] % EPR == 0;
 }
 
-// Query heads and KV heads in a unit of `rows` rows, `rest` of which units there are for each of the latter.
-static void fa_plan_heads(fa_plan & p, const ggml_tensor * dst, int64_t rows, int64_t rest, int nth) {
+// The mark of each query row, true for those of prompts; nullptr where all rows have the same kernel.
+static const int32_t * fa_prompts(const ggml_tensor * dst) {
+#if defined(GGML_FATTN_TILES)
+    return dst->src[6] && fattn_tiles::has_tiles() ? (const int32_t *) dst->src[6]->data : nullptr;
+#else
+    GGML_UNUSED(dst);
+    return nullptr;
+#endif
+}
+
+// Query heads and KV heads in a unit of `rows` rows, `rest` of which units there are for each of the latter. Tiles have one
+// KV head.
+static void fa_plan_heads(fa_plan & p, const ggml_tensor * dst, int64_t rows, int64_t rest, int nth, bool tiles) {
     const ggml_tensor * k = dst->src[1];
     const ggml_tensor * v = dst->src[2];
 
@@ -84,7 +105,7 @@ static void fa_plan_heads(fa_plan & p, const ggml_tensor * dst, int64_t rows, in
     // of them should stay in the second level cache. Few units would leave threads without work.
     const bool ordered = k->nb[2] < k->nb[1] && v->nb[2] < v->nb[1];
     const int64_t bytes = 2 * FA_KV_BLOCK * (ggml_row_size(k->type, k->ne[0]) + ggml_row_size(v->type, v->ne[0]));
-    const int64_t most = ordered && fa_few(p.heads * rows, k, dst->src[2])
+    const int64_t most = ordered && !tiles && fa_few(p.heads * rows, k, dst->src[2])
                              ? std::min({ k->ne[2], FA_FEW_Q / (p.heads * rows), FA_MAX_BYTES / bytes })
                              : 1;
     p.kv_heads = std::max<int64_t>(1, std::min(most, nth > 1 ? rest * k->ne[2] / (4 * nth) : most));
@@ -104,7 +125,7 @@ static void fa_plan_splits(fa_plan & p, const ggml_tensor * dst, int nth) {
     p.n_units *= p.n_splits;
 }
 
-static fa_plan fa_make_plan(const ggml_tensor * dst, int nth) {
+static fa_plan fa_make_plan(const ggml_tensor * dst, int nth, bool tiles) {
     const ggml_tensor * q = dst->src[0];
     const ggml_tensor * k = dst->src[1];
 
@@ -113,9 +134,10 @@ static fa_plan fa_make_plan(const ggml_tensor * dst, int nth) {
     const int64_t group = q->ne[2] / k->ne[2];
 
     fa_plan p;
-    p.n_heads = ceil_div(group, FA_MAX_Q);
+    const int64_t most = tiles ? fa_tiles::MOST_QUERIES : FA_MOST_Q;
+    p.n_heads = ceil_div(group, most);
     p.heads = ceil_div(group, p.n_heads);
-    for (int64_t queries : { FA_MAX_Q, FA_FEW_Q }) {
+    for (int64_t queries : { most, FA_MOST_Q, FA_FEW_Q }) {
         p.most_rows = std::max<int64_t>(1, queries / p.heads);
         p.n_rows = ceil_div(q->ne[1], p.most_rows);
         if (nth == 1 || p.n_heads * p.n_rows * k->ne[2] * k->ne[3] >= 4 * nth) {
@@ -125,7 +147,7 @@ static fa_plan fa_make_plan(const ggml_tensor * dst, int nth) {
     p.rows = ceil_div(q->ne[1], p.n_rows);
 
     const int64_t rest = p.n_heads * p.n_rows * k->ne[3];
-    fa_plan_heads(p, dst, p.rows, rest, nth);
+    fa_plan_heads(p, dst, p.rows, rest, nth, tiles);
     p.n_units = rest * p.n_kv;
     p.n_ranges = std::max<int64_t>(1, ceil_div(k->ne[1], FA_RANGE));
     fa_plan_splits(p, dst, nth);
@@ -138,12 +160,14 @@ static int64_t fa_plan_runs(fa_plan & p, const ggml_tensor * dst, int nth, fa_ru
     const ggml_tensor * k = dst->src[1];
     const int64_t * cells = (const int64_t *) dst->src[5]->data;
     const int64_t stream_size = k->nb[3] / k->nb[1];
+    const int32_t * prompts = fa_prompts(dst);
 
     int64_t n_runs = 0;
     for (int64_t first = 0; first < q->ne[1];) {
         const int64_t stream = cells[first] / stream_size;
         int64_t end = first + 1;
-        while (end < q->ne[1] && uint64_t(cells[end] - stream * stream_size) < uint64_t(stream_size)) {
+        while (end < q->ne[1] && uint64_t(cells[end] - stream * stream_size) < uint64_t(stream_size) &&
+               (!prompts || prompts[end] == prompts[first])) {
             ++end;
         }
         for (int64_t left = (end - first + p.most_rows - 1) / p.most_rows; left > 0;
@@ -156,7 +180,7 @@ static int64_t fa_plan_runs(fa_plan & p, const ggml_tensor * dst, int nth, fa_ru
 
     p.n_units = 0;
     for (int64_t i = 0; i < n_runs; ++i) {
-        fa_plan_heads(p, dst, runs[i].rows, p.n_heads * n_runs, nth);
+        fa_plan_heads(p, dst, runs[i].rows, p.n_heads * n_runs, nth, prompts && prompts[runs[i].first]);
         runs[i].kv_heads = p.kv_heads;
         runs[i].unit = p.n_units;
         p.n_units += p.n_heads * p.n_kv;
@@ -170,21 +194,22 @@ static int64_t fa_sights(const ggml_tensor * k) { return GGML_PAD(k->ne[1] / FA_
 
 // F32 elements of scratch that each thread needs
 static int64_t fa_scratch_size(const ggml_tensor * dst) {
-    const int64_t DK = dst->src[1]->ne[0];
-    const int64_t DV = dst->src[2]->ne[0];
+    const int64_t DK = GGML_PAD(dst->src[1]->ne[0], FA_DK_PAD);
+    const int64_t DV = GGML_PAD(dst->src[2]->ne[0], FA_DV_PAD);
 
     const int64_t queries = FA_MAX_Q * (2 * DK + 3 * DV);
-    const int64_t block = FA_KV_BLOCK * (DK + fattn_many::stride(DV) + 2 * fattn_many::LANES);
+    const int64_t block = FA_KV_BLOCK * (DK + fattn_many::stride(DV) + 3 * fattn_many::LANES);
     const int64_t runs = dst->src[5] ? dst->src[0]->ne[1] * sizeof(fa_run) / sizeof(float) : 0;
     const int64_t sights = fa_sights(dst->src[1]) / sizeof(float);
     return GGML_PAD(queries + block + sights + runs, (int64_t) CACHE_LINE_SIZE_F32) + CACHE_LINE_SIZE_F32;
 }
 
 size_t ggml_fattn_block_work_size(const ggml_tensor * dst, int n_threads) {
-    fa_plan p = fa_make_plan(dst, n_threads);
+    // Runs, and rows of prompts, are not known yet: the fewest units, which share most.
+    fa_plan p = fa_make_plan(dst, n_threads, dst->src[5] && dst->src[6]);
 
     int64_t n = n_threads * fa_scratch_size(dst);
-    if (dst->src[5]) { // the runs are not known yet: the fewest units, which share most
+    if (dst->src[5]) {
         p.n_units = p.n_heads * p.n_rows;
         fa_plan_splits(p, dst, n_threads);
     }
@@ -212,6 +237,7 @@ bool ggml_fattn_block_supported(const ggml_tensor * dst) {
     worth = worth || (k->type == GGML_TYPE_F16 && k->ne[0] % GGML_F16_DOT_STEP != 0) ||
             (v->type == GGML_TYPE_F16 && v->ne[0] % GGML_F16_STEP != 0);
 #endif
+    worth = worth || dst->src[6] != nullptr; // a row of a prompt has the same bits alone
 
     return q->ne[1] > 0 && worth && q->type == GGML_TYPE_F32 && fa_type_supported(k->type) &&
            fa_type_supported(v->type) && k->ne[0] % 8 == 0 && v->ne[0] % 8 == 0 && k->ne[2] == v->ne[2] &&
@@ -253,9 +279,12 @@ struct fa_context {
     fa_plan plan;
     const fa_run * runs; // nullptr: the streams have equally many rows, as q->ne[3] says
     int64_t n_runs;
+    const int32_t * prompts; // see fa_prompts
 
     int64_t DK;
     int64_t DV;
+    int64_t DK_padded;
+    int64_t DV_padded;
     int64_t group; // query heads for each KV head
 
     float scale;
@@ -287,6 +316,7 @@ struct fa_unit {
     int64_t range;  // the range at hand
     int64_t ranges; // end of those of the unit
     bool finite;    // no sum is infinite or not a number
+    bool tiles;     // the rows are of prompts
 
     float * Q;     // [nk*nr*nh][DK], scaled
     float * KQ;    // [nr*nh][width]
@@ -296,9 +326,10 @@ struct fa_unit {
     // many queries, of a single KV head, in groups of LANES: the same with the queries side by side
     bool many;
     float * turned;  // Q, as turn_queries makes it
-    float * columns; // VKQ, [DV][lanes]
+    float * columns; // VKQ, [DV_padded][lanes]
     float * masks;   // [n][lanes], of a group; its KQ is [width][lanes]
-    float * K;       // the block at hand in F32, [n][DK]
+    float * weights; // KQ for tiles
+    float * K;       // the block at hand in F32, [n][DK]; or tiles of it
     float * V;       // [n][V_stride]
 
     uint8_t * sights; // of all keys, by fa_look; seen: they are those of the rows at hand
@@ -435,24 +466,22 @@ static fattn_few::ahead fa_ahead(const fa_unit & u, const ggml_tensor * t, const
     return { rows, u.next->n, size, done, u.nk };
 }
 
-// A block in F32: [n][stride]
-static void fa_load_block(const ggml_tensor * t, const char * const * rows, int64_t n, float * y, int64_t stride,
-                          const fattn_few::ahead & ask) {
+// A block: calls take with a function that returns the elements i .. i + EPR of key j, those behind the last one 0.
+template <typename F>
+static void fa_load_block(const ggml_tensor * t, const char * const * rows, const fattn_few::ahead & ask, F take) {
     using namespace fattn_few;
     with_type(t->type, [&](auto type) {
-        for (int64_t j = 0; j < n; ++j) {
-            if (j % ASK == 0) {
+        take([&, d = t->ne[0]](int64_t j, int64_t i) {
+            if (i == 0 && j % ASK == 0) {
                 ask.ask_for(j, ASK);
             }
-            float * to = y + j * stride;
-            if (t->ne[0] % EPR != 0) {
-                fa_row_to_f32(t->type, rows[j], to, t->ne[0]);
-                continue;
+            if (i + EPR <= d) {
+                return load<decltype(type)::value>(rows[j], i);
             }
-            for (int64_t i = 0; i < t->ne[0]; i += EPR) {
-                GGML_F32_VEC_STORE(to + i, load<decltype(type)::value>(rows[j], i));
-            }
-        }
+            float left[EPR] = { 0.0f };
+            fa_row_to_f32(t->type, rows[j] + i * ggml_type_size(t->type), left, d - i); // no type with blocks
+            return GGML_F32_VEC_LOAD(left);
+        });
     });
 }
 
@@ -607,14 +636,14 @@ template <typename F> static void fa_each_group(int64_t nq, F f) {
 }
 
 // A block of keys with many queries of a KV head.
+template <typename KERNEL>
 static void fa_many_block(const fa_context & c, fa_unit & u, int64_t nq, const float * slope) {
     const fa_keys & x = *u.now;
-    const int64_t V_stride = fattn_many::stride(c.DV);
-    fa_load_block(c.k, x.k, x.n, u.K, c.DK, fa_ahead(u, c.k, u.next->k, 0));
-    fa_load_block(c.v, x.v, x.n, u.V, V_stride, fa_ahead(u, c.v, u.next->v, 0));
+    fa_load_block(c.k, x.k, fa_ahead(u, c.k, u.next->k, 0), [&](auto f) { KERNEL::load_keys(x.n, c.DK, u.K, f); });
+    fa_load_block(c.v, x.v, fa_ahead(u, c.v, u.next->v, 0), [&](auto f) { KERNEL::load_values(x.n, c.DV, u.V, f); });
     fa_each_group(nq, [&](int64_t first, int64_t end, int64_t lanes) {
         const float * masks = fa_load_masks(c, u, first, end, lanes);
-        fattn_many::scores(u.K, x.n, c.DK, u.turned + first * c.DK, lanes, u.KQ);
+        KERNEL::scores(u.K, x.n, c.DK, u.turned + first * c.DK_padded, lanes, u.KQ);
         if (c.logit_softcap != 0.0f) {
             ggml_vec_tanh_f32(x.n * lanes, u.KQ, u.KQ);
             ggml_vec_scale_f32(x.n * lanes, u.KQ, c.logit_softcap);
@@ -622,7 +651,8 @@ static void fa_many_block(const fa_context & c, fa_unit & u, int64_t nq, const f
         float old[fattn_many::LANES];
         const bool grown =
             fattn_many::softmax(u.KQ, x.n, x.width, lanes, masks, slope + first, u.M + first, u.S + first, old);
-        fattn_many::weighted(u.V, x.n, c.DV, V_stride, u.KQ, lanes, grown ? old : nullptr, u.columns + first * c.DV);
+        KERNEL::weighted(u.V, x.n, c.DV, u.KQ, lanes, grown ? old : nullptr, u.weights,
+                         u.columns + first * c.DV_padded);
     });
 }
 
@@ -656,7 +686,7 @@ static void fa_begin_range(const fa_context & c, fa_unit & u, int64_t nq) {
         const int64_t lanes = GGML_PAD(nq, fattn_few::EPR);
         std::fill(u.M + nq, u.M + lanes, 0.0f);
         std::fill(u.S + nq, u.S + lanes, 0.0f);
-        memset(u.columns, 0, lanes * c.DV * sizeof(float));
+        memset(u.columns, 0, lanes * c.DV_padded * sizeof(float));
     } else {
         memset(u.VKQ, 0, nq * c.DV * sizeof(float));
     }
@@ -665,7 +695,7 @@ static void fa_begin_range(const fa_context & c, fa_unit & u, int64_t nq) {
 static void fa_end_range(const fa_context & c, fa_unit & u, int64_t nq) {
     if (u.many) {
         fa_each_group(nq, [&](int64_t first, int64_t, int64_t lanes) {
-            fattn_many::turn_sums(u.columns + first * c.DV, c.DV, lanes, u.VKQ + first * c.DV);
+            fattn_many::turn_sums(u.columns + first * c.DV_padded, c.DV, lanes, u.VKQ + first * c.DV);
         });
     }
     if (c.plan.n_splits > 1) {
@@ -693,7 +723,7 @@ static void fa_end_range(const fa_context & c, fa_unit & u, int64_t nq) {
 static bool fa_run_rows(const fa_context & c, fa_unit & u) {
     const int64_t nq = u.nr * u.nh; // of a KV head
 
-    u.many = !fa_few(nq, c.k, c.v);
+    u.many = u.tiles || !fa_few(nq, c.k, c.v);
     float slope[FA_MAX_Q] = { 0.0f };
     const float scale = c.scale;
     fa_each_query(c, u, [&](int64_t m, int64_t i1, int64_t i2) {
@@ -707,7 +737,8 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
     if (u.many) {
         fa_each_group(nq, [&](int64_t first, int64_t end, int64_t lanes) {
             memset(u.Q + end * c.DK, 0, (first + lanes - end) * c.DK * sizeof(float));
-            fattn_many::turn_queries(u.Q + first * c.DK, c.DK, lanes, u.turned + first * c.DK);
+            const auto turn = u.tiles ? fa_tiles::turn_queries : fattn_many::kernel::turn_queries;
+            turn(u.Q + first * c.DK, c.DK, lanes, u.turned + first * c.DK_padded);
         });
     }
     fa_begin_range(c, u, u.nk * nq);
@@ -730,8 +761,10 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
             if (k > 0) {
                 fa_next_head(c, *u.now);
             }
-            if (u.many) {
-                fa_many_block(c, u, nq, slope);
+            if (u.tiles) {
+                fa_many_block<fa_tiles>(c, u, nq, slope);
+            } else if (u.many) {
+                fa_many_block<fattn_many::kernel>(c, u, nq, slope);
             } else {
                 fa_few_block(c, u, nq, k, slope);
             }
@@ -756,6 +789,19 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
         });
     }
     return true;
+}
+
+// Rows that have the same kernel
+static void fa_run_neighbours(const fa_context & c, fa_unit & u) {
+    if (!fa_look(c, u) && fa_run_rows(c, u)) {
+        return;
+    }
+    u.seen = false;
+    // Each row alone, with its own keys: where a sequence overflows, a weight of 0 would not keep it out of other rows.
+    const int64_t end = u.r0 + u.nr;
+    for (u.nr = 1; u.r0 < end; ++u.r0) {
+        fa_run_rows(c, u);
+    }
 }
 
 // `ih`: which of the groups of query heads; `k0`, `kv_heads`: the KV heads
@@ -794,14 +840,17 @@ static void fa_run_unit(const fa_context & c, fa_unit & u, int64_t unit) {
     u.ranges = p.n_ranges * (split + 1) / p.n_splits;
     u.c1 = std::min(u.ranges * FA_RANGE, c.k->ne[1]);
 
-    if (!fa_look(c, u) && fa_run_rows(c, u)) {
-        return;
-    }
-    u.seen = false;
-    // Each row alone, with its own keys: where a sequence overflows, a weight of 0 would not keep it out of other rows.
     const int64_t end = u.r0 + u.nr;
-    for (u.nr = 1; u.r0 < end; ++u.r0) {
-        fa_run_rows(c, u);
+    for (int64_t first = u.r0, next; first < end; first = next) {
+        next = end;
+        if (c.prompts) {
+            const int32_t * marks = c.prompts + u.i3 * c.q->ne[1];
+            u.tiles = marks[first] != 0;
+            next = std::find(marks + first, marks + end, int32_t(!u.tiles)) - marks;
+        }
+        u.r0 = first;
+        u.nr = next - first;
+        fa_run_neighbours(c, u);
     }
 }
 
@@ -828,9 +877,12 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
     c.mask = dst->src[3];
     c.sinks = dst->src[4];
     c.dst = dst;
-    c.plan = fa_make_plan(dst, nth);
+    c.prompts = fa_prompts(dst);
+    c.plan = fa_make_plan(dst, nth, c.prompts && std::count(c.prompts, c.prompts + c.q->ne[1] * c.q->ne[3], 1) > 0);
     c.DK = c.k->ne[0];
     c.DV = c.v->ne[0];
+    c.DK_padded = GGML_PAD(c.DK, FA_DK_PAD);
+    c.DV_padded = GGML_PAD(c.DV, FA_DV_PAD);
     c.group = c.q->ne[2] / c.k->ne[2];
     memcpy(&c.scale, (const float *) dst->op_params + 0, sizeof(float));
     memcpy(&c.max_bias, (const float *) dst->op_params + 1, sizeof(float));
@@ -845,16 +897,18 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
     c.runs = nullptr;
 
     fa_unit u;
+    u.tiles = false;
     u.Q = scratch;
     u.KQ = u.Q + FA_MAX_Q * c.DK;
     u.VKQ = u.KQ + FA_KV_BLOCK * fattn_many::LANES;
     u.total = u.VKQ + FA_MAX_Q * c.DV;
     u.turned = u.total + FA_MAX_Q * c.DV;
-    u.columns = u.turned + FA_MAX_Q * c.DK;
-    u.masks = u.columns + FA_MAX_Q * c.DV;
-    u.K = u.masks + FA_KV_BLOCK * fattn_many::LANES;
-    u.V = u.K + FA_KV_BLOCK * c.DK;
-    u.sights = (uint8_t *) (u.V + FA_KV_BLOCK * fattn_many::stride(c.DV));
+    u.columns = u.turned + FA_MAX_Q * c.DK_padded;
+    u.masks = u.columns + FA_MAX_Q * c.DV_padded;
+    u.weights = u.masks + FA_KV_BLOCK * fattn_many::LANES;
+    u.K = u.weights + FA_KV_BLOCK * fattn_many::LANES;
+    u.V = u.K + FA_KV_BLOCK * c.DK_padded;
+    u.sights = (uint8_t *) (u.V + FA_KV_BLOCK * fattn_many::stride(c.DV_padded));
 
     if (dst->src[5]) { // each thread for itself
         fa_run * runs = (fa_run *) (u.sights + fa_sights(c.k));
@@ -862,12 +916,18 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
         c.runs = runs;
     }
 
+    if (c.prompts) {
+        fa_tiles::begin();
+    }
     if (ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, nth);
     }
     ggml_barrier(params->threadpool);
     for (int64_t unit = ith; unit < c.plan.n_units; unit = ggml_threadpool_chunk_add(params->threadpool, 1)) {
         fa_run_unit(c, u, c.plan.n_units - 1 - unit); // rows with more keys first, so that threads end together
+    }
+    if (c.prompts) {
+        fa_tiles::end();
     }
 
     if (c.plan.n_splits > 1) {

@@ -41,8 +41,8 @@ class llm_graph_input_prompts : public llm_graph_input_i {
     const uint32_t n_outputs;
 };
 
-// A product of weights with all rows of a pass, or with the outputs alone, gets their marks. Only CPUs read them.
-void llm_graph_context::mark_prompts(ggml_tensor * product, int64_t n_rows) const {
+// An operation with all rows of a pass, or with the outputs alone, gets their marks. Only CPUs read them.
+void llm_graph_context::mark_prompts(ggml_tensor * op, int64_t n_rows) const {
     if (ggml_backend_sched_get_n_backends(sched) != 1 || (n_rows != n_tokens && n_rows != n_outputs)) {
         return;
     }
@@ -56,7 +56,7 @@ void llm_graph_context::mark_prompts(ggml_tensor * product, int64_t n_rows) cons
         marks = ggml_new_tensor_1d(ctx0, GGML_TYPE_I32, n_rows);
         ggml_set_input(marks);
     }
-    product->src[product->op == GGML_OP_MUL_MAT_ID ? 3 : 2] = marks;
+    op->src[op->op == GGML_OP_MUL_MAT ? 2 : op->op == GGML_OP_MUL_MAT_ID ? 3 : 6] = marks;
 }
 
 bool llama_takes_prompts(const llama_context * ctx) {

@@ -49,7 +49,6 @@ template <int TERMS> void put_row(const float * x, char * to, int64_t k, int64_t
 template <typename W> struct scratch {
     alignas(64) char weights[2][W::terms][GGML_WIDE_DEPTH / STEP * TILE];
     alignas(64) char bytes[GGML_WIDE_DEPTH * COLUMNS]; // before they are floats
-    alignas(64) char unused[TILE];
 
     // behind it: sums of two strips, of 32 rows each, four tiles side by side
     char * sums(int64_t i) { return (char *) (this + 1) + i * 4 * TILE; }

@@ -127,7 +127,7 @@ template <typename BASE> class wide_traits : public BASE {
     static constexpr int PROMPT_GROUP = 256; // of prompts
     static constexpr int MANY = 128;         // most rows at once
     static constexpr int STRIP = GGML_WIDE_COLUMNS;
-    static constexpr int PANEL = 16;    // most strips at once for rows of prompts, whose sums take 2 KiB a row
+    static constexpr int PANEL = 16;    // most strips at once for rows of prompts, whose sums take 1 KiB a row
     static constexpr int PIECE = 64;    // bytes of a row of a prompt
     static constexpr int TOGETHER = 16; // rows of prompts whose pieces alternate
 

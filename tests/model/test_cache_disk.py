@@ -10,6 +10,7 @@ import pytest
 from llamabatch import LLM, ConfigError, SamplingParams
 from llamabatch.engine import prefix_folder
 from llamabatch.llama import library
+from llamabatch.utils import system
 from tests.waiting import until
 
 N_TOKENS = 400
@@ -128,7 +129,9 @@ def test_a_file_that_is_lost_meanwhile_is_computed(tmp_path, caplog):
     assert not caplog.text
 
 
-@pytest.mark.parametrize("options", [{"type_k": "q8_0"}, {"rope_freq_base": 20000.0}, {"kv": "unified"}])
+@pytest.mark.parametrize(
+    "options", [{"type_k": "q8_0"}, {"rope_freq_base": 20000.0}, {"kv": "unified"}, {"extra_bufts": "off"}]
+)
 def test_other_engines_have_files_of_their_own(tmp_path, options):
     ran(tmp_path, 0)
     with opened(tmp_path, **options) as llm:
@@ -185,6 +188,8 @@ def test_other_files_of_the_folder_stay(tmp_path):
         path.write_text("mine")
     part = home / f"{'a' * 32}.prefix.123.part"
     part.write_text("of a process that was killed")
+    folder = home / f"{'b' * 32}.prefix"
+    folder.mkdir()
     with opened(tmp_path, cache_disk_mib=1) as llm:
         texts(llm, 1)
         llm.reset_prefix_cache()
@@ -199,6 +204,46 @@ def test_reset_deletes_the_files(tmp_path):
         assert not files(tmp_path)
         texts(llm, 0)
         assert read(llm) == 0
+
+
+def test_reset_deletes_what_others_have_written_since(tmp_path):
+    with opened(tmp_path) as llm:
+        ran(tmp_path, 0)
+        assert files(tmp_path)
+        llm.reset_prefix_cache()
+        assert not files(tmp_path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes, pipes")
+def test_the_folder_is_of_this_user_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        ran(tmp_path / "x", 0)
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "x").rglob("*") if path.is_file()}
+    folders = {path.stat().st_mode & 0o777 for path in (tmp_path / "x", *(tmp_path / "x").glob("*/"))}
+    assert (modes, folders) == ({0o600}, {0o700})
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes, pipes")
+def test_nobody_waits_for_ever_for_the_folder(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(prefix_folder, "_LOCK_S", 0.3)
+    with (tmp_path / ".lock").open("w") as file:
+        assert system.lock(file.fileno())
+        with pytest.raises(ConfigError, match=r"cache_disk is .*another process has held \.lock for 0 s"):
+            opened(tmp_path)
+    with opened(tmp_path) as llm:
+        with (tmp_path / ".lock").open("w") as file:
+            assert system.lock(file.fileno())
+            texts(llm, 0)
+            until(lambda: "a prefix is not kept" in caplog.text)
+        texts(llm, 1)
+        until(lambda: files(tmp_path))
+    (tmp_path / ".lock").unlink()
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(ConfigError, match="is no regular file"):
+        opened(tmp_path)
 
 
 def test_a_text_that_goes_on_takes_the_place_of_its_beginning(tmp_path):

@@ -54,6 +54,18 @@ def test_requests_that_begin_so_do_not_compute_it(saved, options, assert_equal_b
             llm.unload_prefix(path)
 
 
+def test_a_promise_of_equal_bits_takes_no_cells_of_other_kernels(saved, tmp_path):
+    with LLM("tiny", instances=1, extra_bufts="off") as llm:
+        llm.save_prefix(TEXT, tmp_path / "others.kv")
+    with LLM("tiny", instances=1) as llm:
+        assert llm.load_prefix(tmp_path / "others.kv") == saved[1]
+    with LLM("tiny", instances=1, batch_invariant=True) as llm:
+        llm.save_prefix(TEXT, tmp_path / "own.kv")
+        with pytest.raises(InputError, match=r"is for kernels '.*bufts off'; this engine has '"):
+            llm.load_prefix(tmp_path / "others.kv")
+        assert llm.load_prefix(tmp_path / "own.kv") == saved[1]
+
+
 def test_it_outlives_growth_and_eviction(saved):
     path, n_tokens, _ = saved
     with LLM("tiny", instances=1, n_slots=2, start_slots=1) as llm:

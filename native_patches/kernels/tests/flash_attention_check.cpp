@@ -1,9 +1,9 @@
 // Checks ggml's CPU flash attention against a float64 computation, over types, shapes, masks and threads, that a row's
 // result does not depend on how many are computed with it, and that what one sequence holds does not reach others. Rows
-// that are each of any stream have the same bits as alone.
+// that are each of any stream have the same bits as alone. Rows of prompts, which have tiles where there are, are marked.
 //
 //   flash_attention_check             every case; exit status 1 if one is off by more than its bound
-//   flash_attention_check time ROWS STREAMS HEADS KV_HEADS HEAD_SIZE N_KV TYPE THREADS [MASK]    microseconds of the
+//   flash_attention_check time ROWS STREAMS HEADS KV_HEADS HEAD_SIZE N_KV TYPE THREADS [MASK [MARKS]]    microseconds of the
 //                                     fastest run, and the products of floats a second that its queries and keys need
 //
 // Build against the llama.cpp folder L and its build folder B, then run with B/bin in LD_LIBRARY_PATH (the libraries of
@@ -35,6 +35,13 @@ enum class Mask { none, causal, holes, sequences, prefix, nothing };
 
 const char * const mask_names[] = { "none", "causal", "holes", "sequences", "prefix", "nothing" };
 
+// Which rows are of prompts
+enum class Marks { none, all, some };
+
+const char * const marks_names[] = { "none", "all", "some" };
+
+bool is_prompt(Marks marks, int row) { return marks == Marks::all || (marks == Marks::some && row * 7 % 5 < 3); }
+
 struct Case {
     ggml_type type_k = GGML_TYPE_F16;
     ggml_type type_v = GGML_TYPE_F16;
@@ -50,6 +57,7 @@ struct Case {
     float max_bias = 0.0f; // ALiBi
     bool sinks = false;
     int threads = 1;
+    Marks marks = Marks::none;
 
     int heads() const { return kv_heads * group; }
 
@@ -57,9 +65,9 @@ struct Case {
         char text[256];
         snprintf(text, sizeof(text),
                  "K %s V %s, head %d/%d, %d x %d heads, %d rows x %d streams, %d keys, mask %s, "
-                 "cap %g, ALiBi %g, sinks %d, %d threads",
+                 "cap %g, ALiBi %g, sinks %d, %d threads, marks %s",
                  ggml_type_name(type_k), ggml_type_name(type_v), dk, dv, kv_heads, group, rows, streams, n_kv,
-                 mask_names[int(mask)], softcap, max_bias, int(sinks), threads);
+                 mask_names[int(mask)], softcap, max_bias, int(sinks), threads, marks_names[int(marks)]);
         return text;
     }
 };
@@ -103,6 +111,9 @@ class Attention {
         out = ggml_flash_attn_ext(context.get(), permuted(q), permuted(k), permuted(v), mask, 1.0f / sqrtf(c.dk),
                                   c.max_bias, c.softcap);
         ggml_flash_attn_ext_add_sinks(out, sinks);
+        if (c.marks != Marks::none) {
+            out->src[6] = ggml_new_tensor_1d(context.get(), GGML_TYPE_I32, c.rows * c.streams);
+        }
         graph = ggml_new_graph(context.get());
         ggml_build_forward_expand(graph, out);
         buffer.reset(ggml_backend_alloc_ctx_tensors(context.get(), backend.get()));
@@ -200,6 +211,13 @@ class Attention {
         if (sinks) {
             sink_values = fill(sinks, 3.0f);
         }
+        if (out->src[6]) {
+            std::vector<int32_t> values(c.rows * c.streams);
+            for (size_t i = 0; i < values.size(); i++) {
+                values[i] = is_prompt(c.marks, int(i));
+            }
+            ggml_backend_tensor_set(out->src[6], values.data(), 0, ggml_nbytes(out->src[6]));
+        }
         if (mask) {
             std::vector<ggml_fp16_t> values(ggml_nelements(mask));
             for (int s = 0; s < c.streams; s++) {
@@ -283,9 +301,12 @@ class Attention {
 std::vector<Case> all_cases() {
     std::vector<Case> cases;
     const auto add = [&](auto change) {
-        for (int threads : { 1, 2, 4 }) {
+        for (const auto & [threads, marks] :
+             { std::pair(1, Marks::none), std::pair(2, Marks::none), std::pair(4, Marks::none),
+               std::pair(1, Marks::all), std::pair(2, Marks::some) }) {
             Case c;
             c.threads = threads;
+            c.marks = marks;
             change(c);
             cases.push_back(c);
         }
@@ -406,14 +427,15 @@ std::vector<Case> all_cases() {
     return cases;
 }
 
-// The block kernel works in F32 throughout; the kernel for one query rounds queries to the type of K and sums an F16 V
+// The block kernel works in F32 throughout, tiles with 16 bits of each number; the kernel for one query rounds queries to the type of K and sums an F16 V
 // in F16.
 double bound(const Case & c) {
     const auto exact = [](ggml_type type) {
         return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 || type == GGML_TYPE_Q8_0;
     };
-    const bool block_kernel = exact(c.type_k) && exact(c.type_v) && c.group * c.rows >= 5 && c.dk % 8 == 0;
-    return block_kernel ? 1e-5 : 2e-2;
+    const bool block_kernel =
+        exact(c.type_k) && exact(c.type_v) && (c.group * c.rows >= 5 || c.marks != Marks::none) && c.dk % 8 == 0;
+    return !block_kernel ? 2e-2 : c.marks == Marks::none ? 1e-5 : 5e-5;
 }
 
 // True if a row's result has the same bits alone and among 40 rows, which takes another kernel, on one thread, which does
@@ -421,6 +443,9 @@ double bound(const Case & c) {
 bool same_bits(const Case & alone) {
     Case among = alone;
     among.rows = 40;
+    if (alone.marks == Marks::all) {
+        among.marks = Marks::some; // the first is marked
+    }
     Attention many(among, 1);
     Attention one(alone, 1);
     one.take(many);
@@ -452,9 +477,10 @@ bool same_bits_ragged(const Case & c, uint32_t seed) {
         }
     }
     const int rows = int(cells.size());
+    const auto marked = [&](int row) { return is_prompt(c.marks, row / 3); };
 
     std::unique_ptr<ggml_context, ContextFree> context(
-        ggml_init({ ggml_tensor_overhead() * (16 + 8 * rows) + ggml_graph_overhead() * 2, nullptr, true }));
+        ggml_init({ ggml_tensor_overhead() * (16 + 9 * rows) + ggml_graph_overhead() * 2, nullptr, true }));
     std::unique_ptr<ggml_backend, BackendFree> backend(ggml_backend_cpu_init());
     ggml_context * ctx = context.get();
     ggml_tensor * q = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, c.dk, c.heads(), rows);
@@ -462,6 +488,7 @@ bool same_bits_ragged(const Case & c, uint32_t seed) {
     ggml_tensor * v = ggml_new_tensor_4d(ctx, c.type_v, c.dv, c.kv_heads, c.n_kv, c.streams);
     ggml_tensor * mask = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, c.n_kv, rows);
     ggml_tensor * idxs = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, rows);
+    ggml_tensor * marks = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, rows);
 
     // the rows from `first` on, all in one stream's keys, which begin `stream` streams behind the first
     const auto attend = [&](int first, int count, int stream) {
@@ -473,8 +500,12 @@ bool same_bits_ragged(const Case & c, uint32_t seed) {
         };
         ggml_tensor * rows_of_q = ggml_view_3d(ctx, q, c.dk, c.heads(), count, q->nb[1], q->nb[2], first * q->nb[2]);
         ggml_tensor * rows_of_mask = ggml_view_2d(ctx, mask, c.n_kv, count, mask->nb[1], first * mask->nb[1]);
-        return ggml_flash_attn_ext(ctx, ggml_permute(ctx, rows_of_q, 0, 2, 1, 3), keys(k), keys(v), rows_of_mask,
-                                   1.0f / sqrtf(c.dk), 0.0f, 0.0f);
+        ggml_tensor * out = ggml_flash_attn_ext(ctx, ggml_permute(ctx, rows_of_q, 0, 2, 1, 3), keys(k), keys(v),
+                                                rows_of_mask, 1.0f / sqrtf(c.dk), 0.0f, 0.0f);
+        if (c.marks != Marks::none) {
+            out->src[6] = ggml_view_1d(ctx, marks, count, first * marks->nb[0]);
+        }
+        return out;
     };
     ggml_cgraph * together = ggml_new_graph(ctx);
     ggml_tensor * ragged = attend(0, rows, 0);
@@ -506,6 +537,10 @@ bool same_bits_ragged(const Case & c, uint32_t seed) {
     }
     ggml_backend_tensor_set(mask, seen.data(), 0, ggml_nbytes(mask));
     ggml_backend_tensor_set(idxs, cells.data(), 0, ggml_nbytes(idxs));
+    for (int32_t row = 0; row < rows; row++) {
+        const int32_t mark = marked(row);
+        ggml_backend_tensor_set(marks, &mark, row * sizeof(mark), sizeof(mark));
+    }
 
     ggml_backend_cpu_set_n_threads(backend.get(), c.threads);
     const bool ran = ggml_backend_graph_compute(backend.get(), together) == GGML_STATUS_SUCCESS;
@@ -535,6 +570,7 @@ int check(int every) {
     int seen = 0;
     const auto left_out = [&] { return seen++ % every != 0; };
     double worst[GGML_TYPE_COUNT] = { 0.0 };
+    double worst_marked = 0.0;
     for (const Case & c : all_cases()) {
         if (left_out()) {
             continue;
@@ -548,7 +584,10 @@ int check(int every) {
             printf("%s: relative error %.2e\n", c.name().c_str(), error);
         }
         failed += !(error < bound(c));
-        worst[c.type_k] = std::max(worst[c.type_k], error);
+        double & to = c.marks == Marks::none ? worst[c.type_k] : worst_marked;
+        if (c.marks == Marks::none || bound(c) < 1e-3) {
+            to = std::max(to, error);
+        }
         n++;
     }
     for (const ggml_type type : { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0 }) {
@@ -567,12 +606,15 @@ int check(int every) {
             c.softcap = softcap;
             c.mask = Mask::none;
             c.sinks = group == 5;
-            const bool same = same_bits(c);
-            if (!same) {
-                printf("%s: other bits among other rows\n", c.name().c_str());
+            for (Marks marks : { Marks::none, Marks::all }) {
+                c.marks = marks;
+                const bool same = same_bits(c);
+                if (!same) {
+                    printf("%s: other bits among other rows\n", c.name().c_str());
+                }
+                failed += !same;
+                n++;
             }
-            failed += !same;
-            n++;
         }
     }
     for (const ggml_type type : { GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0 }) {
@@ -591,8 +633,11 @@ int check(int every) {
                     c.n_kv = n_kv;
                     c.streams = 5;
                     c.threads = threads;
-                    failed += !same_bits_ragged(c, n);
-                    n++;
+                    for (Marks marks : { Marks::none, Marks::some }) {
+                        c.marks = marks;
+                        failed += !same_bits_ragged(c, n);
+                        n++;
+                    }
                 }
             }
         }
@@ -608,16 +653,20 @@ int check(int every) {
                     c.type_k = c.type_v = type;
                     c.rows = rows;
                     c.mask = mask;
-                    const bool apart = kept_apart(c, keys);
-                    if (!apart) {
-                        printf("%s: not a number because of another sequence\n", c.name().c_str());
+                    for (Marks marks : { Marks::none, Marks::all }) {
+                        c.marks = marks;
+                        const bool apart = kept_apart(c, keys);
+                        if (!apart) {
+                            printf("%s: not a number because of another sequence\n", c.name().c_str());
+                        }
+                        failed += !apart;
+                        n++;
                     }
-                    failed += !apart;
-                    n++;
                 }
             }
         }
     }
+    printf("marked rows: relative error at most %.2e\n", worst_marked);
     for (int type = 0; type < GGML_TYPE_COUNT; type++) {
         if (worst[type] > 0.0) {
             printf("K in %s: relative error at most %.2e\n", ggml_type_name(ggml_type(type)), worst[type]);
@@ -646,6 +695,11 @@ int time_one(char ** argv) {
         for (int i = 0; i < 6; i++) {
             if (!strcmp(argv[8], mask_names[i])) {
                 c.mask = Mask(i);
+            }
+        }
+        for (int i = 0; argv[9] && i < 3; i++) {
+            if (!strcmp(argv[9], marks_names[i])) {
+                c.marks = Marks(i);
             }
         }
     }

@@ -47,11 +47,10 @@ def test_kernels_for_prompts_need_the_promise():
     features = AVX512 | {"amx", "wide", "prompts"}
     why_not = dependence(replace(model(), features=features), CONFIG, MACHINE)
     assert why_not is not None
-    assert "Q8_0 have kernels of their own for prompts" in why_not
+    assert "prompts have kernels of their own" in why_not
     assert "batch_invariant=True" in why_not
     promised = replace(CONFIG, batch_invariant=True)
     assert dependence(replace(model(), features=features), promised, MACHINE) is None
-    assert dependence(replace(model("BF16"), features=features), CONFIG, MACHINE) is None
 
 
 @pytest.mark.parametrize(
