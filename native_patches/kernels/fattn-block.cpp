@@ -28,9 +28,9 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params *, ggml_tensor *
 #else
 
 #if defined(GGML_FATTN_TILES)
-using fa_tiles = fattn_tiles::kernel;
+template <int TERMS> using fa_tiles = fattn_tiles::kernel<TERMS>;
 #else
-using fa_tiles = fattn_many::kernel;
+template <int TERMS> using fa_tiles = fattn_many::kernel;
 #endif
 
 // Work is split into units of (stream, some KV heads, some query heads of each, some query rows, KV range). A unit
@@ -47,7 +47,7 @@ static constexpr int64_t FA_KV_PAD = 16;   // blocks are padded to a multiple of
 static constexpr int64_t FA_DK_PAD = 32;   // rows of K and V in scratch, too: what tiles take
 static constexpr int64_t FA_DV_PAD = 16;
 static constexpr int64_t FA_MOST_Q = 128; // most queries (rows x heads) in a unit
-static constexpr int64_t FA_MAX_Q = std::max(FA_MOST_Q, fa_tiles::MOST_QUERIES);
+static constexpr int64_t FA_MAX_Q = std::max(FA_MOST_Q, fa_tiles<1>::MOST_QUERIES);
 static constexpr int64_t FA_FEW_Q = 64;  // the same, of a unit with several KV heads, or where units are few
 static constexpr int64_t FA_RANGE = 512; // keys in a KV range: whole blocks
 static constexpr int64_t FA_RANGE_BLOCKS = FA_RANGE / FA_KV_BLOCK;
@@ -85,7 +85,8 @@ static bool fa_few(int64_t nq, const ggml_tensor * k, const ggml_tensor * v) {
     return nq <= std::min(most_queries(k->type), most_queries(v->type)) && k->ne[0] % EPR == 0 && v->ne[0] % EPR == 0;
 }
 
-// The mark of each query row, true for those of prompts; nullptr where all rows have the same kernel.
+// The mark of each query row: 1 or 2 for those of prompts, whose tiles have as many terms; nullptr where all rows have the
+// same kernel.
 static const int32_t * fa_prompts(const ggml_tensor * dst) {
 #if defined(GGML_FATTN_TILES)
     return dst->src[6] && fattn_tiles::has_tiles() ? (const int32_t *) dst->src[6]->data : nullptr;
@@ -134,7 +135,7 @@ static fa_plan fa_make_plan(const ggml_tensor * dst, int nth, bool tiles) {
     const int64_t group = q->ne[2] / k->ne[2];
 
     fa_plan p;
-    const int64_t most = tiles ? fa_tiles::MOST_QUERIES : FA_MOST_Q;
+    const int64_t most = tiles ? fa_tiles<1>::MOST_QUERIES : FA_MOST_Q;
     p.n_heads = ceil_div(group, most);
     p.heads = ceil_div(group, p.n_heads);
     for (int64_t queries : { most, FA_MOST_Q, FA_FEW_Q }) {
@@ -316,7 +317,7 @@ struct fa_unit {
     int64_t range;  // the range at hand
     int64_t ranges; // end of those of the unit
     bool finite;    // no sum is infinite or not a number
-    bool tiles;     // the rows are of prompts
+    int32_t mark;   // of the rows
 
     float * Q;     // [nk*nr*nh][DK], scaled
     float * KQ;    // [nr*nh][width]
@@ -723,7 +724,7 @@ static void fa_end_range(const fa_context & c, fa_unit & u, int64_t nq) {
 static bool fa_run_rows(const fa_context & c, fa_unit & u) {
     const int64_t nq = u.nr * u.nh; // of a KV head
 
-    u.many = u.tiles || !fa_few(nq, c.k, c.v);
+    u.many = u.mark || !fa_few(nq, c.k, c.v);
     float slope[FA_MAX_Q] = { 0.0f };
     const float scale = c.scale;
     fa_each_query(c, u, [&](int64_t m, int64_t i1, int64_t i2) {
@@ -737,7 +738,7 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
     if (u.many) {
         fa_each_group(nq, [&](int64_t first, int64_t end, int64_t lanes) {
             memset(u.Q + end * c.DK, 0, (first + lanes - end) * c.DK * sizeof(float));
-            const auto turn = u.tiles ? fa_tiles::turn_queries : fattn_many::kernel::turn_queries;
+            const auto turn = u.mark ? fa_tiles<1>::turn_queries : fattn_many::kernel::turn_queries;
             turn(u.Q + first * c.DK, c.DK, lanes, u.turned + first * c.DK_padded);
         });
     }
@@ -761,8 +762,10 @@ static bool fa_run_rows(const fa_context & c, fa_unit & u) {
             if (k > 0) {
                 fa_next_head(c, *u.now);
             }
-            if (u.tiles) {
-                fa_many_block<fa_tiles>(c, u, nq, slope);
+            if (u.mark == 1) {
+                fa_many_block<fa_tiles<1>>(c, u, nq, slope);
+            } else if (u.mark) {
+                fa_many_block<fa_tiles<2>>(c, u, nq, slope);
             } else if (u.many) {
                 fa_many_block<fattn_many::kernel>(c, u, nq, slope);
             } else {
@@ -845,8 +848,8 @@ static void fa_run_unit(const fa_context & c, fa_unit & u, int64_t unit) {
         next = end;
         if (c.prompts) {
             const int32_t * marks = c.prompts + u.i3 * c.q->ne[1];
-            u.tiles = marks[first] != 0;
-            next = std::find(marks + first, marks + end, int32_t(!u.tiles)) - marks;
+            u.mark = marks[first];
+            next = std::find_if(marks + first, marks + end, [&](int32_t mark) { return mark != u.mark; }) - marks;
         }
         u.r0 = first;
         u.nr = next - first;
@@ -878,7 +881,9 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
     c.sinks = dst->src[4];
     c.dst = dst;
     c.prompts = fa_prompts(dst);
-    c.plan = fa_make_plan(dst, nth, c.prompts && std::count(c.prompts, c.prompts + c.q->ne[1] * c.q->ne[3], 1) > 0);
+    c.plan = fa_make_plan(dst, nth,
+                          c.prompts && std::any_of(c.prompts, c.prompts + c.q->ne[1] * c.q->ne[3],
+                                                   [](int32_t mark) { return mark != 0; }));
     c.DK = c.k->ne[0];
     c.DV = c.v->ne[0];
     c.DK_padded = GGML_PAD(c.DK, FA_DK_PAD);
@@ -897,7 +902,7 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
     c.runs = nullptr;
 
     fa_unit u;
-    u.tiles = false;
+    u.mark = 0;
     u.Q = scratch;
     u.KQ = u.Q + FA_MAX_Q * c.DK;
     u.VKQ = u.KQ + FA_KV_BLOCK * fattn_many::LANES;
@@ -917,7 +922,7 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
     }
 
     if (c.prompts) {
-        fa_tiles::begin();
+        fa_tiles<1>::begin();
     }
     if (ith == 0) {
         ggml_threadpool_chunk_set(params->threadpool, nth);
@@ -927,7 +932,7 @@ void ggml_compute_forward_fattn_block(const ggml_compute_params * params, ggml_t
         fa_run_unit(c, u, c.plan.n_units - 1 - unit); // rows with more keys first, so that threads end together
     }
     if (c.prompts) {
-        fa_tiles::end();
+        fa_tiles<1>::end();
     }
 
     if (c.plan.n_splits > 1) {

@@ -1,8 +1,10 @@
 #pragma once
 
 // Products of rows of prompts with a block of K and V through tiles of BF16. A number has up to 24 bits in F32 and 8 in
-// BF16, so a query, a key and a value of F16 are the sum of two numbers of BF16 each, and a product is three: that of both
-// second numbers is left out. Scores and sums lie as in fattn-many.h, a query in each lane, so the softmax is the same.
+// BF16, so a query and a key are the sum of two numbers of BF16 each, and a product is three: that of both second numbers is
+// left out. So are weights and values where the model's other products have more bits than BF16 (TERMS 2); elsewhere they
+// are rounded, as inputs of these are. Scores and sums lie as in fattn-many.h, a query in each lane, so the softmax is the
+// same.
 //
 // A query's sums are added up in the order of the elements, and of the keys, whatever queries are beside it.
 
@@ -32,7 +34,7 @@ static FATTN_INLINE __m512i cut_pairs(__m512 even, __m512 odd) {
     const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
     return _mm512_mask_blend_epi16(0xAAAAAAAA, low, _mm512_castps_si512(odd));
 }
-static FATTN_INLINE __m512i pairs(__m512 even, __m512 odd) {
+static FATTN_INLINE __m512i rounded_pairs(__m512 even, __m512 odd) {
     const __m512i half = _mm512_set1_epi32(0x8000);
     return cut_pairs(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(even), half)),
                      _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(odd), half)));
@@ -86,7 +88,7 @@ struct right_side {
 };
 
 // c = the products of A * 16 rows and B * 16 columns, or c + them; c has `lanes` columns
-template <int A, int B, bool SECOND, bool ADD>
+template <int A, int B, int TERMS, bool ADD>
 static FATTN_INLINE void products(const left_side & a, const right_side & b, int64_t steps, float * c, int64_t lanes) {
     const int64_t c_row = lanes * sizeof(float);
     float * below = c + SIDE * lanes;
@@ -130,7 +132,7 @@ static FATTN_INLINE void products(const left_side & a, const right_side & b, int
         const char * rows = a.p + 64 * i;
         columns(b.p + TILE * i);
         multiply(rows);
-        if constexpr (SECOND) {
+        if constexpr (TERMS == 2) {
             multiply(rows + a.second);
             columns(b.p + TILE * i + b.second);
             multiply(rows);
@@ -149,15 +151,15 @@ static FATTN_INLINE void products(const left_side & a, const right_side & b, int
 }
 
 // The same for any number of rows and columns, multiples of 16.
-template <bool SECOND, bool ADD>
+template <int TERMS, bool ADD>
 static void all_products(const left_side & a, int64_t rows, const right_side & b, int64_t lanes, int64_t steps,
                          float * c) {
     fattn_many::parts<2>(lanes / SIDE, [&](auto n_b, int64_t j) {
         fattn_many::parts<2>(rows / SIDE, [&](auto n_a, int64_t i) {
             const left_side from = { a.p + i * SIDE * a.row, a.row, a.second };
             const right_side with = { b.p + j * b.group, b.group, b.second };
-            products<decltype(n_a)::value, decltype(n_b)::value, SECOND, ADD>(from, with, steps,
-                                                                              c + i * SIDE * lanes + j * SIDE, lanes);
+            products<decltype(n_a)::value, decltype(n_b)::value, TERMS, ADD>(from, with, steps,
+                                                                             c + i * SIDE * lanes + j * SIDE, lanes);
         });
     });
 }
@@ -165,7 +167,7 @@ static void all_products(const left_side & a, int64_t rows, const right_side & b
 static inline int64_t steps_of(int64_t n) { return (n + STEP - 1) / STEP; }
 
 // How a block is multiplied with queries; each part of the scratch is as large as numbers of F32 would be.
-struct kernel {
+template <int TERMS> struct kernel {
     static constexpr int64_t MOST_QUERIES = 256; // in a unit
 
     // before and after all products of a thread
@@ -216,17 +218,24 @@ struct kernel {
         const left_side side = values(to, dv);
         for (int64_t j = 0; j < n; j += STEP) {
             for (int64_t i = 0; i < dv; i += SIDE) {
-                __m512i all[16];
+                __m512i first[16], second[16];
                 for (int64_t r = 0; r < SIDE; ++r) {
                     const int64_t key = j + 2 * r;
                     const __m512 even = key < n ? element(key, i) : _mm512_setzero_ps();
                     const __m512 odd = key + 1 < n ? element(key + 1, i) : _mm512_setzero_ps();
-                    all[r] = pairs(even, odd);
+                    first[r] = TERMS == 1 ? rounded_pairs(even, odd) : cut_pairs(even, odd);
+                    second[r] = rounded_pairs(rest(even), rest(odd));
                 }
-                transpose(all);
+                transpose(first);
+                if constexpr (TERMS == 2) {
+                    transpose(second);
+                }
                 char * y = (char *) to + i * side.row + 2 * j;
                 for (int64_t r = 0; r < SIDE; ++r, y += side.row) {
-                    _mm512_storeu_si512(y, all[r]);
+                    _mm512_storeu_si512(y, first[r]);
+                    if constexpr (TERMS == 2) {
+                        _mm512_storeu_si512(y + side.second, second[r]);
+                    }
                 }
             }
         }
@@ -235,7 +244,7 @@ struct kernel {
     // s[j][lane] = q[lane] * k[j] for n keys; those from n to the next 16 are anything
     static void scores(const float * k, int64_t n, int64_t dk, const float * q, int64_t lanes, float * s) {
         const int64_t steps = steps_of(dk);
-        all_products<true, false>(keys(k, dk), GGML_PAD(n, SIDE), right(q, steps, lanes), lanes, steps, s);
+        all_products<2, false>(keys(k, dk), GGML_PAD(n, SIDE), right(q, steps, lanes), lanes, steps, s);
     }
 
     // y[i][lane] = y[i][lane] * old[lane] + the sum of p[j][lane] * v[j][i]; p is 0 from n to the next 16 keys
@@ -251,14 +260,17 @@ struct kernel {
                     even = _mm512_loadu_ps(p + j * lanes + lane);
                     odd = _mm512_loadu_ps(p + (j + 1) * lanes + lane);
                 }
-                _mm512_storeu_si512(to, pairs(even, odd));
+                _mm512_storeu_si512(to, TERMS == 1 ? rounded_pairs(even, odd) : cut_pairs(even, odd));
+                if constexpr (TERMS == 2) {
+                    _mm512_storeu_si512(to + side.second, rounded_pairs(rest(even), rest(odd)));
+                }
             }
             for (int64_t i = 0; old && i < dv; ++i) {
                 float * at = y + i * lanes + lane;
                 _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), _mm512_loadu_ps(old + lane)));
             }
         }
-        all_products<false, true>(values(v, dv), GGML_PAD(dv, SIDE), side, lanes, steps, y);
+        all_products<TERMS, true>(values(v, dv), GGML_PAD(dv, SIDE), side, lanes, steps, y);
     }
 
   private:

@@ -7,24 +7,25 @@
 
 #include "ggml-backend.h"
 
-// The marks of all rows of a pass, and of those that are outputs
+// The marks of all rows of a pass, and of those that are outputs: 0, or for a prompt's rows `mark`
 class llm_graph_input_prompts : public llm_graph_input_i {
   public:
-    llm_graph_input_prompts(uint32_t n_tokens, uint32_t n_outputs) : n_tokens(n_tokens), n_outputs(n_outputs) {}
+    llm_graph_input_prompts(uint32_t n_tokens, uint32_t n_outputs, int32_t mark)
+        : n_tokens(n_tokens), n_outputs(n_outputs), mark(mark) {}
 
     void set_input(const llama_ubatch * ubatch) override {
         const std::vector<int8_t> * given = ubatch->data ? &ubatch->data->prompt : nullptr;
-        const auto is_prompt = [&](uint32_t i) { return given && i < given->size() && (*given)[i]; };
+        const auto mark_of = [&](uint32_t i) { return given && i < given->size() && (*given)[i] ? mark : 0; };
         if (rows && rows->buffer) {
             for (uint32_t i = 0; i < n_tokens; ++i) {
-                ((int32_t *) rows->data)[i] = is_prompt(i);
+                ((int32_t *) rows->data)[i] = mark_of(i);
             }
         }
         if (outputs && outputs->buffer) {
             uint32_t at = 0;
             for (uint32_t i = 0; i < n_tokens && at < n_outputs; ++i) {
                 if (ubatch->output[i]) {
-                    ((int32_t *) outputs->data)[at++] = is_prompt(i);
+                    ((int32_t *) outputs->data)[at++] = mark_of(i);
                 }
             }
         }
@@ -39,15 +40,19 @@ class llm_graph_input_prompts : public llm_graph_input_i {
 
     const uint32_t n_tokens;
     const uint32_t n_outputs;
+    const int32_t mark;
 };
 
-// An operation with all rows of a pass, or with the outputs alone, gets their marks. Only CPUs read them.
+// An operation with all rows of a pass, or with the outputs alone, gets their marks. Only CPUs read them. A mark is 2 where
+// the weights, those of the first product, have more bits than BF16, which its inputs are rounded to elsewhere.
 void llm_graph_context::mark_prompts(ggml_tensor * op, int64_t n_rows) const {
     if (ggml_backend_sched_get_n_backends(sched) != 1 || (n_rows != n_tokens && n_rows != n_outputs)) {
         return;
     }
     if (!inp_prompts) {
-        auto made = std::make_unique<llm_graph_input_prompts>(n_tokens, n_outputs);
+        const ggml_type type = op->src[0]->type;
+        const int32_t mark = type == GGML_TYPE_F32 || type == GGML_TYPE_F16 ? 2 : 1;
+        auto made = std::make_unique<llm_graph_input_prompts>(n_tokens, n_outputs, mark);
         inp_prompts = made.get();
         res->add_input(std::move(made));
     }

@@ -33,7 +33,8 @@ from tests.waiting import PATIENCE_S
 N_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=N_TOKENS, logprobs=2, ignore_eos=True)
 TEMPLATE = "{% for message in messages %}<u>{{ message.content }}</u>{% endfor %}<a>"
-NEAR = 0.15  # as MAX_GAP in conftest.py: of the two best logits, where texts may part
+# as MAX_GAP in conftest.py: of the two best logits, where texts may part; the helper marks no rows as a prompt's
+NEAR = 0.25 if "prompts" in library.repack_features() else 0.15
 # the text model, the projector, and whether it merges patches
 FAMILIES = {
     "gemma3": ("tiny", "gemma3", 2),  # all cells of a picture attend to one another

@@ -137,17 +137,25 @@ def test_a_fork_without_a_pass_between_is_one_of_the_state_as_it_is(runner):
     assert len(found) == 1
 
 
+def values(outputs):
+    """Each token's logprobs by id."""
+    return [{token_id: found.logprob for token_id, found in row.items()} for row in outputs[0].outputs[0].logprobs]
+
+
 @pytest.mark.parametrize("name", ["qwen35", "granitehybrid", "mamba2", "gpt-oss"])
 def test_a_saved_prefix_serves_an_engine_of_other_slots(paths, name, tmp_path):
-    options = {**SIZES, "strategy": "batched"}
+    # a window is promised no equal bits
+    options = {**SIZES, "strategy": "batched", "batch_invariant": library.has_equal_rows() and name != "gpt-oss"}
+    near = 1e-3 if name == "gpt-oss" else 0.0
     asked = [*PROMPT, 5, 6, 7]
     with LLM(str(paths[name]), n_slots=4, **options) as llm:
-        wanted = llm.generate([asked], GREEDY)[0].outputs[0].logprobs
+        wanted = values(llm.generate([asked], GREEDY))
         llm.reset_prefix_cache()
         assert llm.save_prefix(PROMPT, tmp_path / "prefix.kv") == len(PROMPT)
     with LLM(str(paths[name]), n_slots=2, **options) as llm:
         llm.load_prefix(tmp_path / "prefix.kv")
-        assert llm.generate([asked], GREEDY)[0].outputs[0].logprobs == wanted
+        found = values(llm.generate([asked], GREEDY))
+        assert found == [pytest.approx(row, rel=0, abs=near) for row in wanted]
         assert llm.stats().prefix_tokens == len(PROMPT)
         llm.generate([PROMPT[:100]], GREEDY)  # a part of the state is none
         assert llm.stats().prefix_tokens <= len(PROMPT) + 100

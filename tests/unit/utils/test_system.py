@@ -31,7 +31,7 @@ def test_a_lock_is_waited_for(tmp_path):
     with path.open("w") as first, path.open("w") as second:
         assert system.lock(first.fileno())
         assert not system.lock(second.fileno())
-        waiting = threading.Thread(target=system.lock, args=(second.fileno(),), kwargs={"wait": True})
+        waiting = threading.Thread(target=system.lock, args=(second.fileno(),), kwargs={"patience": 60.0})
         waiting.start()
         first.close()
         waiting.join(60)
