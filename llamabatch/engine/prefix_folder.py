@@ -220,7 +220,8 @@ class PrefixFolder:
             prefix_file.write(path, PrefixFile(ids, state), facts, mode=0o600)
             self.n_bytes += n_bytes
         with self._changed:
-            kept = self._take_in(path, ids, facts)
+            found = (known for known, at in self._files.items() if at == path)  # a scan was faster
+            kept = next(found, None) or self._take_in(path, ids, facts)
             if self._is_unwanted:
                 self._delete(kept)
             for other in list(self._by_head.get(_head(ids, salt), ())):

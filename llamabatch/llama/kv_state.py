@@ -56,7 +56,7 @@ def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
 
 
 def kernels(config: ResolvedConfig) -> str:
-    """What the last bits of cells depend on as well: the build, and what chooses between its kernels."""
+    """The build, and the options that choose between its kernels: cells of other kernels have other last bits."""
     module: Any = library.load()
     marker = build_marker(module)
     build = "stock" if marker is None else json.dumps(dict(marker), sort_keys=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.engine.engine import Engine
+from llamabatch.llama import library
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams
@@ -101,7 +102,7 @@ class Histories:
 
     def __init__(self, path: Path, tolerance: float = 0.0, **options: Any) -> None:
         # with AMX a turn that repeats an answer has equal bits with the promise alone
-        options = {"batch_invariant": tolerance == 0.0, **options}
+        options = {"batch_invariant": tolerance == 0.0 and library.has_equal_rows(), **options}
         given = {"n_slots": 3, "strategy": "batched", "preempt": True, "cache_ram": 1, **SIZES, **options}
         self._config = EngineConfig(str(path), **given)
         self.engine = Engine(self._config)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from llamabatch import LLM, InputError, SamplingParams
+from llamabatch.llama import library
 
 TEXT = "Ada keeps three cats. Ben keeps one dog. Carla keeps five fish. " * 8
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -54,6 +55,7 @@ def test_requests_that_begin_so_do_not_compute_it(saved, options, assert_equal_b
             llm.unload_prefix(path)
 
 
+@pytest.mark.skipif(not library.has_equal_rows(), reason="llama.cpp is not our build with 0010")
 def test_a_promise_of_equal_bits_takes_no_cells_of_other_kernels(saved, tmp_path):
     with LLM("tiny", instances=1, extra_bufts="off") as llm:
         llm.save_prefix(TEXT, tmp_path / "others.kv")
