@@ -47,6 +47,8 @@ class TestUnit(_Chat, ChatModelUnitTests):
 
 
 class TestBundledModel(_Chat, ChatModelIntegrationTests):
+    has_structured_output = False  # on some CPUs its texts within JSON go on until they are cut; TestScripted has them
+
     @pytest.mark.xfail(reason=TOO_SMALL)
     def test_tool_calling(self, model):
         super().test_tool_calling(model)

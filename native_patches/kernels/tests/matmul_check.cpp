@@ -259,6 +259,9 @@ void check(Count & count, ggml_type type, int k, int n, int rows, int threads, g
     if (count.seen++ % count.every != 0) {
         return;
     }
+    if (experts && !strcmp(ggml_backend_buft_name(buffer_type), "AMX")) { // reckons the size of one expert alone
+        return;
+    }
     Product packed(type, k, n, rows, threads, buffer_type, gap, experts, prompts);
     if (!packed.supported()) {
         return;
