@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,15 +21,21 @@ if TYPE_CHECKING:
 
 def connect(config: EngineConfig) -> FrontClient:
     """Starts the engines of a config, in this process or in children, and returns the client of all of them."""
-    return with_front_client(_connect(config), config.max_queue)
+    return with_front_client(_connect(config), config.max_queue, _connect)
 
 
-def with_front_client(client: EngineClient, max_queue: int | None) -> FrontClient:
-    """The client as entry points have it."""
+def with_front_client(
+    client: EngineClient, max_queue: int | None, connect: Callable[[EngineConfig], EngineClient] | None = None
+) -> FrontClient:
+    """The client as entry points have it.
+
+    Args:
+        connect: makes its engines again after a sleep; None: they do not sleep.
+    """
     with late_import("the code of the client"):  # child processes need none
         from llamabatch.client.front_client import FrontClient
 
-    return FrontClient(client, max_queue)
+    return FrontClient(client, max_queue, connect)
 
 
 def _connect(config: EngineConfig) -> EngineClient:

@@ -4,24 +4,45 @@ request or a count.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import random
+import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from llamabatch.client.base import EngineClient, EngineMethod, Heartbeat, Outage, SharedSinks, emit_last, failure
+from llamabatch.client.asleep import AsleepClient
+from llamabatch.client.base import (
+    EngineClient,
+    EngineMethod,
+    Heartbeat,
+    Outage,
+    SharedSinks,
+    emit_last,
+    failure,
+    in_a_sink,
+)
 from llamabatch.client.front_sink import FrontSink
+from llamabatch.client.loaded_resources import LoadedResources
 from llamabatch.client.request_table import Call, RequestTable
-from llamabatch.config import ResolvedConfig
+from llamabatch.config import EngineConfig, ResolvedConfig
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
+from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError, describe
+from llamabatch.gguf.resolve import model_identity, resolve
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
 from llamabatch.scheduler.policies import policy
+from llamabatch.utils.checks import counted
 from llamabatch.utils.lifetime import ForkGuard
+
+logger = logging.getLogger(__name__)
+
+Connect = Callable[[EngineConfig], EngineClient]
 
 
 def slots_of(config: ResolvedConfig) -> int:
@@ -37,16 +58,20 @@ class FrontClient:
     in flight, takes texts apart, and counts requests when they come and when they end. Other calls go on to the client
     behind.
 
+    Engines that nobody uses may sleep: they are closed, and the next use makes them again with the same options.
+
     Args:
         client: has the engines.
         max_queue: continuations that may wait for a slot, beyond those that run; None: as many as come.
+        connect: makes engines again; None: they cannot sleep.
 
     Attributes:
-        inner: the client behind.
+        inner: the client behind; an AsleepClient while the engines sleep.
+        model: that of the client behind; closed while the engines sleep.
         in_flight: the requests that have not ended, and the counts of those that have.
     """
 
-    def __init__(self, client: EngineClient, max_queue: int | None = None) -> None:
+    def __init__(self, client: EngineClient, max_queue: int | None = None, connect: Connect | None = None) -> None:
         self.plan = client.plan
         self.model = client.model
         self.inner = client
@@ -56,16 +81,24 @@ class FrontClient:
         self._seeds = None if config.seed is None else random.Random(config.seed)
         self._at_close: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._fork_guard = ForkGuard()
+        self._connect = connect
+        self._loaded = LoadedResources(config.adapters)
+        self._past_stats: EngineStats | None = None  # of engines that went to sleep
+        self._identity = None if connect is None else _identity(config)
+        self._n_users = 0
+        self._is_moving = False  # one thread puts the engines to sleep, or wakes them
+        self._is_closed = False
+        self._changed = threading.Condition()
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
-        self._fork_guard.check()
         table, call = self.in_flight, Call(stream)
-        try:
-            new, repeated = table.enter(requests, call)
-            self.inner.submit(new, self._sinks.of(sink, partial(FrontSink, table)), stream=stream)
-        except BaseException:  # nothing was queued; interrupted, some may have ended already
-            table.roll_back(requests, call)
-            raise
+        with self.awake():
+            try:
+                new, repeated = table.enter(requests, call)
+                self.inner.submit(new, self._sinks.of(sink, partial(FrontSink, table)), stream=stream)
+            except BaseException:  # nothing was queued; interrupted, some may have ended already
+                table.roll_back(requests, call)
+                raise
         for request in repeated:
             refused = failure(request, f"request id {request.request_id!r} is already in flight")
             table.count_refused([refused])
@@ -78,13 +111,17 @@ class FrontClient:
         """As EngineClient.stats; may be called from a sink."""
         self._fork_guard.check()
         counts = self.in_flight.figures()  # before the engine's, in which a request that has ended must not still run
-        return replace(self.inner.stats(), **counts)
+        now, past = self.inner.stats(), self._past_stats
+        return replace(now if past is None else past + now, **counts)
 
     def states(self) -> list[EngineState]:
         return self.inner.states()
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
-        return self.inner.call(method, *arguments)
+        with self.awake():
+            answer = self.inner.call(method, *arguments)
+            self._loaded.record(method, *arguments)
+        return answer
 
     @property
     def pids(self) -> list[int]:
@@ -115,9 +152,107 @@ class FrontClient:
         self._at_close = [other for other in self._at_close if other() is not None]
         self._at_close.append(weakref.WeakMethod(action))
 
+    @property
+    def is_asleep(self) -> bool:
+        """The engines are closed until somebody uses them."""
+        return isinstance(self.inner, AsleepClient) and not self._is_closed
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Wakes the engines, and keeps them awake until the end of the block.
+
+        Raises:
+            EngineError: the model's file is another one than before. EngineClosedError: this is a fork, or a sink of
+                engines that are about to sleep. And what a load raises; the next use tries again.
+        """
+        self._fork_guard.check()
+        with self._changed:
+            if in_a_sink() and (self._is_moving or self.is_asleep):
+                raise EngineClosedError("the engine sleeps; a sink cannot wake it")
+            while self._is_moving:
+                self._changed.wait()
+            if self._is_closed:
+                raise EngineClosedError("the engine is closed")
+            if self.is_asleep:
+                self._move(self._wake)
+            self._n_users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._n_users -= 1
+
+    def sleep(self) -> None:
+        """Closes the engines until they are used again. Cells that requests left go to the folder of cache_disk.
+
+        Raises:
+            EngineError: they are in use.
+            EngineClosedError: the client was closed.
+        """
+        self._fork_guard.check()
+        if in_a_sink():
+            raise EngineError("a sink cannot put the engine to sleep, which waits for it")
+        with self._changed:
+            while self._is_moving:
+                self._changed.wait()
+            if self._is_closed:
+                raise EngineClosedError("the engine is closed")
+            if self.is_asleep:
+                return
+            if self._connect is None:
+                raise EngineError("this engine cannot sleep")
+            n_requests, n_calls = len(self.in_flight), self._n_users
+            if n_requests or n_calls:
+                what = counted(n_requests, "request") if n_requests else counted(n_calls, "call")
+                raise EngineError(f"the engine cannot sleep while it is in use, by {what} at the moment")
+            self._move(self._fall_asleep)
+
+    def _move(self, move: Callable[[], None]) -> None:
+        """Closes or makes engines, without the lock, which is held: sinks that still run may wait for it."""
+        self._is_moving = True
+        self._changed.release()
+        try:
+            move()
+        finally:
+            self._changed.acquire()
+            self._is_moving = False
+            self._changed.notify_all()
+
+    def _fall_asleep(self) -> None:
+        engines, self.inner = self.inner, AsleepClient(self.plan, self.model, self._loaded)
+        with contextlib.suppress(EngineClosedError):  # it has died; it is made anew
+            self._past_stats = (self._past_stats or EngineStats()) + engines.stats().of_the_past()
+        engines.close()
+
+    def _wake(self) -> None:
+        config = self.plan.config
+        if _identity(config) not in (self._identity, None):
+            raise EngineError(f"{config.model} was replaced while the engine slept; make a new LLM of it")
+        assert self._connect is not None
+        engines = self._connect(replace(config.requested(), adapters=tuple(self._loaded.adapters.items())))
+        for path in self._loaded.prefixes:
+            try:
+                engines.call("load_prefix", path)
+            except LlamaBatchError as error:  # requests compute it themselves
+                logger.warning("a prefix is not loaded again: %s", describe(error))
+        self.model = engines.model
+        self.inner = engines
+
     def close(self) -> None:
         while self._at_close:
             action = self._at_close.pop()()
             if action is not None:
                 action()
+        with self._changed:
+            while self._is_moving:
+                self._changed.wait()
+            self._is_closed = True
         self.inner.close()
+
+
+def _identity(config: EngineConfig) -> object:
+    """Tells a file from another one in its place; None: it cannot be read, which a load says better."""
+    try:
+        return model_identity(resolve(config.model))
+    except (OSError, LlamaBatchError):
+        return None

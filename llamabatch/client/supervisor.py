@@ -20,6 +20,7 @@ from typing import Any
 
 from llamabatch.client.base import EngineMethod, Heartbeat, Outage, emit, in_a_sink
 from llamabatch.client.crash_triage import CrashTriage, TrackedRequest
+from llamabatch.client.loaded_resources import LoadedResources
 from llamabatch.client.restart_policy import RESTARTS, RestartPolicy, Restarts, Silence, none_can_start
 from llamabatch.client.spawn import WORKER, Child, Listener
 from llamabatch.client.wire import unpack_state
@@ -486,31 +487,3 @@ def _warn(answer: Future[Any]) -> None:
     error = answer.exception()
     if error is not None and not isinstance(error, EngineClosedError):
         logger.warning("what was loaded before the engine process ended could not be loaded again: %s", error)
-
-
-class LoadedResources:
-    """Adapters and prefixes that a child has loaded, so that the next one loads them again.
-
-    Args:
-        adapters: names and paths that the first child loads by itself.
-    """
-
-    def __init__(self, adapters: tuple[tuple[str, str], ...]) -> None:
-        self._adapters = dict(adapters)
-        self._prefixes: dict[str, None] = {}
-
-    def record(self, method: EngineMethod, *arguments: Any) -> None:
-        """A child has answered this call."""
-        if method == "load_adapter":
-            self._adapters[arguments[0]] = arguments[1]
-        elif method == "unload_adapter":
-            self._adapters.pop(arguments[0], None)
-        elif method == "load_prefix":
-            self._prefixes[arguments[0]] = None
-        elif method == "unload_prefix":
-            self._prefixes.pop(arguments[0], None)
-
-    def calls(self) -> list[tuple[str, ...]]:
-        """Methods and arguments that make a new child the same."""
-        adapters = [("load_adapter", name, path) for name, path in self._adapters.items()]
-        return [*adapters, *(("load_prefix", path) for path in self._prefixes)]

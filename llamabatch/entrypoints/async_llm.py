@@ -129,9 +129,14 @@ class AsyncLLM:
 
     async def vocab(self) -> Vocab:
         """As LLM.vocab."""
-        model = (await self._client()).model
-        if self._vocab is None:
-            self._vocab = Vocab(model)
+        client = await self._client()
+
+        def read() -> Vocab:
+            with client.awake():
+                return Vocab(client.model)
+
+        if self._vocab is None or self._vocab.source is not client.model or client.is_asleep:
+            self._vocab = await self._on_thread(read)
         return self._vocab
 
     async def metadata(self) -> Mapping[str, MetadataValue]:
@@ -229,7 +234,12 @@ class AsyncLLM:
     ) -> list[Score] | list[list[Score]]:
         """As LLM.score; cancelling it aborts the requests."""
         client = await self._client()
-        scoring = await self._on_thread(lambda: Scoring(client, prompt, continuations, adapters, errors))
+
+        def prepare() -> Scoring:
+            with client.awake():
+                return Scoring(client, prompt, continuations, adapters, errors)
+
+        scoring = await self._on_thread(prepare)
         scores = scoring.scores(await self._run(lambda _: scoring.submission))
         return scores if continuations is None else scores[0]
 
@@ -345,9 +355,8 @@ class AsyncLLM:
         self, text: str | list[str] | tuple[str, ...], *, add_special: bool = True, parse_special: bool = False
     ) -> list[int] | list[list[int]]:
         """As LLM.tokenize."""
-        inputs = InputProcessor(await self._client())
-        tokens: list[int] | list[list[int]] = await self._on_thread(
-            lambda: inputs.tokenize(text, add_special, parse_special)
+        tokens: list[int] | list[list[int]] = await self._prepared(
+            lambda inputs: inputs.tokenize(text, add_special, parse_special)
         )
         return tokens
 
@@ -363,8 +372,7 @@ class AsyncLLM:
         self, token_ids: Sequence[int] | Sequence[Sequence[int]], *, skip_special_tokens: bool = True
     ) -> str | list[str]:
         """As LLM.detokenize."""
-        inputs = InputProcessor(await self._client())
-        text: str | list[str] = await self._on_thread(lambda: inputs.detokenize(token_ids, skip_special_tokens))
+        text: str | list[str] = await self._prepared(lambda inputs: inputs.detokenize(token_ids, skip_special_tokens))
         return text
 
     @takes_keywords(TemplateKeywords, chat_options)
@@ -374,10 +382,9 @@ class AsyncLLM:
         **options: Unpack[TemplateKeywords],
     ) -> str:
         """As LLM.apply_chat_template; cancelling it ends the template."""
-        left = threading.Event()
-        inputs = InputProcessor(await self._client(), cancelled=left.is_set)
+        left, asked = threading.Event(), chat_options(**options)
         try:
-            return await self._on_thread(lambda: inputs.chat_text(conversation, chat_options(**options)))
+            return await self._prepared(lambda inputs: inputs.chat_text(conversation, asked), left.is_set)
         finally:
             left.set()
 
@@ -450,6 +457,24 @@ class AsyncLLM:
         client = await self._client()
         await self._on_thread(partial(client.call, "unload_adapter", name))
 
+    async def sleep(self) -> None:
+        """As LLM.sleep. Does nothing before the model is loaded."""
+        with self._lock:
+            self._check_open()
+            is_loaded = self._loading is not None
+        if is_loaded:
+            await self._on_thread((await self._client()).sleep)
+
+    async def wake(self) -> None:
+        """As LLM.wake; loads the model if that was not done."""
+        await self._prepared(lambda _: None)
+
+    @property
+    def is_asleep(self) -> bool:
+        """As LLM.is_asleep. False before the model is loaded."""
+        client = self._load.client
+        return client is not None and client.is_asleep
+
     async def aclose(self) -> None:
         """Ends all requests with finish_reason "abort" and frees the model. May be called twice."""
         await asyncio.shield(asyncio.to_thread(self.close))
@@ -491,7 +516,8 @@ class AsyncLLM:
         loading = self._loading
         is_there = loading is not None and loading.done() and loading.exception() is None
         plan = self._loaded(loading).plan if loading is not None and is_there else None
-        return described(type(self).__name__, plan, self._config.model, closed=self._closed)
+        state = "closed" if self._closed else "asleep" if self.is_asleep else ""
+        return described(type(self).__name__, plan, self._config.model, state=state)
 
     async def _client(self) -> FrontClient:
         with self._lock:
@@ -508,6 +534,16 @@ class AsyncLLM:
         loading.result()
         assert self._load.client is not None
         return self._load.client
+
+    async def _prepared(self, prepare: Callable[[InputProcessor], T], left: Callable[[], bool] | None = None) -> T:
+        """What `prepare` makes of an input on a worker's thread, with the model awake."""
+        client = await self._client()
+
+        def run() -> T:
+            with client.awake():
+                return prepare(InputProcessor(client, left))
+
+        return await self._on_thread(run)
 
     async def _on_thread(self, do: Callable[[], T]) -> T:
         # without a variable for the future: the traceback of its error has this frame, which would be a cycle
@@ -617,7 +653,8 @@ class _Call:
 
     def start(self) -> Submission:
         """On a worker's thread: makes the requests and submits them."""
-        submission = self._prepare(InputProcessor(self._client, lambda: self.left, self._client.next_seed))
+        with self._client.awake():
+            submission = self._prepare(InputProcessor(self._client, lambda: self.left, self._client.next_seed))
         if not self.left:
             self._submission = submission
             self._client.submit(submission.requests, self._emit, stream=self._stream)

@@ -8,7 +8,7 @@ import queue
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 from llamabatch.chat.conversation import ChatKeywords, Conversation, TemplateKeywords, chat_options
 from llamabatch.client.base import Heartbeat
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from llamabatch.config import EngineOptions
     from llamabatch.monitor.monitor import Monitor
     from llamabatch.monitor.snapshot import Snapshot
+
+T = TypeVar("T")
 
 
 class LLM:
@@ -106,9 +108,10 @@ class LLM:
     @property
     def vocab(self) -> Vocab:
         """The vocabulary: its size, its tokens by id and by name, its special tokens."""
-        if self._vocab is None:
-            self._vocab = Vocab(self._client.model)
-        return self._vocab
+        with self._client.awake():
+            if self._vocab is None or self._vocab.source is not self._client.model:  # there was a sleep
+                self._vocab = Vocab(self._client.model)
+            return self._vocab
 
     @property
     def metadata(self) -> Mapping[str, MetadataValue]:
@@ -160,7 +163,8 @@ class LLM:
                 run. SamplingError, AdapterError: its parameters or adapters. EngineError: it failed while it ran.
             EngineClosedError: after close().
         """
-        return self._run(self._inputs.prompts(prompts, params, adapters, errors), progress)
+        submission = self._prepared(lambda inputs: inputs.prompts(prompts, params, adapters, errors))
+        return self._run(submission, progress)
 
     @also_named(sampling_params="params", messages="conversations", use_tqdm="progress")
     @takes_keywords(ChatKeywords, chat_options)
@@ -191,9 +195,9 @@ class LLM:
             ConfigError: the model has no chat template, or the given one cannot be read or compiled.
             PromptError: as for generate; texts are no conversations.
         """
-        return self._run(
-            self._inputs.conversations(conversations, params, chat_options(**options), adapters, errors), progress
-        )
+        asked = chat_options(**options)
+        submission = self._prepared(lambda inputs: inputs.conversations(conversations, params, asked, adapters, errors))
+        return self._run(submission, progress)
 
     @also_named(sampling_params="params")
     @takes_keywords(ChatKeywords, chat_options)
@@ -219,9 +223,9 @@ class LLM:
         Raises:
             PromptError: as for generate; or options of chats are given, and no prompt is a conversation.
         """
-        return self._events(
-            self._inputs.either(prompts, params, chat_options(**options), adapters, errors), stream=True
-        )
+        asked = chat_options(**options)
+        submission = self._prepared(lambda inputs: inputs.either(prompts, params, asked, adapters, errors))
+        return self._events(submission, stream=True)
 
     @also_named(sampling_params="params")
     @takes_keywords(ChatKeywords, chat_options)
@@ -235,7 +239,9 @@ class LLM:
         **options: Unpack[ChatKeywords],
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Pairs of a prompt's index and its output, in the order in which prompts finish. Otherwise as `stream`."""
-        return self._completed(self._inputs.either(prompts, params, chat_options(**options), adapters, errors))
+        asked = chat_options(**options)
+        submission = self._prepared(lambda inputs: inputs.either(prompts, params, asked, adapters, errors))
+        return self._completed(submission)
 
     @overload
     def score(
@@ -289,7 +295,8 @@ class LLM:
             PromptError: there is nothing to score, `prompt` is no list of pairs, or a continuation failed.
             ConfigError: the model is an encoder. AdapterError: an adapter that is not loaded.
         """
-        scoring = Scoring(self._client, prompt, continuations, adapters, errors)
+        with self._client.awake():
+            scoring = Scoring(self._client, prompt, continuations, adapters, errors)
         scores = scoring.scores(self._run(scoring.submission, progress))
         return scores if continuations is None else scores[0]
 
@@ -360,7 +367,9 @@ class LLM:
             EngineError: a pass failed. EngineClosedError: after close().
         """
         policy: ErrorPolicy = "return" if return_errors else errors
-        submission = self._inputs.texts(texts, adapters, policy, dimensions=dimensions, pooling=pooling)
+        submission = self._prepared(
+            lambda inputs: inputs.texts(texts, adapters, policy, dimensions=dimensions, pooling=pooling)
+        )
         outputs = self._run(submission, progress)
         n_embd = token_vectors(self._client.model)
         return vectors(outputs, normalize=normalize, errors=policy, dimensions=dimensions, n_embd=n_embd)
@@ -404,7 +413,7 @@ class LLM:
             EngineError: a pass failed. EngineClosedError: after close().
         """
         most = check_rerank(query, top_n, use_activation)
-        given, submission = self._inputs.documents(query, documents, adapters, errors)
+        given, submission = self._prepared(lambda inputs: inputs.documents(query, documents, adapters, errors))
         outputs, model = self._run(submission, progress), self._client.model
         return reranked(model, given, outputs, top_n=most, use_activation=use_activation, errors=errors)
 
@@ -461,7 +470,8 @@ class LLM:
             EngineError: a pass failed. EngineClosedError: after close().
         """
         boolean(InputError, "use_activation", use_activation)
-        outputs = self._run(self._inputs.texts_to_classify(texts, adapters, errors), progress)
+        submission = self._prepared(lambda inputs: inputs.texts_to_classify(texts, adapters, errors))
+        outputs = self._run(submission, progress)
         return classified(self._client.model, outputs, use_activation=use_activation, errors=errors)
 
     @overload
@@ -484,7 +494,9 @@ class LLM:
         Raises:
             PromptError: not a text, a text of more than 64 MiB, or one with a word that a stock build does not survive.
         """
-        tokens: list[int] | list[list[int]] = self._inputs.tokenize(text, add_special, parse_special)
+        tokens: list[int] | list[list[int]] = self._prepared(
+            lambda inputs: inputs.tokenize(text, add_special, parse_special)
+        )
         return tokens
 
     @overload
@@ -504,7 +516,7 @@ class LLM:
         Raises:
             PromptError: not token ids, or an id outside the vocabulary.
         """
-        text: str | list[str] = self._inputs.detokenize(token_ids, skip_special_tokens)
+        text: str | list[str] = self._prepared(lambda inputs: inputs.detokenize(token_ids, skip_special_tokens))
         return text
 
     @takes_keywords(TemplateKeywords, chat_options)
@@ -525,7 +537,8 @@ class LLM:
         Raises:
             ConfigError, PromptError: as for chat.
         """
-        return self._inputs.chat_text(conversation, chat_options(**options))
+        asked = chat_options(**options)
+        return self._prepared(lambda inputs: inputs.chat_text(conversation, asked))
 
     @property
     def adapters(self) -> list[str]:
@@ -646,6 +659,34 @@ class LLM:
 
         return monitor_client(self._client, callback, every_s=every_s, metrics_file=metrics_file, publish=publish)
 
+    def sleep(self) -> None:
+        """Frees the model until it is used again: the next request, say, loads it once more, and waits for that.
+
+        The options in force stay as they are, and so do counts, seeds, adapters and loaded prefixes. Prefixes that
+        requests have left outlive it in the folder of `cache_disk`. Sleeping again does nothing.
+
+        Raises:
+            EngineError: requests are in flight.
+            EngineClosedError: after close().
+        """
+        self._client.sleep()
+
+    def wake(self) -> None:
+        """Loads the model again after sleep(), unless that is done. Each method that needs the model does so, too.
+
+        Raises:
+            ModelFileError, MemoryPlanError, EngineError: as LLM. EngineError also if the file has been replaced. The
+                LLM sleeps on, and the next use tries again.
+            EngineClosedError: after close().
+        """
+        with self._client.awake():
+            pass
+
+    @property
+    def is_asleep(self) -> bool:
+        """True from sleep() to the next use."""
+        return self._client.is_asleep
+
     def close(self) -> None:
         """Ends all requests and frees the model. May be called twice; a forgotten LLM closes by itself."""
         self._closed = True
@@ -667,11 +708,15 @@ class LLM:
 
     def __repr__(self) -> str:
         client = getattr(self, "_client", None)  # None: __init__ has raised
-        return described(type(self).__name__, None if client is None else client.plan, closed=self._closed)
+        if client is None:
+            return described(type(self).__name__, None)
+        state = "closed" if self._closed else "asleep" if client.is_asleep else ""
+        return described(type(self).__name__, client.plan, state=state)
 
-    @property
-    def _inputs(self) -> InputProcessor:
-        return InputProcessor(self._client, next_seed=self._client.next_seed)
+    def _prepared(self, prepare: Callable[[InputProcessor], T]) -> T:
+        """What `prepare` makes of an input, with the model awake."""
+        with self._client.awake():
+            return prepare(InputProcessor(self._client, next_seed=self._client.next_seed))
 
     def _events(self, submission: Submission, *, stream: bool = False) -> Generator[SequenceOutput, None, None]:
         """Submits all requests and yields their events until all have ended; closed earlier, it aborts the rest."""

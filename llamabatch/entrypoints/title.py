@@ -6,10 +6,14 @@ from llamabatch.planning.capacity import Plan
 from llamabatch.utils.paths import shown
 
 
-def described(kind: str, plan: Plan | None, model: str = "", *, closed: bool = False) -> str:
-    """The kind with its model, strategy and sizes; without a plan, the model is not loaded."""
-    if closed and (plan is not None or model):
-        return f"{kind}({shown(model if plan is None else plan.config.model)!r}, closed)"
+def described(kind: str, plan: Plan | None, model: str = "", *, state: str = "") -> str:
+    """The kind with its model, strategy and sizes; without a plan, the model is not loaded.
+
+    Args:
+        state: in place of the sizes: "closed", "asleep".
+    """
+    if state and (plan is not None or model):
+        return f"{kind}({shown(model if plan is None else plan.config.model)!r}, {state})"
     if plan is None:
         return f"{kind}({shown(model)!r}, not loaded)" if model else f"{kind}(not loaded)"
     config = plan.config

@@ -34,11 +34,12 @@ class Vocab:
     Attributes:
         special_ids: ids of the special tokens that the model names, by llama.cpp's names of them: "bos", "eos", "eot",
             "sep", "nl", "pad", "mask", "fim_pre" and so on.
+        source: what it is read from.
     """
 
     def __init__(self, source: TokenSource) -> None:
         self.special_ids: dict[str, int] = dict(source.special_ids)
-        self._source = source
+        self.source = source
         self._size = source.n_vocab
         self._ids: dict[str, int] | None = None
         self._lock = threading.Lock()
@@ -71,15 +72,15 @@ class Vocab:
     @property
     def eog_token_ids(self) -> tuple[int, ...]:
         """All tokens that end a generation, rising; the first call reads the whole vocabulary."""
-        return self._source.eog_ids
+        return self.source.eog_ids
 
     def token(self, token_id: int) -> str:
         """A token as the vocabulary writes it. Raises PromptError for an id outside the vocabulary."""
-        return self._source.token_text(integer(PromptError, "token_id", token_id, 0, self._size - 1))
+        return self.source.token_text(integer(PromptError, "token_id", token_id, 0, self._size - 1))
 
     def bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to a text, of a special one its name. Raises as `token`."""
-        return self._source.piece(integer(PromptError, "token_id", token_id, 0, self._size - 1))
+        return self.source.piece(integer(PromptError, "token_id", token_id, 0, self._size - 1))
 
     def id(self, token: str) -> int:
         """The id of a token as the vocabulary writes it; of several the lowest. The first call reads the whole
@@ -100,7 +101,7 @@ class Vocab:
         return self._size
 
     def __iter__(self) -> Iterator[str]:
-        return map(self._source.token_text, range(self._size))
+        return map(self.source.token_text, range(self._size))
 
     def __repr__(self) -> str:
         return f"Vocab(size={self._size}{''.join(f', {name}={i}' for name, i in self.special_ids.items())})"

@@ -129,6 +129,12 @@ class FakeClient:
     def close(self) -> None:
         self._is_closed = True
 
+    def again(self, config: EngineConfig) -> FakeClient:
+        """This client as one that was just made, after close()."""
+        self._adapters, self._prefixes = [name for name, _ in config.adapters], set()
+        self._is_closed, self._stats = False, EngineStats()
+        return self
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosedError("the engine is closed")

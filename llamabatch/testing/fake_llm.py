@@ -124,4 +124,4 @@ class FakeAsyncLLM(AsyncLLM):
 
 def _counted(fake: FakeClient) -> FrontClient:
     """The client as LLM has it."""
-    return with_front_client(fake, fake.plan.config.max_queue)
+    return with_front_client(fake, fake.plan.config.max_queue, fake.again)

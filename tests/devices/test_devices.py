@@ -20,8 +20,8 @@ EVERYWHERE = [
 
 
 PLAIN = {"extra_bufts": "off", "batch_invariant": True}
-"""Weights as in the file, and prompts by the kernels of other rows. On the CPU weights are repacked by default, and prompts
-have kernels of their own where it has tiles; both sum up in another order."""
+"""Weights as in the file, and prompts by the kernels of other rows. By default a CPU has repacked weights, and kernels
+for prompts where it has tiles; both sum up in another order."""
 CACHES = [{}, {"type_k": "q8_0", "type_v": "q8_0"}, {"flash_attn": "off"}]
 
 

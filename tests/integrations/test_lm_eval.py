@@ -79,7 +79,7 @@ def peer_sum(peer, context, continuation):
 @pytest.mark.parametrize("flash", ["on", "off"])
 def test_sums_are_those_of_llama_cpp(flash):
     pairs = [(each["q"], ending) for each in questions() for ending in ENDINGS] + [("", "Once upon a time")]
-    with LLM("tiny", n_slots=32, flash_attn=flash, batch_invariant=True) as llm:  # its kernels also where a CPU has tiles
+    with LLM("tiny", n_slots=32, flash_attn=flash, batch_invariant=True) as llm:
         requests = [asked("loglikelihood", *pair) for pair in pairs]
         found = LlamaBatchLM(llm).loglikelihood(requests, disable_tqdm=True)
     peer = peer_of(flash == "on")

@@ -237,7 +237,7 @@ def test_an_engine_that_takes_over_goes_on_in_the_middle(llm):
     """After a crash, another engine gets the tokens so far; wherever they end, it goes on alike."""
     params = {"temperature": 0, "max_tokens": 60, "thinking_token_budget": 6, "structured_outputs": {"json": SCHEMA}}
     [whole] = llm.chat(HI, params, chat_template=OPENS)
-    [request] = llm._inputs.conversations(HI, params, ChatOptions(template=OPENS)).requests
+    [request] = llm._prepared(lambda inputs: inputs.conversations(HI, params, ChatOptions(template=OPENS))).requests
     engine = Engine(EngineConfig("tiny", n_slots=2, n_ctx=512, instances=1))
     for n in range(1, len(whole.token_ids)):
         known = ResumedOutput(whole.token_ids[:n], (0.0,) * n)

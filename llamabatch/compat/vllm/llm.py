@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -53,7 +54,6 @@ Loras = LoRARequest | Sequence[LoRARequest | None] | None
 Bar = bool | Callable[..., Any]
 
 _ONE_PROCESS = "one engine computes, with no workers to call"
-_STAYS = "the model stays loaded; llm.close() frees it"
 _QUEUE = "llm.llm.stream and llm.llm.as_completed give outputs as they come; AsyncLLM takes requests at any time"
 # Names of vLLM's LLM that are not here.
 ABSENT = {
@@ -74,8 +74,6 @@ ABSENT = {
     "get_world_size": _ONE_PROCESS,
     "init_weight_transfer_engine": _ONE_PROCESS,
     "update_weights": "llm.llm.load_adapter changes a model while it is loaded",
-    "sleep": _STAYS,
-    "wake_up": _STAYS,
     "start_profile": "llm.llm.stats() counts, and `llamabatch top` shows an engine",
     "stop_profile": "llm.llm.stats() counts, and `llamabatch top` shows an engine",
     "reset_mm_cache": "an encoded picture goes when another one needs its place",
@@ -453,10 +451,10 @@ class LLM:
         wanted = [self._defaults.dimensions if one.dimensions is None else one.dimensions for one in each]
         ready = self._ready(given, each, truncate)
         adapters, _ = self._adapters(lora_request, len(given))
-        inputs, model = self.llm._inputs, self.llm._client.model
         most = max((n for n in wanted if n is not None), default=None)
-        outputs = self.llm._run(inputs.texts(ready, adapters, "raise", dimensions=most), bool(use_tqdm))
-        n_embd, found = token_vectors(model), []
+        submission = self.llm._prepared(lambda inputs: inputs.texts(ready, adapters, "raise", dimensions=most))
+        outputs = self.llm._run(submission, bool(use_tqdm))
+        n_embd, found = token_vectors(self.llm._client.model), []
         for output, one, dimensions in zip(outputs, each, wanted, strict=True):
             normalize = self._defaults.normalize if one.normalize is None else one.normalize
             [vector] = vectors([output], normalize=normalize, errors="raise", dimensions=dimensions, n_embd=n_embd)
@@ -470,7 +468,7 @@ class LLM:
         each = _pooling(pooling_params, len(given))
         ready = self._ready(given, each, truncate)
         adapters, _ = self._adapters(lora_request, len(given))
-        submission = self.llm._inputs.texts_to_classify(ready, adapters, "raise")
+        submission = self.llm._prepared(lambda inputs: inputs.texts_to_classify(ready, adapters, "raise"))
         outputs = self.llm._run(submission, bool(use_tqdm))
         found = []
         for output, one in zip(outputs, each, strict=True):
@@ -486,10 +484,10 @@ class LLM:
         adapters, _ = self._adapters(lora_request, 1)
         activate = self._activate((_pooling(pooling_params, 1))[0])
         found: list[tuple[list[int], float]] = []
+        own = adapters[0] if isinstance(adapters, list) else None
         for query, group in itertools.groupby(zip(left, right, strict=True), key=lambda pair: pair[0]):
-            texts, submission = self.llm._inputs.documents(
-                query, [document for _, document in group], adapters[0] if isinstance(adapters, list) else None
-            )
+            documents = [document for _, document in group]
+            texts, submission = self.llm._prepared(methodcaller("documents", query, documents, own))
             outputs = self.llm._run(submission, bool(use_tqdm))
             results = reranked(
                 self.llm._client.model, texts, outputs, top_n=None, use_activation=activate, errors="raise"
@@ -531,6 +529,17 @@ class LLM:
     def reset_prefix_cache(self, *args: Any, **options: Any) -> bool:
         """As LLM.reset_prefix_cache of llamabatch; vLLM's arguments change nothing."""
         return self.llm.reset_prefix_cache()
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Frees the model until it is used again, or wake_up() is called. Both levels free the weights, which the file
+        has; calls must have ended, whatever the mode."""
+        integer(InputError, "level", level, 0, 2)
+        if level:  # at level 0 vLLM merely waits with new requests
+            self.llm.sleep()
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Loads the model again after sleep(), whatever the tags."""
+        self.llm.wake()
 
     def close(self) -> None:
         """Ends all calls and frees the model; may be called twice. A forgotten LLM closes by itself."""

@@ -115,9 +115,8 @@ IGNORED: dict[str, str] = {
         "show_hidden_metrics_for_version otlp_traces_endpoint collect_detailed_traces profiler_config "
         "enable_layerwise_nvtx_tracing",
     ),
-    **_all(
-        "the model stays loaded", "enable_sleep_mode enable_cumem_allocator weight_transfer_config shutdown_timeout"
-    ),
+    **_all("llm.sleep() is there without it", "enable_sleep_mode enable_cumem_allocator"),
+    **_all("the model stays loaded", "weight_transfer_config shutdown_timeout"),
     **_all("nothing asks for it here", "fail_on_environ_validation renderer_num_workers tokens_only reasoning_config"),
 }
 

@@ -137,7 +137,7 @@ class Tokenizer:
     @property
     def chat_template(self) -> str | None:
         """The model's own; None: it has none."""
-        return self._llm._inputs.chat_template
+        return self._llm._client.model.chat_template
 
     @property
     def vocab_size(self) -> int:

@@ -146,7 +146,9 @@ def test_the_error_of_a_request_comes_through_though_its_parser_fails(stream):
 
     with fake(lambda request: "abc") as llm:
         [output] = llm.chat([HI])
-        [request] = llm._inputs.conversations([HI], None, ChatOptions(), errors="raise").requests
+        [request] = llm._prepared(
+            lambda inputs: inputs.conversations([HI], None, ChatOptions(), errors="raise")
+        ).requests
     behind, seen = Behind(), []
     FrontClient(behind).submit([replace(request, make_parser=make_parser)], seen.extend, stream=stream)
     whole = replace(output, request_id=request.request_id)
@@ -160,7 +162,9 @@ def test_parsers_are_let_go_as_soon_as_their_request_has_ended():
     """A call may have a million prompts."""
     with fake() as llm:
         outputs = llm.chat([HI] * 3, {"n": 2})
-        requests = llm._inputs.conversations([HI] * 3, {"n": 2}, ChatOptions(), errors="raise").requests
+        requests = llm._prepared(
+            lambda inputs: inputs.conversations([HI] * 3, {"n": 2}, ChatOptions(), errors="raise")
+        ).requests
     made = []
 
     def make_parser(request, index):
@@ -190,7 +194,7 @@ def test_a_request_that_never_ran_has_no_thinking_also_where_the_prompt_opens_it
 def test_without_a_stream_no_piece_has_raw_text():
     with fake() as llm:
         [output] = llm.chat(HI)
-        [request] = llm._inputs.conversations(HI, None, ChatOptions(), errors="raise").requests
+        [request] = llm._prepared(lambda inputs: inputs.conversations(HI, None, ChatOptions(), errors="raise")).requests
     behind, seen = Behind(), []
     FrontClient(behind).submit([request], seen.extend)
     behind.sinks[0](

@@ -1,0 +1,73 @@
+"""AsleepClient: what stands behind a FrontClient while its engines sleep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from llamabatch.client.base import EngineMethod, Heartbeat, Outage
+from llamabatch.client.loaded_resources import LoadedResources
+from llamabatch.engine.engine_state import EngineState
+from llamabatch.engine.hooks import Sink
+from llamabatch.engine.stats import EngineStats
+from llamabatch.errors import EngineClosedError
+from llamabatch.llama.model import Model
+from llamabatch.planning.capacity import Plan
+from llamabatch.request.request import Request
+
+_CLOSED = "the engine is closed"
+
+
+class AsleepClient:
+    """An EngineClient without engines.
+
+    Args:
+        loaded: what the engines had loaded.
+        model: theirs, which is closed.
+    """
+
+    def __init__(self, plan: Plan, model: Model, loaded: LoadedResources) -> None:
+        self.plan = plan
+        self.model = model
+        self._loaded = loaded
+        self._is_closed = False
+
+    def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> NoReturn:
+        raise EngineClosedError(_CLOSED)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Does nothing: engines with requests do not sleep."""
+
+    def stats(self) -> EngineStats:
+        self._check_open()
+        return EngineStats()
+
+    def states(self) -> list[EngineState]:
+        self._check_open()
+        return []
+
+    def call(self, method: EngineMethod, *arguments: Any) -> NoReturn:
+        raise EngineClosedError(_CLOSED)
+
+    @property
+    def pids(self) -> list[int]:
+        return []
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
+        return []
+
+    @property
+    def outage(self) -> Outage | None:
+        return Outage(_CLOSED) if self._is_closed else None
+
+    @property
+    def adapters(self) -> list[str]:
+        return sorted(self._loaded.adapters)
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosedError(_CLOSED)
