@@ -41,6 +41,8 @@ _METHODS = {
     "get_default_sampling_params": "the file's own (general.sampling), else vLLM's",
     "get_metrics": "figures under vLLM's names",
     "reset_prefix_cache": "the same",
+    "sleep": "levels 1 and 2 free the weights, and `enable_sleep_mode` is not needed; calls must have ended",
+    "wake_up": "all that was loaded is loaded again; any call wakes the model, too",
 }
 _PARAMETERS = {
     "top_k": "the same, before the temperature (there: behind it), as `top_p` and `min_p`",

@@ -91,7 +91,7 @@ class Watching:
 
 def test_what_is_to_happen_at_the_end_happens_first_and_once():
     order = []
-    plan = SimpleNamespace(config=SimpleNamespace(seed=None))
+    plan = SimpleNamespace(config=SimpleNamespace(seed=None, adapters=()))
     client = FrontClient(SimpleNamespace(plan=plan, model=None, close=lambda: order.append("closed")))
     watching = Watching(order)
     client.at_close(watching.stop)

@@ -63,7 +63,7 @@ def test_every_verb_says_what_it_does(name):
 
 
 def test_a_verb_that_waits_is_a_coroutine_or_an_asynchronous_iterator():
-    at_once = {"plan", "n_ctx", "stream", "as_completed", "close", "from_pretrained"}
+    at_once = {"plan", "n_ctx", "is_asleep", "stream", "as_completed", "close", "from_pretrained"}
     for name in verbs(AsyncLLM) - at_once:
         assert inspect.iscoroutinefunction(getattr(AsyncLLM, name)), name
 
