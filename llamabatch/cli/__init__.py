@@ -8,6 +8,7 @@ terminal closed (see utils/interrupts.py). Imports all other rooms.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -47,6 +48,7 @@ _COMPLETING = "_LLAMABATCH_COMPLETE"  # set by the script of a shell
 _WITHOUT_DEFAULTS = ("config", "completion")
 
 _LEAST_WIDTH, _CLICK_LEAST_WIDTH = 24, 52
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a disk
 _NO_READER = 141  # 128 + SIGPIPE, as of other tools
 
 
@@ -132,17 +134,29 @@ def main() -> None:
             code = error.exit_code
         else:
             code = _interrupted()
-    except Exception:
-        if interrupts.came() is None:
+    except Exception as error:
+        if interrupts.came() is not None:
+            code = _interrupted()  # the signal's exception may have become any other
+        elif isinstance(error, OSError) and error.errno in _NO_ROOM:
+            code = _no_room(error)
+        else:
             raise
-        code = _interrupted()  # the signal's exception may have become any other
     interrupts.guard()  # the command has nothing left to keep
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         _leave_stdout()
         code = _NO_READER
+    except OSError as error:
+        code = _no_room(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _no_room(error: OSError) -> int:
+    """Says that stdout, or a file, takes no more; returns the exit code."""
+    _leave_stdout()
+    echo_wrapped(f"Error: {error.filename or 'the output'} could not be written: {error.strerror}")
+    return 3
 
 
 def _open_streams() -> None:

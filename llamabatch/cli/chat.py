@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -41,7 +42,7 @@ _CONTROLS = dict.fromkeys([n for n in (*range(32), *range(127, 160)) if chr(n) n
 @model_option
 @click.option("--system", help="A system message in front.")
 @chat_template_option
-@sampling_options
+@functools.partial(sampling_options, is_chat=True)
 @lora_option
 @engine_options(exclude=("max_queue", "max_wait_ms"))
 def chat(
@@ -72,7 +73,8 @@ def chat(
         if not interactive:
             _show(session.answer(message))
             return
-        click.secho(f"{llm.plan.config.model}, n_ctx {llm.n_ctx:,}. /help lists the commands.", err=True, dim=True)
+        first = f"{llm.plan.config.model}, n_ctx {llm.n_ctx:,}. /help lists the commands."
+        click.echo(click.style(first, dim=True) if _has_styles() else first, err=True)
         _talk(session)
 
 
@@ -122,6 +124,11 @@ def _line(prompt: str) -> str:
         raise
 
 
+def _has_styles() -> bool:
+    """The terminal may be told to dim a text."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def _completed(text: str, state: int) -> str | None:
     """The command that Tab makes of a text, one a state; None behind the last one."""
     found = [name for name in NAMES if name.startswith(text)] if text.startswith("/") else []
@@ -131,7 +138,7 @@ def _completed(text: str, state: int) -> str | None:
 def _show(pieces: Generator[SequenceOutput, None, None]) -> None:
     """Writes an answer as it comes; closes it at an interrupt."""
     terminal, thinks, begun = sys.stdout.isatty(), False, False
-    dim = terminal and not os.environ.get("NO_COLOR")
+    dim = terminal and _has_styles()
     try:
         with contextlib.closing(pieces):
             for piece in pieces:

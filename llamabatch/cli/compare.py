@@ -27,7 +27,13 @@ from llamabatch.utils.console import check_targets, write_report
 @click.option("--strategies", type=Names(), default="all", show_default=True, help=f"Of {', '.join(STRATEGIES)}.")
 @click.option("-n", "--max-tokens", type=int, default=64, show_default=True, help="Tokens to generate for each prompt.")
 @click.option(
-    "--slots", type=Numbers(), default="auto", show_default=True, help="Sequences at once; a list measures each size."
+    "--slots",
+    "--n-slots",
+    "slots",
+    type=Numbers(),
+    default="auto",
+    show_default=True,
+    help="Sequences at once; a list measures each size.",
 )
 @json_option
 @plot_option

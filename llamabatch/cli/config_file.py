@@ -120,6 +120,8 @@ def defaults(
         UsageError: an unknown key or section, or a value that its option refuses, with the file and the line.
     """
     path = config_path()
+    if os.environ.get(VARIABLE) and not path.exists():
+        raise click.UsageError(f"{VARIABLE} is {path}, which is not there")
     found: dict[str, Any] = {}
     own, others = options_of(command), None
     for setting in sorted(read_settings(path, commands), key=lambda each: each.section != ""):  # sections win

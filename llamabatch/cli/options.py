@@ -124,9 +124,16 @@ def _help(text: str, name: str) -> str:
     return f"{text}  [default: {default}]"
 
 
+_TEMPERATURE = click.option(
+    "-t", "--temperature", type=float, help=_help("0: always the likeliest token.", "temperature")
+)
 _SHORT = (
     click.option("-n", "--max-tokens", type=int, help=_help("Tokens to generate at most.", "max_tokens")),
-    click.option("-t", "--temperature", type=float, help=_help("0: always the likeliest token.", "temperature")),
+    _TEMPERATURE,
+)
+_OF_CHAT = (
+    click.option("-n", "--max-tokens", type=int, help="Tokens of an answer at most.  [default: as n_ctx allows]"),
+    _TEMPERATURE,
 )
 _LONG = (
     click.option("--max-tokens", type=int, help=_help("Tokens to generate at most.", "max_tokens")),
@@ -173,12 +180,13 @@ _SAMPLING_NAMES = (
 )
 
 
-def sampling_options(command: Command, short: bool = True) -> Command:
+def sampling_options(command: Command, short: bool = True, is_chat: bool = False) -> Command:
     """Adds the options of sampling; the command gets `sampling`, a dict of the fields of SamplingParams that were
     given.
 
     Args:
         short: with -n and -t, which mean other things in llama-server.
+        is_chat: the length of an answer is open unless it is given.
     """
 
     @functools.wraps(command)
@@ -192,7 +200,7 @@ def sampling_options(command: Command, short: bool = True) -> Command:
         return command(sampling=given, **values)
 
     decorated: Command = wrapped
-    for option in reversed((*(_SHORT if short else _LONG), *_SAMPLING_OPTIONS)):
+    for option in reversed((*(_OF_CHAT if is_chat else _SHORT if short else _LONG), *_SAMPLING_OPTIONS)):
         decorated = option(decorated)
     return decorated
 

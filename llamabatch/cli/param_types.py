@@ -90,7 +90,9 @@ class Param(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not a name and a value such as n=3", param, ctx)
         try:
             return field.replace("-", "_"), json.loads(text)
-        except ValueError:
+        except ValueError as error:
+            if text.lstrip()[:1] in ("[", "{", '"'):
+                self.fail(f"the value of {field} begins as JSON does, and is none: {error}", param, ctx)
             return field.replace("-", "_"), text
 
 

@@ -22,7 +22,7 @@ _PLOT = "llamabatch.tools.plan.plot"
 
 @click.command(cls=GroupedCommand)
 @model_option
-@click.option("--slots", type=AutoInt(), help="Requests at once; by default as many as fit.")
+@click.option("--slots", "--n-slots", "slots", type=AutoInt(), help="Requests at once; by default as many as fit.")
 @click.option("--prompts", type=File(), help="Text file with one prompt a line, or JSONL: the longest decides n_ctx.")
 @click.option(
     "-n", "--max-tokens", type=int, default=256, show_default=True, help="With --prompts: tokens to generate."

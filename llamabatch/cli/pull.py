@@ -17,5 +17,5 @@ def pull(name: str) -> None:
     .gguf file. An interrupted download is resumed.
     """
     if not is_remote(model_name(name)):
-        raise click.UsageError(f"{show(name)} is a file of this machine; give owner/repo:Q4_K_M, or an https address")
+        raise click.UsageError(f"{show(name)} names nothing on the hub; give owner/repo:Q4_K_M, or an https address")
     click.echo(resolve(name))

@@ -166,6 +166,12 @@ class EngineStats:
         """The share of guesses that held; 0 of none."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
 
+    def __repr__(self) -> str:
+        """The fields that are not as at the start."""
+        start = EngineStats()
+        shown = {name: value for name, value in vars(self).items() if value != getattr(start, name)}
+        return f"EngineStats({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     def __add__(self, other: EngineStats) -> EngineStats:
         most = {name: max(getattr(self, name), getattr(other, name)) for name in _MOST}
         return EngineStats(**{**{name: value + getattr(other, name) for name, value in vars(self).items()}, **most})

@@ -32,6 +32,9 @@ class Histogram:
     counts: tuple[int, ...] = _NOTHING
     sum_s: float = 0.0
 
+    def __repr__(self) -> str:
+        return f"Histogram(count={self.count}, sum_s={self.sum_s:.6g})"
+
     @property
     def count(self) -> int:
         """Number of durations."""

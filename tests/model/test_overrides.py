@@ -91,7 +91,7 @@ YARN, LINEAR, NONE = 2, 1, 0
 def test_positions_are_those_of_llama_cpp(ours, peers, tmp_path):
     """Prompts longer than the model was trained for."""
     path = write("llama", tmp_path / "m.gguf", context_length=256)
-    with pytest.raises(ConfigError, match="trained for 32 to 256"):
+    with pytest.raises(ConfigError, match="takes 32 to 256"):
         LLM(path, n_ctx=1024, **OPTIONS)
     found = likeliest(path, n_ctx=1024, **ours)
     assert furthest(found, theirs(path, **peers)) < 0.02
@@ -191,7 +191,7 @@ def test_another_context_length_reaches_the_plan(tmp_path):
     path = write("llama", tmp_path / "m.gguf")
     with LLM(path, kv_overrides={"llama.context_length": 4096}, **OPTIONS) as llm:
         assert llm.plan.config.n_ctx == 4096
-    with pytest.raises(ConfigError, match="trained for 32 to 128"):
+    with pytest.raises(ConfigError, match="takes 32 to 128"):
         LLM(path, n_ctx=256, kv_overrides={"llama.context_length": 128}, **OPTIONS)
 
 
