@@ -94,7 +94,9 @@ def no_defaults_of_this_user(tmp_path_factory):
     """Commands run without the defaults that the user of this machine has given to options."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("LLAMABATCH_MODEL", raising=False)
-        patch.setenv("LLAMABATCH_CONFIG", str(tmp_path_factory.mktemp("no-defaults") / "config.toml"))
+        empty = tmp_path_factory.mktemp("no-defaults") / "config.toml"
+        empty.touch()
+        patch.setenv("LLAMABATCH_CONFIG", str(empty))
         yield
 
 

@@ -89,8 +89,9 @@ class LazyGroup(click.Group):
         found, command, rest = super().resolve_command(ctx, args)
         wants_help = {"-h", "--help", "--help-all"} & set(rest)  # which a broken file must not stop
         if command is not None and not (ctx.resilient_parsing or wants_help or name in _WITHOUT_DEFAULTS):
-            from llamabatch.cli.config_file import defaults
+            from llamabatch.cli.config_file import check_named, defaults
 
+            check_named()
             ctx.default_map = {name: defaults(name, command, COMMANDS, self.command_of)}
         return found, command, rest
 

@@ -57,6 +57,12 @@ def config_path() -> Path:
     return of_user(platformdirs.user_config_dir) / "config.toml"
 
 
+def check_named() -> None:
+    """Raises UsageError: the file that LLAMABATCH_CONFIG names is not there."""
+    if os.environ.get(VARIABLE) and not os.path.lexists(path := config_path()):
+        raise click.UsageError(f"{VARIABLE} is {path}, which is not there")
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """The tables of a TOML document. Raises ValueError."""
     if sys.version_info >= (3, 11):
@@ -120,8 +126,6 @@ def defaults(
         UsageError: an unknown key or section, or a value that its option refuses, with the file and the line.
     """
     path = config_path()
-    if os.environ.get(VARIABLE) and not path.exists():
-        raise click.UsageError(f"{VARIABLE} is {path}, which is not there")
     found: dict[str, Any] = {}
     own, others = options_of(command), None
     for setting in sorted(read_settings(path, commands), key=lambda each: each.section != ""):  # sections win

@@ -86,7 +86,7 @@ class Terminal:
     def __init__(self, folder):
         ours, theirs = pty.openpty()
         self.ours = ours
-        environment = {**os.environ, "TERM": "dumb", "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**os.environ, "TERM": "vt100", "PYTHONPATH": os.pathsep.join(sys.path)}
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM], stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment,
             start_new_session=True,

@@ -106,6 +106,7 @@ def test_without_a_file(monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none.toml"))
     assert read_settings(config_path(), COMMANDS) == []
     assert "(not there)" in run("config").output
+    assert "none.toml, which is not there" in run("plan").output
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert config_path().parts[-2:] == ("llamabatch", "config.toml")

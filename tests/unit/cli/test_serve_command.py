@@ -27,6 +27,7 @@ class Asked:
 @pytest.fixture
 def invoke(monkeypatch, tmp_path):
     """Runs the command up to the start of the server; gives the result and what it would have been started with."""
+    (tmp_path / "config.toml").touch()
     monkeypatch.setenv("LLAMABATCH_CONFIG", str(tmp_path / "config.toml"))
     for name in ("LLAMABATCH_API_KEY", "LLAMA_API_KEY", "VLLM_API_KEY", "LLAMABATCH_MODEL"):
         monkeypatch.delenv(name, raising=False)

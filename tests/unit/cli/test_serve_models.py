@@ -14,6 +14,7 @@ run = pytest.importorskip("llamabatch.server.run")
 @pytest.fixture
 def several(monkeypatch, tmp_path):
     """Runs the command up to the start of the server; gives the result, the models by name, and the pool's options."""
+    (tmp_path / "config.toml").touch()
     monkeypatch.setenv("LLAMABATCH_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.delenv("LLAMABATCH_MODEL", raising=False)
     monkeypatch.setattr("llamabatch.server.http.logs.configure", lambda options: None)

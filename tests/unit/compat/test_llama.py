@@ -403,6 +403,12 @@ def test_objects_of_openai_need_its_package(monkeypatch):
     assert next(c.object for c in made.create_chat_completion_openai_v1(ASKED, stream=True)) == "chat.completion.chunk"
 
 
+def test_names_of_the_package_that_are_absent_say_why():
+    with pytest.raises(ImportError, match=r"LlamaRAMCache is not there: prompts that begin alike"):
+        from llamabatch.compat import LlamaRAMCache  # noqa: F401
+    assert not [name for name in compat.ABSENT if hasattr(compat, name)]
+
+
 def test_names_that_are_absent_say_why():
     made, _ = llama()
     for name, why in ABSENT.items():

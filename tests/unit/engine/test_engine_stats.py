@@ -131,3 +131,9 @@ def test_a_scheduler_counts_what_its_outputs_tell(name, no_room_every):
     assert told.queue_s.sum_s <= sum(t.queued_s for t in timings)  # asked a moment later
     if no_room_every and name in ("batched", "static"):
         assert scheduler.num_preemptions > 0
+
+
+def test_figures_are_shown_where_there_are_some():
+    assert repr(EngineStats()) == "EngineStats()"
+    stats = EngineStats(submitted=3, queue_s=Histogram((2, *(0,) * len(LIMITS_S)), 0.25))
+    assert repr(stats) == "EngineStats(submitted=3, queue_s=Histogram(count=2, sum_s=0.25))"

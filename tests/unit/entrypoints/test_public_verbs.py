@@ -51,6 +51,15 @@ def test_signatures_name_the_keywords_of_chats_in_front_of_the_verbs_own(name):
         getattr(llm, name)("a", tool=[])
 
 
+@pytest.mark.parametrize("name", ["generate", "chat", "stream", "as_completed"])
+def test_a_field_of_sampling_that_is_given_as_a_keyword_is_told_its_place(name):
+    with (
+        FakeLLM() as llm,
+        pytest.raises(TypeError, match=r"'max_tokens', a field .* params=SamplingParams\(max_tokens="),
+    ):
+        getattr(llm, name)("a", max_tokens=5)
+
+
 def test_a_prompt_of_a_chat_has_no_keyword_for_its_answer():
     with FakeLLM() as llm, pytest.raises(TypeError, match=r"apply_chat_template\(\) got .*'tool_choice'"):
         llm.apply_chat_template([{"role": "user", "content": "a"}], tool_choice="auto")

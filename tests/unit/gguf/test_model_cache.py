@@ -106,7 +106,7 @@ def test_the_commands(cache):
     assert len(cached_models()) == 3
     missing = runner.invoke(cli, ["rm", "--yes", "big/model"])
     assert (missing.exit_code, "there is no model 'big/model' in the cache" in missing.output) == (2, True)
-    assert "is a file of this machine" in runner.invoke(cli, ["pull", "tiny"]).output
+    assert "names nothing on the hub" in runner.invoke(cli, ["pull", "tiny"]).output
 
 
 def test_a_name_of_owner_and_repo_is_one_on_the_hub_unless_it_is_here(tmp_path, monkeypatch):

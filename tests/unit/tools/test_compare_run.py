@@ -162,7 +162,7 @@ def test_a_failed_strategy_makes_the_exit_code_1(measured):
         (["-n", "0"], "max_tokens is 0"),
         (["--json", "/no/such/folder/x.json"], "there is no directory /no/such/folder"),
         (["--plot", "x.bmp"], "no ending of a picture"),
-        (["--n-slots", "4"], "No such option"),
+        (["--kv-slots", "4"], "No such option"),
         (["-m", "/no/such.gguf"], "does not exist"),
     ],
 )
