@@ -22,7 +22,7 @@ from llamabatch.client.front_client import FrontClient
 from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
 from llamabatch.entrypoints.classification import Classification, RerankResult, check_rerank, classified, reranked
-from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, OneAdapters, Params
+from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, OneAdapters, Params, place_of
 from llamabatch.entrypoints.prompts import Prompt
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
@@ -151,7 +151,7 @@ class AsyncLLM:
             raise EngineError("the model is not loaded yet; await load() first")
         return self._loaded(self._loading).plan
 
-    @also_named(sampling_params="params")  # vLLM's names
+    @also_named(place_of, sampling_params="params")  # vLLM's names
     async def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -163,7 +163,7 @@ class AsyncLLM:
         """As LLM.generate; cancelling it aborts the requests."""
         return await self._run(lambda inputs: inputs.prompts(prompts, params, adapters, errors))
 
-    @also_named(sampling_params="params", messages="conversations")
+    @also_named(place_of, sampling_params="params", messages="conversations")
     @takes_keywords(ChatKeywords, chat_options)
     async def chat(
         self,
@@ -179,7 +179,7 @@ class AsyncLLM:
             lambda inputs: inputs.conversations(conversations, params, chat_options(**options), adapters, errors)
         )
 
-    @also_named(sampling_params="params")
+    @also_named(place_of, sampling_params="params")
     @takes_keywords(ChatKeywords, chat_options)
     def stream(
         self,
@@ -195,7 +195,7 @@ class AsyncLLM:
             lambda inputs: inputs.either(prompts, params, chat_options(**options), adapters, errors), stream=True
         )
 
-    @also_named(sampling_params="params")
+    @also_named(place_of, sampling_params="params")
     @takes_keywords(ChatKeywords, chat_options)
     def as_completed(
         self,

@@ -55,6 +55,13 @@ class Host(Protocol):
     def adapters(self) -> list[str]: ...
 
 
+def place_of(name: str) -> str:
+    """Where a keyword belongs that a method does not have; "" unless it is a field of SamplingParams."""
+    if name not in SamplingParams.__dataclass_fields__:
+        return ""
+    return f"a field of SamplingParams: give params=SamplingParams({name}=…), or params={{{name!r}: …}}"
+
+
 class InputProcessor:
     """Makes the Submissions of one engine: checks and tokenizes, and waits for nothing.
 

@@ -17,7 +17,7 @@ from llamabatch.client.front_client import FrontClient
 from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
 from llamabatch.entrypoints.classification import Classification, RerankResult, check_rerank, classified, reranked
-from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, OneAdapters, Params
+from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, OneAdapters, Params, place_of
 from llamabatch.entrypoints.prompts import Prompt
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
 from llamabatch.entrypoints.scoring import Pairs, Score, Scoring
@@ -128,7 +128,7 @@ class LLM:
         """The options in force, the memory they take, and why each open one got its value."""
         return self._client.plan
 
-    @also_named(sampling_params="params", use_tqdm="progress")  # vLLM's names
+    @also_named(place_of, sampling_params="params", use_tqdm="progress")  # vLLM's names
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -166,7 +166,7 @@ class LLM:
         submission = self._prepared(lambda inputs: inputs.prompts(prompts, params, adapters, errors))
         return self._run(submission, progress)
 
-    @also_named(sampling_params="params", messages="conversations", use_tqdm="progress")
+    @also_named(place_of, sampling_params="params", messages="conversations", use_tqdm="progress")
     @takes_keywords(ChatKeywords, chat_options)
     def chat(
         self,
@@ -199,7 +199,7 @@ class LLM:
         submission = self._prepared(lambda inputs: inputs.conversations(conversations, params, asked, adapters, errors))
         return self._run(submission, progress)
 
-    @also_named(sampling_params="params")
+    @also_named(place_of, sampling_params="params")
     @takes_keywords(ChatKeywords, chat_options)
     def stream(
         self,
@@ -227,7 +227,7 @@ class LLM:
         submission = self._prepared(lambda inputs: inputs.either(prompts, params, asked, adapters, errors))
         return self._events(submission, stream=True)
 
-    @also_named(sampling_params="params")
+    @also_named(place_of, sampling_params="params")
     @takes_keywords(ChatKeywords, chat_options)
     def as_completed(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 G = TypeVar("G", bound=Callable[..., Any])
@@ -25,8 +25,12 @@ def takes_names(named: _Read) -> Callable[[G], G]:
     return lambda made: _reading(made, named)
 
 
-def also_named(**others: str) -> Callable[[G], G]:
-    """A decorator of a method: keywords under other names -> its own. One that is given twice raises TypeError."""
+def also_named(place: Callable[[str], str] = lambda name: "", **others: str) -> Callable[[G], G]:
+    """A decorator of a method: keywords under other names -> its own. One that is given twice raises TypeError.
+
+    Args:
+        place: of a keyword that the method does not have: a sentence that says where it goes; "": it is not known.
+    """
 
     def decorate(made: G) -> G:
         parameters = frozenset(inspect.signature(made).parameters)
@@ -36,8 +40,9 @@ def also_named(**others: str) -> Callable[[G], G]:
                 if others[given] in options:
                     raise TypeError(f"{others[given]} is given twice, once as {given!r}; give it once")
                 options[others[given]] = options.pop(given)
-            if not options.keys() <= parameters:
-                _refuse_fields(made, options.keys() - parameters)
+            for name in () if options.keys() <= parameters else options:
+                if name not in parameters and (advice := place(name)):
+                    raise TypeError(f"{made.__qualname__}() got an unexpected keyword argument {name!r}, {advice}")
             return options
 
         return _reading(made, own)
@@ -71,17 +76,6 @@ def takes_keywords(keywords: Any, function: Callable[..., object]) -> Callable[[
         return method
 
     return decorate
-
-
-def _refuse_fields(made: Callable[..., object], unknown: Set[str]) -> None:
-    """Raises TypeError for a keyword that a method does not have, and that is a field of SamplingParams."""
-    from llamabatch.request.sampling_params import SamplingParams  # no need of it without a mistake
-
-    for name in sorted(unknown & SamplingParams.__dataclass_fields__.keys()):
-        raise TypeError(
-            f"{made.__qualname__}() got an unexpected keyword argument {name!r}, a field of SamplingParams: give "
-            f"params=SamplingParams({name}=…), or params={{{name!r}: …}}"
-        )
 
 
 def _reading(made: G, read: _Read) -> G:
