@@ -92,7 +92,7 @@ class Param(click.ParamType):  # type: ignore[type-arg]
             return field.replace("-", "_"), json.loads(text)
         except ValueError as error:
             if text.lstrip()[:1] in ("[", "{", '"'):
-                self.fail(f"the value of {field} begins as JSON does, and is none: {error}", param, ctx)
+                self.fail(f"the value of {field} is no valid JSON: {error}", param, ctx)
             return field.replace("-", "_"), text
 
 

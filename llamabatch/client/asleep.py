@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from llamabatch.client.base import EngineMethod, Heartbeat, Outage
+from llamabatch.client.base import EngineMethod, Outage
 from llamabatch.client.loaded_resources import LoadedResources
+from llamabatch.client.thread_client import LocalClient
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
@@ -18,7 +19,7 @@ from llamabatch.request.request import Request
 _CLOSED = "the engine is closed"
 
 
-class AsleepClient:
+class AsleepClient(LocalClient):
     """An EngineClient without engines.
 
     Args:
@@ -48,14 +49,6 @@ class AsleepClient:
 
     def call(self, method: EngineMethod, *arguments: Any) -> NoReturn:
         raise EngineClosedError(_CLOSED)
-
-    @property
-    def pids(self) -> list[int]:
-        return []
-
-    @property
-    def heartbeats(self) -> list[Heartbeat]:
-        return []
 
     @property
     def outage(self) -> Outage | None:

@@ -33,10 +33,12 @@ from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError, EngineError, LlamaBatchError, describe
-from llamabatch.gguf.resolve import model_identity, resolve
+from llamabatch.gguf.header import part_paths
+from llamabatch.gguf.resolve import resolve
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
 from llamabatch.scheduler.policies import policy
+from llamabatch.utils.cancellation import cancelled_by
 from llamabatch.utils.checks import counted
 from llamabatch.utils.lifetime import ForkGuard
 
@@ -84,10 +86,11 @@ class FrontClient:
         self._connect = connect
         self._loaded = LoadedResources(config.adapters)
         self._past_stats: EngineStats | None = None  # of engines that went to sleep
-        self._identity = None if connect is None else _identity(config)
+        self._stamp = None if connect is None else _stamp(config)
         self._n_users = 0
         self._is_moving = False  # one thread puts the engines to sleep, or wakes them
         self._is_closed = False
+        self._cancelled = threading.Event()  # ends a load that wakes the engines
         self._changed = threading.Condition()
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
@@ -226,10 +229,11 @@ class FrontClient:
 
     def _wake(self) -> None:
         config = self.plan.config
-        if _identity(config) not in (self._identity, None):
-            raise EngineError(f"{config.model} was replaced while the engine slept; make a new LLM of it")
+        if _stamp(config) not in (self._stamp, None):
+            raise EngineError(f"{config.model} has been changed or replaced since it was loaded; make a new LLM of it")
         assert self._connect is not None
-        engines = self._connect(replace(config.requested(), adapters=tuple(self._loaded.adapters.items())))
+        with cancelled_by(self._cancelled):
+            engines = self._connect(replace(config.requested(), adapters=tuple(self._loaded.adapters.items())))
         for path in self._loaded.prefixes:
             try:
                 engines.call("load_prefix", path)
@@ -243,6 +247,7 @@ class FrontClient:
             action = self._at_close.pop()()
             if action is not None:
                 action()
+        self._cancelled.set()
         with self._changed:
             while self._is_moving:
                 self._changed.wait()
@@ -250,9 +255,10 @@ class FrontClient:
         self.inner.close()
 
 
-def _identity(config: EngineConfig) -> object:
-    """Tells a file from another one in its place; None: it cannot be read, which a load says better."""
+def _stamp(config: EngineConfig) -> object:
+    """Size and time of the model's file, in all its parts; None: it is not there, which a load says better."""
     try:
-        return model_identity(resolve(config.model))
+        found = [part.stat() for part in part_paths(resolve(config.model))]
     except (OSError, LlamaBatchError):
         return None
+    return [(each.st_size, each.st_mtime_ns) for each in found]

@@ -459,11 +459,8 @@ class AsyncLLM:
 
     async def sleep(self) -> None:
         """As LLM.sleep. Does nothing before the model is loaded."""
-        with self._lock:
-            self._check_open()
-            is_loaded = self._loading is not None
-        if is_loaded:
-            await self._on_thread((await self._client()).sleep)
+        client = self._load.client
+        await self._on_thread((lambda: None) if client is None else client.sleep)
 
     async def wake(self) -> None:
         """As LLM.wake; loads the model if that was not done."""
@@ -536,7 +533,7 @@ class AsyncLLM:
         return self._load.client
 
     async def _prepared(self, prepare: Callable[[InputProcessor], T], left: Callable[[], bool] | None = None) -> T:
-        """What `prepare` makes of an input on a worker's thread, with the model awake."""
+        """The result of `prepare` on a worker's thread, with the model awake."""
         client = await self._client()
 
         def run() -> T:

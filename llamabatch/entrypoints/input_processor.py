@@ -56,7 +56,7 @@ class Host(Protocol):
 
 
 def place_of(name: str) -> str:
-    """Where a keyword belongs that a method does not have; "" unless it is a field of SamplingParams."""
+    """The place of a keyword that a method does not have; "" unless it is a field of SamplingParams."""
     if name not in SamplingParams.__dataclass_fields__:
         return ""
     return f"a field of SamplingParams: give params=SamplingParams({name}=…), or params={{{name!r}: …}}"

@@ -675,7 +675,7 @@ class LLM:
         """Loads the model again after sleep(), unless that is done. Each method that needs the model does so, too.
 
         Raises:
-            ModelFileError, MemoryPlanError, EngineError: as LLM. EngineError also if the file has been replaced. The
+            ModelFileError, MemoryPlanError, EngineError: as LLM. EngineError also if the file has been changed. The
                 LLM sleeps on, and the next use tries again.
             EngineClosedError: after close().
         """
@@ -714,7 +714,7 @@ class LLM:
         return described(type(self).__name__, client.plan, state=state)
 
     def _prepared(self, prepare: Callable[[InputProcessor], T]) -> T:
-        """What `prepare` makes of an input, with the model awake."""
+        """The result of `prepare`, with the model awake."""
         with self._client.awake():
             return prepare(InputProcessor(self._client, next_seed=self._client.next_seed))
 

@@ -275,7 +275,8 @@ def _n_ctx(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> 
         return max(MIN_CTX, min(n_ctx, MOST_CTX))
     if config.n_ctx > facts.n_ctx_most:
         scaled = f", and its scaled rotary embedding reaches {facts.n_ctx_scaled}" if facts.n_ctx_scaled else ""
-        refusal = f"n_ctx is {config.n_ctx}; {facts.name} takes 32 to {facts.n_ctx_train}, its training{scaled}"
+        most = f"{facts.n_ctx_train}, as many as it was trained for{scaled}"
+        refusal = f"n_ctx is {config.n_ctx}; {facts.name} takes 32 to {most}"
         if facts.has_positions:
             raise ConfigError(f"{refusal}; its table of positions has no more")
         scale = f"{(facts.n_ctx_orig or facts.n_ctx_train) / config.n_ctx:.4g}"

@@ -161,7 +161,7 @@ def test_errors_on_a_terminal_are_wrapped_between_words(arguments, columns, tmp_
         (["generate", ""], "prompt is empty"),
         (["generate", "-P", "typical_p", "x"], "is not a name and a value"),
         (["generate", "-P", "typical=2", "x"], "typical_p is 2"),
-        (["generate", "-P", 'bad_words=["foo"', "x"], "the value of bad_words begins as JSON does, and is none"),
+        (["generate", "-P", 'bad_words=["foo"', "x"], "the value of bad_words is no valid JSON"),
         (["generate", "-P", "temprature=2", "x"], "did you mean 'temperature'"),
         (["generate", "-t", "1", "-P", "temperature=2", "x"], "temperature is given twice"),
         (["generate", "--lora", "no-such.gguf=0.5", "x"], "no-such.gguf"),

@@ -1,17 +1,21 @@
 """The one owner of a request: ids, rolled back calls, sinks that raise, and the watcher of the table."""
 
+import contextlib
 import gc
 import logging
+import threading
+import time
 import weakref
 
 import pytest
 
 from llamabatch.client.base import emit, failure
 from llamabatch.client.front_client import FrontClient
-from llamabatch.errors import EngineClosedError
+from llamabatch.errors import EngineClosedError, EngineError, MemoryPlanError
 from llamabatch.request.delta import Delta
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
+from llamabatch.utils.cancellation import is_cancelled
 from tests.unit.client.behind import Behind
 
 
@@ -199,3 +203,100 @@ def test_the_front_is_freed_at_once_also_with_requests_in_flight():
         behind.sinks[0]([last("a", "x")])
     finally:
         gc.enable()
+
+
+class Sleeper(Behind):
+    """It can be closed, and made again."""
+
+    closed = False
+
+    def close(self):
+        self.closed = True
+
+
+def sleeping(connect):
+    client = FrontClient(Sleeper(), connect=connect)
+    client.sleep()
+    return client
+
+
+def test_what_wakes_waits_for_the_load_and_looks_do_not_wake():
+    made = []
+    client = sleeping(lambda config: made.append(Sleeper()) or made[-1])
+    assert client.stats().waiting == 0
+    assert client.states() == []
+    assert client.outage is None
+    assert not made
+    client.submit([Request("a", (1,))], [].extend)
+    assert list(made[0].in_flight) == ["a"]
+    assert client.stats().decode_rows == 6  # of both engines
+    with pytest.raises(EngineError, match="in use, by 1 request at the moment"):
+        client.sleep()
+
+
+def test_a_load_that_fails_leaves_it_asleep_and_the_next_use_tries_again():
+    made = [Sleeper()]
+
+    def connect(config):
+        if len(made) == 1:
+            made.append(None)
+            raise MemoryPlanError("too large by now")
+        return made[0]
+
+    client = sleeping(connect)
+    for expected in (MemoryPlanError, None):
+        with contextlib.nullcontext() if expected is None else pytest.raises(expected):
+            client.submit([Request("a", (1,))], [].extend)
+        assert client.is_asleep == (expected is not None)
+        assert len(client.in_flight) == (expected is None)
+
+
+def test_a_sink_neither_puts_to_sleep_nor_wakes():
+    told = []
+    client = FrontClient(Sleeper(), connect=lambda config: Sleeper())
+
+    def sink(outputs):
+        with pytest.raises(EngineError, match="a sink cannot put"):
+            client.sleep()
+        told.extend(outputs)
+
+    client.submit([Request("a", (1,))], sink)
+    behind = client.inner
+    emit(behind.sinks[0], [last("a", "x")])
+    client.sleep()
+
+    def late(outputs):
+        with pytest.raises(EngineClosedError, match="a sink cannot wake it"):
+            client.submit([Request("b", (1,))], sink)
+        told.extend(outputs)
+
+    emit(late, [last("a", "x")])
+    assert len(told) == 2
+    assert client.is_asleep
+
+
+def test_closing_cancels_the_load_that_wakes():
+    entered, seen = threading.Event(), []
+
+    def connect(config):
+        entered.set()
+        while not is_cancelled():
+            time.sleep(0.001)
+        raise EngineClosedError("the load was cancelled")
+
+    client = sleeping(connect)
+
+    def wake():
+        try:
+            client.submit([Request("a", (1,))], [].extend)
+        except EngineClosedError as error:
+            seen.append(str(error))
+
+    waking = threading.Thread(target=wake)
+    waking.start()
+    assert entered.wait(60)
+    client.close()
+    waking.join(60)
+    assert seen == ["the load was cancelled"]
+    with pytest.raises(EngineClosedError):
+        client.stats()

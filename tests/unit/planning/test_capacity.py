@@ -162,7 +162,8 @@ def scaled(n_ctx, facts=FACTS, **options):
 def test_a_scaled_rotary_embedding_reaches_beyond_the_training():
     short = replace(FACTS, n_ctx_train=2048)
     with pytest.raises(
-        ConfigError, match=r"takes 32 to 2048, its training; rope_scaling='yarn' with rope_freq_scale=0.25"
+        ConfigError,
+        match=r"takes 32 to 2048, as many as it was trained for; rope_scaling='yarn' with rope_freq_scale=0.25",
     ):
         scaled(8192, short)
     assert scaled(8192, short, rope_freq_scale=0.25, rope_scaling="yarn") == 8192
