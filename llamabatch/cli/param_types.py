@@ -92,7 +92,12 @@ class Param(click.ParamType):  # type: ignore[type-arg]
             return field.replace("-", "_"), json.loads(text)
         except ValueError as error:
             if text.lstrip()[:1] in ("[", "{", '"'):
-                self.fail(f"the value of {field} is no valid JSON: {error}", param, ctx)
+                quoted = json.dumps(text, ensure_ascii=False)
+                self.fail(
+                    f"the value of {field} is no valid JSON ({error}); write a text that begins so as {quoted}",
+                    param,
+                    ctx,
+                )
             return field.replace("-", "_"), text
 
 

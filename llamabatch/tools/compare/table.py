@@ -63,9 +63,9 @@ def _parted(report: Report) -> str:
     if not names:
         return ""
     return (
-        f"Not all texts of {', '.join(names)} are those of {REFERENCE}: kernels that llama.cpp chooses by the number "
-        "of rows, as on GPUs, round in another way, and where two tokens are nearly equal a text takes the other. "
-        "`llamabatch plan` has a line `equal bits`, docs/equality.md the choices that make them equal."
+        f"Not all texts of {', '.join(names)} are those of {REFERENCE}: other kernels computed them, which round in "
+        "another way, and where two tokens are nearly equal a text takes the other. The line `Equal bits` of "
+        "`llamabatch plan` has the reason, docs/equality.md the choices that make them equal."
     )
 
 
