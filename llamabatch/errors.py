@@ -146,6 +146,17 @@ class PromptWarning(UserWarning):
     outputs: tuple[Any, ...] = ()
 
 
+def error_type(error: BaseException) -> str | None:
+    """The name of the nearest class of this module that an error belongs to; None: it is no LlamaBatchError."""
+    return next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__), None)
+
+
+def error_class(name: str | None) -> type[LlamaBatchError]:
+    """The class of this module that `error_type` named; EngineError for None and for any other name."""
+    kind = globals().get(name or "")
+    return kind if isinstance(kind, type) and issubclass(kind, LlamaBatchError) else EngineError
+
+
 def describe(error: BaseException) -> str:
     """The text of an error for the output of a request, with the name of its type unless it is a LlamaBatchError."""
     try:

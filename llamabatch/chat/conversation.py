@@ -13,24 +13,16 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict
 
 from llamabatch.chat import histories
+from llamabatch.chat.messages import Conversation, Message, as_messages, checked_message
 from llamabatch.chat.named_templates import IN_PYTHON, TEMPLATES
 from llamabatch.chat.tool_schemas import types_of
 from llamabatch.errors import ConfigError, PromptError
-from llamabatch.request.media import IMAGE, SOUND, Kind
 from llamabatch.utils.checks import boolean, nearest, show
 from llamabatch.utils.late_import import late_import
 from llamabatch.utils.paths import absolute
 
 if TYPE_CHECKING:
     from llamabatch.chat.template import BoundedTemplate
-
-Message = Mapping[str, Any]
-PICTURE_TYPES = ("image_url", "input_image", "image", "image_pil")
-"""Types of parts with a picture, in the words of OpenAI's chats, of its responses, of transformers and of vLLM."""
-SOUND_TYPES = ("input_audio", "audio_url", "audio")
-"""The same with a sound."""
-MEDIA_MARK = "media_mark"  # type of the part that stands for a picture or a sound, for which the mark is written
-Conversation = Sequence[Message]
 
 
 # Variables of a template that a caller cannot set: those that llamabatch sets, and the functions of the environment.
@@ -319,7 +311,7 @@ def render(
     source = template if options.template is None else options.template
     if source is None:
         raise ConfigError(f"{without_template(IN_PYTHON)}, or use generate with a prompt of its own format")
-    messages = [_message(message) for message in _messages(conversation)]
+    messages = [checked_message(index, message, source) for index, message in enumerate(as_messages(conversation))]
     compiled = _compile(source)
     _check_known(compiled, options)
     mark = None
@@ -427,18 +419,6 @@ def _cut_at(text: str, mark: str) -> str:
     return text[:at] if text.startswith(mark, at) else text[:at].rstrip()
 
 
-def check_conversation(conversation: object, *, media: bool = False) -> Conversation:
-    """The conversation itself, if it has the form of one. Raises PromptError.
-
-    Args:
-        media: its messages may have parts with pictures and sounds, which are not looked at.
-    """
-    messages = _messages(conversation)
-    for message in messages:
-        _message(_without_media(message) if media else message)
-    return messages
-
-
 class ChatModel(Protocol):
     """The part of a model that turns a conversation into token ids."""
 
@@ -497,74 +477,6 @@ def to_text(
     """A conversation as text. Raises as render."""
     bos, eos = model.special_token("bos"), model.special_token("eos")
     return render(model.chat_template, conversation, bos, eos, options, cancelled)
-
-
-def _messages(conversation: object) -> Conversation:
-    if isinstance(conversation, (str, Mapping)) or not isinstance(conversation, Sequence):
-        raise PromptError(f"a conversation is a list of messages, not {type(conversation).__name__}")
-    if not conversation:
-        raise PromptError("the conversation is empty; give at least one message")
-    return conversation
-
-
-def _without_media(message: Any) -> Any:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, (list, tuple)):
-        return message
-    return {**message, "content": [part for part in content if media_kind(part) is None]}
-
-
-def media_kind(part: object) -> Kind | None:
-    """The kind of the picture or sound that a part of a message has; None: it has none."""
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    return IMAGE if kind in PICTURE_TYPES else SOUND if kind in SOUND_TYPES else None
-
-
-def _message(message: object) -> Message:
-    """A message with its content as one text, and calls that have the form of calls."""
-    well_formed = isinstance(message, Mapping) and isinstance(message.get("role"), str)
-    if not well_formed or ("content" not in message and "tool_calls" not in message):  # type: ignore[operator]
-        raise PromptError('a message is {"role": "user" | "assistant" | "system" | "tool", "content": text}')
-    assert isinstance(message, Mapping)
-    plain = {**message, "content": _content(message.get("content"))}
-    if plain["content"] is None and message["role"] in ("user", "system"):
-        raise PromptError(f"content of a message of role {message['role']!r} is None; give a text")
-    calls = message.get("tool_calls")
-    if calls:
-        if not isinstance(calls, (list, tuple)):
-            raise PromptError(f"tool_calls is {show(calls)}; give a list of them")
-        for call in calls:
-            _check_call(call)
-    return plain
-
-
-def _content(content: object) -> str | None:
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, (list, tuple)):
-        raise PromptError(f"content is {show(content)}; give a text, or a list of text parts")
-    joined, behind_mark = "", True
-    for part in content:  # a line break stands between two texts, none beside a picture, as in llama-server
-        text, is_mark = _text_of(part)
-        joined += text if is_mark or behind_mark else f"\n{text}"
-        behind_mark = is_mark
-    return joined
-
-
-def _text_of(part: object) -> tuple[str, bool]:
-    """The text of a part, and True if it is the mark of a picture."""
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    text = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "refusal", MEDIA_MARK) else None
-    if not isinstance(text, str):
-        raise PromptError(f"content has a part of type {show(kind)}; give parts of text, pictures or sounds")
-    return text, kind == MEDIA_MARK
-
-
-def _check_call(call: object) -> None:
-    """Raises PromptError for what has not the form of a call."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
-        raise PromptError(f'a tool call is {show(call)}; give {{"function": {{"name": …, "arguments": …}}}}')
 
 
 def _check_variable(name: object, value: object) -> None:

@@ -146,7 +146,7 @@ class Outage:
     retry_in_s: float | None = None
 
 
-def failure(request: Request, error: str) -> SequenceOutput:
+def failure(request: Request, error: Exception | str) -> SequenceOutput:
     """The output that ends a request which never ran."""
     return SequenceOutput(request.request_id, (), "", RequestOutput.failed(request, error))
 

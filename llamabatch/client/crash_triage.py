@@ -234,7 +234,7 @@ class CrashTriage:
                     for table in (self._unsent, self._unanswered):
                         table[request.request_id] = tracked
                 except Exception as error:
-                    refused.append(failure(request, describe(error)))
+                    refused.append(failure(request, error))
         return refused
 
     def pop_sendable(self, only: Iterable[TrackedRequest] | None = None) -> list[TrackedRequest]:

@@ -13,7 +13,7 @@ from llamabatch.client.base import EngineMethod, Outage, SharedSinks, emit_last,
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
-from llamabatch.errors import EngineClosedError, LlamaBatchError, describe
+from llamabatch.errors import EngineClosedError, LlamaBatchError
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
 from llamabatch.scheduler.common_prefix import MIN_SHARED
@@ -95,7 +95,7 @@ class Router:
                     self.take_over(share, sink, stream, str(error))
                 except Exception as error:  # the other shares go on
                     for request in share:
-                        emit_last(counted, failure(request, describe(error)))
+                        emit_last(counted, failure(request, error))
                 sent.update(request.request_id for request in share)
         except BaseException:  # interrupted: the caller waits for none of them
             self.abort(sent)

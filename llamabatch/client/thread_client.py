@@ -250,7 +250,7 @@ class _Loop:
             except Exception as error:
                 if not isinstance(error, InputError):
                     logger.warning("a request could not be added", exc_info=True)
-                self._close(failure(request, describe(error)))
+                self._close(failure(request, error))
             finally:
                 self._commands.consumed(request)
 

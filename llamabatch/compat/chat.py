@@ -12,15 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from llamabatch.chat.conversation import (
-    MEDIA_MARK,
-    ChatModel,
-    ChatOptions,
-    Conversation,
-    check_conversation,
-    media_kind,
-    render,
-)
+from llamabatch.chat.conversation import ChatModel, ChatOptions, render
+from llamabatch.chat.messages import MEDIA_MARK, Conversation, check_conversation, media_kind
 from llamabatch.chat.template import BoundedTemplate, describe
 from llamabatch.compat.grammar import schema_form
 from llamabatch.errors import ConfigError, PromptError

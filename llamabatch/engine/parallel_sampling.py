@@ -108,12 +108,14 @@ def _whole(parent: _ParentRequest) -> RequestOutput:
     outputs = [parent.finished[index] for index in range(parent.n_copies)]
     best = outputs if parent.streams else sorted(outputs, key=_mean_logprob, reverse=True)[: parent.request.params.n]
     completions = tuple(replace(output.outputs[0], index=index) for index, output in enumerate(best))
+    failed = next((output for output in outputs if output.error is not None), None)
     first, timings = best[0], [output.timings for output in outputs]
     return replace(
         first,
         request_id=parent.request.request_id,
         outputs=completions,
-        error=next((output.error for output in outputs if output.error is not None), None),
+        error=None if failed is None else failed.error,
+        error_type=None if failed is None else failed.error_type,
         prompt_logprobs=outputs[0].prompt_logprobs,
         num_cached_tokens=outputs[0].num_cached_tokens,
         timings=replace(

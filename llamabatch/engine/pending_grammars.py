@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 from typing import Any
 
-from llamabatch.errors import describe
+from llamabatch.errors import describe, error_type
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.deadlines import sequence_deadline_message
@@ -72,7 +73,9 @@ class PendingGrammars:
             except BaseException as raised:
                 error = raised
             if error is not None:
-                failed.append(self.abort(request_id, describe(error)))
+                ended = self.abort(request_id, describe(error))
+                assert ended.finished is not None
+                failed.append(replace(ended, finished=replace(ended.finished, error_type=error_type(error))))
             else:
                 del self._waiting[request_id]
         return failed

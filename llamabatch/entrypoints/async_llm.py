@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
-from llamabatch.chat.conversation import ChatKeywords, Conversation, TemplateKeywords, chat_options
+from llamabatch.chat.conversation import ChatKeywords, TemplateKeywords, chat_options
+from llamabatch.chat.messages import Conversation
 from llamabatch.client.base import Heartbeat
 from llamabatch.client.connect import connect
 from llamabatch.client.front_client import FrontClient

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llamabatch.entrypoints.submission import ErrorPolicy
-from llamabatch.errors import ConfigError, EngineError, InputError, LlamaBatchError, PromptError
+from llamabatch.entrypoints.submission import ErrorPolicy, failed
+from llamabatch.errors import ConfigError, InputError, LlamaBatchError, PromptError
 from llamabatch.llama.model import Model
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.utils.checks import boolean, integer, show
@@ -138,8 +138,7 @@ def reranked(
     found = []
     for index, (document, output) in enumerate(zip(documents, outputs, strict=True)):
         if output.embedding is None:
-            error = _error_of(output, errors)
-            found.append(RerankResult(index, document, math.nan, error))
+            found.append(RerankResult(index, document, math.nan, str(failed(output, errors))))
             continue
         values = np.array(output.embedding, np.float64)
         score = float(_activated(model, values)[at] if use_activation else values[at])
@@ -163,20 +162,13 @@ def _classified(
     model: Model, output: RequestOutput, use_activation: bool, errors: ErrorPolicy
 ) -> Classification | LlamaBatchError:
     if output.embedding is None:
-        return LlamaBatchError(_error_of(output, errors))
+        return failed(output, errors)
     values = np.array(output.embedding, np.float64)
     if use_activation:
         values = _activated(model, values)
     best = int(np.argmax(values))
     probs = dict(zip(model.labels, map(float, values), strict=True))
     return Classification(model.labels[best], float(values[best]), probs)
-
-
-def _error_of(output: RequestOutput, errors: ErrorPolicy) -> str:
-    error = output.error or "it was aborted"
-    if errors == "raise":
-        raise EngineError(error)
-    return error
 
 
 def _activated(model: Model, values: _Values) -> _Values:

@@ -12,7 +12,8 @@ from functools import partial
 from numbers import Real
 from typing import Any, Protocol, TypeGuard
 
-from llamabatch.chat.conversation import ChatOptions, Conversation
+from llamabatch.chat.conversation import ChatOptions
+from llamabatch.chat.messages import Conversation
 from llamabatch.engine.validation import RequestLimits, check_kind, validate
 from llamabatch.entrypoints.answer_format import AnswerFormat
 from llamabatch.entrypoints.classification import pair_tokenizer, relevance_index

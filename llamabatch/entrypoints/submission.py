@@ -77,7 +77,7 @@ class Submission:
     ) -> None:
         self.errors = choice(InputError, "errors", errors, ERROR_POLICIES)
         self.requests = [item for item in items if isinstance(item, Request)]
-        self.refused = [failure(item.request, str(item.error)) for item in items if isinstance(item, Refused)]
+        self.refused = [failure(item.request, item.error) for item in items if isinstance(item, Refused)]
         requests = [item if isinstance(item, Request) else item.request for item in items]
         self._noun = noun
         self._label = label
@@ -109,8 +109,8 @@ class Submission:
         if event.finished is not None:
             self._n_left -= self._outputs[index] is None  # a sink that raised gets the event again
             self._outputs[index] = event.finished
-            if event.finished.error is not None:
-                self._failures.setdefault(index, EngineError(event.finished.error))
+            if event.finished.error is not None and (error := event.finished.exception()) is not None:
+                self._failures.setdefault(index, error)
         return event if index == 0 else replace(event, prompt_index=index)
 
     def conclude(self) -> None:
@@ -186,13 +186,19 @@ def token_vectors(model: Model) -> int | None:
     return model.n_embd_out if model.pooling == "none" else None
 
 
+def failed(output: RequestOutput, errors: ErrorPolicy) -> LlamaBatchError:
+    """The error of an output that has no embedding; raises it if errors is "raise"."""
+    error = output.exception() or EngineError("the engine gave no embedding")
+    if errors == "raise":
+        raise error
+    return error
+
+
 def _vector(
     output: RequestOutput, normalize: bool, errors: ErrorPolicy, dimensions: int | None, n_embd: int | None
 ) -> Vector | LlamaBatchError:
     if output.embedding is None:
-        if errors == "raise":
-            raise EngineError(output.error or "it was aborted")
-        return LlamaBatchError(output.error or "it was aborted")
+        return failed(output, errors)
     vector: Vector = np.array(output.embedding, np.float32)
     if n_embd is not None:
         vector = vector.reshape(-1, n_embd)

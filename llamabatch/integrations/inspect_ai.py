@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from llamabatch.entrypoints.llm import LLM
-from llamabatch.errors import ContextLengthError, EngineError, LlamaBatchError, PromptError
+from llamabatch.errors import ContextLengthError, LlamaBatchError, PromptError
 from llamabatch.integrations import needs
 from llamabatch.integrations.shared import SharedEngine
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput
@@ -121,8 +121,8 @@ class LlamaBatchAPI(ModelAPI):
         except LlamaBatchError as error:
             return error, ModelCall.create(request, {"error": str(error)})
         call = ModelCall.create(request, output.to_openai(chat=True, model=self.model_name))
-        if output.finish_reason is FinishReason.ABORT:
-            return EngineError("the request was aborted"), call
+        if (aborted := output.exception()) is not None:
+            return aborted, call
         return self._output(output), call
 
     def _output(self, output: RequestOutput) -> ModelOutput:

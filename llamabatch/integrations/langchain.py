@@ -13,7 +13,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.integrations import needs
-from llamabatch.integrations.shared import SharedEngine, error_of
+from llamabatch.integrations.shared import SharedEngine
 from llamabatch.request.outputs import CompletionOutput, RequestOutput, SequenceOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.tool_calls import ToolCallDelta
@@ -379,7 +379,7 @@ class ChatLlamaBatch(BaseChatModel):
         return SamplingParams.from_options(**{**own, **self.sampling, **given})
 
     def _result(self, output: RequestOutput) -> ChatResult:
-        if (error := error_of(output)) is not None:
+        if (error := output.exception()) is not None:
             raise error
         usage = _usage(output)
         generations = []
@@ -400,7 +400,7 @@ class ChatLlamaBatch(BaseChatModel):
     def _chunk(self, piece: SequenceOutput) -> ChatGenerationChunk | None:
         """The chunk of a piece; None: it has nothing to show."""
         output = piece.finished
-        if output is not None and (error := error_of(output)) is not None:
+        if output is not None and (error := output.exception()) is not None:
             raise error
         if output is None and not (piece.text or piece.reasoning or piece.tool_calls or piece.logprobs):
             return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from llamabatch.errors import ContextLengthError, EngineClosedError, InputError, LlamaBatchError, QueueFull
 from llamabatch.integrations import needs
-from llamabatch.integrations.shared import SharedEngine, error_of
+from llamabatch.integrations.shared import SharedEngine
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.tool_calls import ToolCallDelta
@@ -194,7 +194,7 @@ def _conversation(messages: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _response(output: RequestOutput, model: str) -> ModelResponse:
-    if (error := error_of(output)) is not None:
+    if (error := output.exception()) is not None:
         raise error
     found = output.to_openai(chat=True, model=f"{PROVIDER}/{model}")
     for choice in found["choices"]:  # the same text under another name, which LiteLLM would keep as a foreign one
@@ -205,7 +205,7 @@ def _response(output: RequestOutput, model: str) -> ModelResponse:
 def _chunks(piece: SequenceOutput) -> Iterator[GenericStreamingChunk]:
     """The chunks of a piece: LiteLLM's holds one call at most."""
     output = piece.finished
-    if output is not None and (error := error_of(output)) is not None:
+    if output is not None and (error := output.exception()) is not None:
         raise error
     thinking = {"reasoning_content": piece.reasoning} if piece.reasoning else None
     if piece.text or thinking:

@@ -10,8 +10,7 @@ from typing import Any
 from llamabatch.config import EngineConfig, with_paths
 from llamabatch.entrypoints.async_llm import AsyncLLM
 from llamabatch.entrypoints.llm import LLM
-from llamabatch.errors import ConfigError, EngineClosedError, EngineError, LlamaBatchError, PromptError
-from llamabatch.request.outputs import FinishReason, RequestOutput
+from llamabatch.errors import ConfigError, EngineClosedError
 
 
 class SharedEngine:
@@ -88,12 +87,3 @@ class _AsyncOver(AsyncLLM):
             self._closed = True
         self._workers.shutdown()
         self._aborting.shutdown()
-
-
-def error_of(output: RequestOutput) -> LlamaBatchError | None:
-    """The exception that a single call would have raised for an output; None: it did not fail."""
-    if output.finish_reason is FinishReason.ABORT:
-        return EngineError("the request was aborted")
-    if output.error is None:
-        return None
-    return EngineError(output.error) if output.timings.queued_s is not None else PromptError(output.error)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llamabatch.chat.conversation import ChatOptions, Conversation, check_template
+from llamabatch.chat.conversation import ChatOptions, check_template
+from llamabatch.chat.messages import Conversation
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.errors import ConfigError
 from llamabatch.request.outputs import RequestOutput

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from llamabatch.chat.conversation import MEDIA_MARK, media_kind
+from llamabatch.chat.messages import MEDIA_MARK, media_kind
 from llamabatch.errors import PromptError
 from llamabatch.media.files import is_address
 from llamabatch.media.pictures import read_address, read_picture

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple, Protocol
 from llamabatch.chat.conversation import (
     ChatModel,
     ChatOptions,
-    Conversation,
-    media_kind,
     to_pieces,
     to_text,
     to_tokens,
 )
+from llamabatch.chat.messages import Conversation, media_kind
 from llamabatch.errors import PromptError
 from llamabatch.media.parts import MediaInput, has_media, marked
 from llamabatch.media.sources import MediaSources

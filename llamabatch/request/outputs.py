@@ -9,10 +9,11 @@ import itertools
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from llamabatch.errors import EngineError, LlamaBatchError, describe, error_class, error_type
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.request import Request
 from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
@@ -115,6 +116,7 @@ class RequestOutput:
         num_cached_tokens: tokens of the prompt that were not computed, since the prefix cache, a loaded prefix or
             another request had their cells; as found when the request first began, also where it was preempted later.
             Of several continuations, those of the first.
+        error_type: name of the class in llamabatch.errors that a single call raises with `error`; None: EngineError.
         not_held: parts of the JSON schema that the text was not held to: formats that are annotations, as "format
             'password'", and with "lenient": True keywords that no grammar holds. Of a call that had to come, functions
             that it could not name, since their schemas cannot be held: "function 'f'".
@@ -131,6 +133,7 @@ class RequestOutput:
     num_truncated: int = 0
     num_cached_tokens: int = 0
     not_held: tuple[str, ...] = ()
+    error_type: str | None = None
 
     def __repr__(self) -> str:
         return brief(self, hidden=("timings",))
@@ -148,6 +151,13 @@ class RequestOutput:
             model: the value of "model".
         """
         return openai_chat_completion(self, model) if chat else openai_completion(self, model)
+
+    def exception(self) -> LlamaBatchError | None:
+        """The exception that a call for this prompt alone would have raised; None: the request did not fail."""
+        if self.error is not None:
+            return error_class(self.error_type)(self.error)
+        aborted = self.finish_reason is FinishReason.ABORT
+        return EngineError("the request was aborted") if aborted else None
 
     @property
     def text(self) -> str:
@@ -175,8 +185,11 @@ class RequestOutput:
         return self.outputs[0].finish_reason
 
     @classmethod
-    def failed(cls, request: Request, error: str) -> RequestOutput:
+    def failed(cls, request: Request, error: Exception | str) -> RequestOutput:
         """The output of a request that was refused before it ran."""
+        if isinstance(error, Exception):
+            output = cls.failed(request, describe(error))
+            return replace(output, error_type=error_type(error))
         nothing = CompletionOutput(0, "", (), FinishReason.ERROR)
         total = time.perf_counter() - request.arrival_s
         return cls(

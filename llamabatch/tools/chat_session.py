@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llamabatch.chat.conversation import check_conversation
+from llamabatch.chat.messages import check_conversation
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import InputError, PromptError
 from llamabatch.request.outputs import RequestOutput, SequenceOutput

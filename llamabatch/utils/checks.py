@@ -14,6 +14,7 @@ from typing import Any
 
 from llamabatch.errors import InputError
 
+_MOST_NAMES = 40  # of an error: half a screen
 _LONGEST_NAME = 100  # characters of an unknown name that are compared with the known ones
 _MOST_BITS = 1000  # Python refuses to print whole numbers of more than 4,300 digits
 
@@ -161,8 +162,12 @@ def half_character(value: object) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The tail of a message about an unknown name: the nearest known name, or all known names if they are few."""
+    """The tail of a message about an unknown name: the nearest known name, all known names if they are few, else the
+    least far ones."""
     names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)  # the same message in each run
     close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=1)
     meant = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{meant} (known: {', '.join(names)})" if len(names) <= 12 or not meant else meant
+    if len(names) <= 12 or (not meant and len(names) <= _MOST_NAMES):
+        return f"{meant} (known: {', '.join(names)})"
+    least_far = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=5, cutoff=0.0)
+    return meant or f" (known are {len(names)} names, as {', '.join(least_far)})"

@@ -196,11 +196,11 @@ def _prompts() -> Iterator[Kind]:
     user = {"role": "user", "content": "a"}
     for message in (5, [], {}, {"role": "user"}, {"content": "a"}, {"role": 1, "content": "a"}):
         yield _bad(f"the message {json.dumps(message)}", "a message is {", messages=[user, message])
-    yield _bad("a number as content", "content is 5", messages=[{"role": "user", "content": 5}])
+    yield _bad("a number as content", "content of messages[0] is 5", messages=[{"role": "user", "content": 5}])
     film = {"type": "video_url", "video_url": {"url": "a"}}
     yield _bad("a film", "a part of type 'video_url'", messages=[{"role": "user", "content": [film]}])
     broken = {"role": "assistant", "tool_calls": [{"name": "f"}]}
-    yield _bad("a tool call without a function", "a tool call is", messages=[broken])
+    yield _bad("a tool call without a function", "a tool call of messages[0] is", messages=[broken])
     yield _bad("tools that are none", "tools[0] is {}", messages=[user], tools=[{}])
     yield _bad("tools of a prompt", "tools goes with messages", prompt="a", tools=[])
     variable = {"raise_exception": 1}

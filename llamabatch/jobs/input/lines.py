@@ -15,7 +15,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llamabatch.chat.conversation import ChatOptions, Conversation, chat_options, check_conversation
+from llamabatch.chat.conversation import ChatOptions, chat_options
+from llamabatch.chat.messages import Conversation, check_conversation
 from llamabatch.errors import PromptError, SamplingError
 from llamabatch.jobs.rows import CHAT_FIELDS, MAX_ID_CHARS, OWN_IDS, ServiceForm, Task
 from llamabatch.request.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, MISPLACED, PARAMETERS, SamplingParams, named

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, cast
 
-from llamabatch.chat.conversation import Conversation
+from llamabatch.chat.messages import Conversation
 from llamabatch.errors import ConfigError, InputError
 from llamabatch.jobs.input import jsonl, lines, tables
 from llamabatch.jobs.input.ids import Ids, check_ids_of_lines, check_own_ids

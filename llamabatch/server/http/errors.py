@@ -11,6 +11,7 @@ import http
 import json
 import logging
 import math
+import re
 import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -69,6 +70,8 @@ _OPENAI: dict[int, tuple[str, str | None]] = {
     504: ("timeout_error", "deadline_exceeded"),
 }
 
+_QUOTED_OR_WORD = re.compile(r"'[^']*'|\"[^\"]*\"|\b(?:True|False|None)\b")
+_WORDS_OF_JSON = {"True": "true", "False": "false", "None": "null"}
 CONTEXT_CODE, _CONTEXT_TYPE = (
     "context_length_exceeded",
     "exceed_context_size_error",
@@ -125,7 +128,7 @@ class ApiError(Exception):
         if isinstance(error, ConfigError):  # the model cannot do what an endpoint asks for
             return cls(400, str(error), code="model_not_supported", param=param or "model")
         if isinstance(error, InputError):
-            return cls(400, str(error), param=param)
+            return cls(400, _QUOTED_OR_WORD.sub(_in_json, str(error)), param=param)
         if isinstance(error, QueueFull):
             return cls(429, str(error), headers=retry_after(error.retry_after_s))
         if isinstance(error, EngineClosedError):
@@ -182,6 +185,10 @@ class ApiError(Exception):
         return Response(body, self.status, self.headers, "application/json")
 
 
+def _in_json(found: re.Match[str]) -> str:
+    return _WORDS_OF_JSON.get(found[0], found[0])
+
+
 def error_body(error: ApiError, scope: Mapping[str, Any]) -> dict[str, Any]:
     """The body of an error in the shape of the dialect that its scope names, else in OpenAI's."""
     shape: ErrorShape = scope.get(SCOPE_SHAPE, ApiError.to_openai)
@@ -204,8 +211,8 @@ def in_shape(shape: ErrorShape) -> Callable[[Endpoint], Endpoint]:
 
 def check_ends(output: RequestOutput) -> None:
     """Raises ApiError for a request that the engine, or the end of the server, has ended."""
-    if output.error is not None:
-        raise ApiError.of_output(output.error)
+    if output.error is not None and (error := output.exception()) is not None:
+        raise ApiError.of(error)
     if any(each.finish_reason is FinishReason.ABORT for each in output.outputs):
         raise ApiError(503, "the request was ended, as the server is shutting down", headers={"Retry-After": "10"})
 

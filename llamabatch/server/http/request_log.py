@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _HEADER = b"x-request-id"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # what a caller may call its request
+_FIELD = re.compile(r"[A-Za-z_]{1,40}")
 _LONGEST_PATH = 200
 _NOT_READY = ("model_loading", "model_draining")
 _WAITS = (429, 503, 504)  # the load's doing, not a fault
@@ -82,6 +83,8 @@ def _write(request_id: str, scope: Scope, status: int, error: ApiError | None) -
         parts.append(error.code)
     if error is not None and failed >= 500:
         parts.append(error.message)
+    elif error is not None and error.param and _FIELD.fullmatch(error.param):  # not its message, which holds values
+        parts.append(f"the field {error.param}")
     reason = ": ".join(map(str, parts))
     logger.log(level, "request %s%s failed: %s %s: %s", request_id, named, scope["method"], path, reason)
 

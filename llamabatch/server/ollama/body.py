@@ -181,6 +181,7 @@ def read_generate(body: Mapping[str, Any], rules: Rules = RULES) -> Generation |
     inner = Body(fields, GENERATION, rules)
     ignored = tuple(given.ignored)
     found = read_generation(inner, rules, USUAL)
+    found["form"] = found["form"] and "format"
     found |= {"ignored": (*ignored, *found["ignored"]), "ping_s": 0.0}
     return RawBody(prompt=prompt, **found) if raw else GapBody(gap=Gap(prompt, suffix), before=context, **found)
 
@@ -212,6 +213,7 @@ def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
         chat |= {"logprobs": True, "top_logprobs": fields.pop("logprobs")}
     ignored = tuple(given.ignored)
     names = {own: f"options.{name}" for name, own in _NAMES.items()} | {"stop": "options.stop"}
+    names |= {"response_format": "format", "guided_json": "format"}
     read = read_as_chat({**fields, **chat}, rules, names)
     return replace(read, ignored=(*ignored, *read.ignored), ping_s=0.0)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llamabatch.chat.conversation import media_kind
+from llamabatch.chat.messages import media_kind
 from llamabatch.chat.tagged_values import LARK
 from llamabatch.errors import PromptError
 from llamabatch.server.batches.records import metadata_of

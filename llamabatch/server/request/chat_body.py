@@ -7,14 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llamabatch.chat.conversation import (
-    PICTURE_TYPES,
-    SOUND_TYPES,
-    ChatOptions,
-    Conversation,
-    check_conversation,
-    media_kind,
-)
+from llamabatch.chat.conversation import ChatOptions
+from llamabatch.chat.messages import PICTURE_TYPES, SOUND_TYPES, Conversation, check_conversation, media_kind
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import PromptError
@@ -212,7 +206,8 @@ def read_as_chat(body: Mapping[str, Any], rules: Rules, names: Mapping[str, str]
         names: those that the dialect has for fields of a chat, for messages.
     """
     try:
-        return read_chat(body, rules)
+        read = read_chat(body, rules)
+        return replace(read, form=names.get(read.form, read.form)) if read.form else read
     except ApiError as error:
         own = names.get(error.param or "")
         if own is None or error.param is None:

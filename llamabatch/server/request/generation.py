@@ -45,6 +45,7 @@ PRIORITY_TIER = -1  # SamplingParams.priority of service_tier "priority": before
 _defaults: weakref.WeakKeyDictionary[Model, Defaults] = weakref.WeakKeyDictionary()
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 _LONGEST_LIST = 4096  # characters of a list in a text; a longer text is refused as one breaker
+_OF_FORM = re.compile(r"(?:(?:json|regex|choice|grammar|structural_tag) of )?structured_outputs")
 _BAN = -100.0  # of a token that llama-server bans by `false`
 
 
@@ -208,6 +209,7 @@ class Generation(ABC):
         return_token_ids: the answer holds token ids. tokens_as_ids: logprobs name tokens as token_id:17.
         timings_per_token, return_progress, verbose: as in llama-server.
         no_output: nothing is generated (max_tokens 0): what one step brings is left out of the answer.
+        form: the field that asks for a form of the text, as response_format; None: none does.
         ping_s: seconds of silence before a comment in a stream, 0: none; None: as the server has it.
         ignored: names of unknown fields, and of known things without effect here.
     """
@@ -228,6 +230,7 @@ class Generation(ABC):
     return_progress: bool = False
     verbose: bool = False
     no_output: bool = False
+    form: str | None = None
     ping_s: float | None = None
     ignored: tuple[str, ...] = ()
 
@@ -345,6 +348,7 @@ def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat:
     ping = body.integer("sse_ping_interval", -1, 2**31 - 1)
     found["ping_s"] = None if ping is None else float(max(0, ping))
     found |= _stream_options(body, found["stream"])
+    found["form"] = _form(body)
     given = _params(body, found["service_tier"], chat)
     params = SamplingParams.from_options(**{**usual, **rules.sampling, **given})
     if rules.timeout_s is not None:
@@ -372,7 +376,6 @@ def _stream_options(body: Body, stream: bool) -> Json:
 
 def _params(body: Body, tier: str | None, chat: bool) -> Json:
     """The values of SamplingParams that a body has, by its own names of them."""
-    _form(body)
     values = {name: value for name, value in body.rest().items() if name in PARAMETERS or name in AS_HERE}
     if "n_cmpl" in body:
         values = {"n": body.take("n_cmpl")} | values
@@ -413,8 +416,8 @@ def _each_once(values: Json) -> Json:
     return seen
 
 
-def _form(body: Body) -> None:
-    """Puts the one form that a body asks for, under whatever name, in the place of structured_outputs."""
+def _form(body: Body) -> str | None:
+    """Puts the one form that a body asks for in the place of structured_outputs; returns the name that it had."""
     forms: dict[str, Any] = {}
     keys = {
         **{name: name.removeprefix("guided_") for name in ("guided_json", "guided_regex", "guided_choice")},
@@ -429,21 +432,34 @@ def _form(body: Body) -> None:
         value = body.take(name)
         if value is None or (name == "grammar" and value == ""):  # llama-server's word for none
             continue
-        forms[name] = structure({key: value})
+        forms[name] = _structure(name, {key: value})
     for name in ("response_format", "structured_outputs"):
         value = body.take(name)
         if value is None:
             continue
         if not isinstance(value, (Mapping, Structure)):
             raise SamplingError(f"{name} is {show(value)}; give an object")
-        try:
-            if (form := structure(value)) is not None:
-                forms[name] = form
-        except SamplingError as error:
-            raise SamplingError(str(error).replace("structured_outputs", name)) from error
+        if (form := _structure(name, value)) is not None:
+            forms[name] = form
     if len(forms) > 1:
         raise SamplingError(f"{' and '.join(forms)} both ask for a form of the text; give one of them")
     body.put("structured_outputs", next(iter(forms.values()), None))
+    return next(iter(forms), None)
+
+
+def _structure(name: str, value: Any) -> Structure | None:
+    try:
+        return structure(value)
+    except SamplingError as error:
+        raise SamplingError(of_form(name, str(error))) from error
+
+
+def of_form(name: str, message: str) -> str:
+    """A message about structured_outputs, with the name of the field that a body had for them."""
+    if name == "structured_outputs":
+        return message
+    said = _OF_FORM.sub(name, message)
+    return said if name in said else f"{name}: {said}"
 
 
 def _take_stops(body: Body) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llamabatch.chat.conversation import media_kind
+from llamabatch.chat.messages import media_kind
 from llamabatch.request.media import SOUND
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request.body import Body, Json

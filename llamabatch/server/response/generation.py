@@ -7,10 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from llamabatch.errors import SamplingError
 from llamabatch.llama.model import Model
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
 from llamabatch.server.http.errors import ApiError
-from llamabatch.server.request.generation import Generation
+from llamabatch.server.request.generation import Generation, of_form
 from llamabatch.server.request.reading import adapter_ids
 from llamabatch.server.response.answer import ignored_of, json_response, large_response
 from llamabatch.server.response.event_stream import Chunks, EventStream
@@ -48,14 +49,19 @@ async def respond(
     """
     adapters = adapter_ids(serving)
     in_pieces = body.stream or outputs is not None
-    call = await serving.submit(
-        prepare or partial(body.submission, loaded=adapters),
-        body.n_prompts,
-        body.params.n_copies,
-        cuts=body.cuts,
-        stream=in_pieces,
-        media=body.has_media,
-    )
+    try:
+        call = await serving.submit(
+            prepare or partial(body.submission, loaded=adapters),
+            body.n_prompts,
+            body.params.n_copies,
+            cuts=body.cuts,
+            stream=in_pieces,
+            media=body.has_media,
+        )
+    except SamplingError as error:
+        if body.form is None or "structured_outputs" not in str(error):
+            raise
+        raise ApiError(400, of_form(body.form, str(error)), param=body.form.partition(".")[0]) from error
     if body.stream:
         ping_s = serving.options.sse_ping_s if body.ping_s is None else body.ping_s
         made = chunks(call, partial(reasoning_tokens, model=serving.model))

@@ -144,10 +144,10 @@ def test_content_in_parts_and_calls_of_tools():
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ({"role": "user", "content": 5}, "content is 5"),
+        ({"role": "user", "content": 5}, r"content of messages\[0\] is 5"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "type 'image_url'; give parts of text"),
         ({"role": "user", "content": ["a"]}, "type 'str'"),
-        ({"role": "assistant", "tool_calls": [{"name": "x"}]}, "a tool call is"),
+        ({"role": "assistant", "tool_calls": [{"name": "x"}]}, r"a tool call of messages\[0\] is"),
     ],
 )
 def test_bad_messages_say_what_is_wrong(message, says):

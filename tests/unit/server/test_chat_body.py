@@ -140,7 +140,7 @@ def test_parameters_have_the_names_of_three_servers(given, meant):
         ({"messages": []}, "messages"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"messages": ["hello"]}, "messages"),
-        ({"messages": [{"role": "user"}]}, None),
+        ({"messages": [{"role": "user"}]}, "messages"),
         ({"tools": {}}, "tools"),
         ({"tools": [TOOL], "functions": []}, "functions"),
         ({"tool_choice": "required"}, "tool_choice"),

@@ -219,14 +219,14 @@ def test_a_chat_has_the_functions_of_namespaces():
 @pytest.mark.parametrize(
     ("tool", "words"),
     [
-        ({"type": "namespace", "tools": []}, r"tools\[0\]\.name is None"),
+        ({"type": "namespace", "tools": []}, r"tools\[0\]\.name is null"),
         ({"type": "namespace", "name": "n", "tools": {}}, r"tools\[0\]\.tools is \{\}"),
         ({"type": "namespace", "name": "n", "tools": [3]}, r"tools\[0\]\.tools\[0\] is 3"),
-        ({"type": "namespace", "name": "n", "tools": [{"type": "function"}]}, r"tools\[0\]\.tools\[0\]\.name is None"),
+        ({"type": "namespace", "name": "n", "tools": [{"type": "function"}]}, r"tools\[0\]\.tools\[0\]\.name is null"),
         ({"type": "namespace", "name": "n", "description": 3, "tools": [FUNCTION]}, r"tools\[0\]\.description is 3"),
         (
             {"type": "namespace", "name": "n", "description": "", "tools": [FUNCTION | {"description": [None]}]},
-            r"tools\[0\]\.tools\[0\]\.description is \[None\]",
+            r"tools\[0\]\.tools\[0\]\.description is \[null\]",
         ),
         ({"type": "namespace", "name": "n", "tools": [FUNCTION, FUNCTION]}, "two functions of the name 'n__look'"),
     ],
@@ -303,7 +303,7 @@ def test_a_custom_tool_is_a_function_of_one_text():
         ("text", r"tools\[0\]\.format is 'text'"),
         ({"type": "json"}, r"tools\[0\]\.format\.type is 'json'"),
         ({"type": "grammar", "syntax": "ebnf"}, r"tools\[0\]\.format\.syntax is 'ebnf'"),
-        ({"type": "grammar", "syntax": "regex"}, r"tools\[0\]\.format\.definition is None"),
+        ({"type": "grammar", "syntax": "regex"}, r"tools\[0\]\.format\.definition is null"),
     ],
 )
 def test_a_custom_tool_that_cannot_be_read_is_refused(form, words):

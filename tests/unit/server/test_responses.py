@@ -96,7 +96,7 @@ def test_parameters():
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}, {"role": "user", "content": "What?"}]},
             r"input\[0\]\.content\[0\] is 'input_image'",
         ),
-        ({"input": [{"type": "function_call", "name": "f"}]}, r"input\[0\]\.call_id is None"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, r"input\[0\]\.call_id is null"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice is"),
         ({"previous_response_id": "resp_1"}, "previous_response_id is 'resp_1', which is not kept"),
         ({"conversation": "conv_1"}, "there are no stored conversations"),

@@ -1,0 +1,126 @@
+"""The messages of a conversation: their form, and their content as one text."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llamabatch.errors import PromptError
+from llamabatch.request.media import IMAGE, SOUND, Kind
+from llamabatch.utils.checks import show
+
+Message = Mapping[str, Any]
+PICTURE_TYPES = ("image_url", "input_image", "image", "image_pil")
+"""Types of parts with a picture, in the words of OpenAI's chats, of its responses, of transformers and of vLLM."""
+SOUND_TYPES = ("input_audio", "audio_url", "audio")
+"""The same with a sound."""
+MEDIA_MARK = "media_mark"  # type of the part that stands for a picture or a sound, for which the mark is written
+Conversation = Sequence[Message]
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def check_conversation(conversation: object, *, media: bool = False) -> Conversation:
+    """The conversation itself, if it has the form of one. Raises PromptError.
+
+    Args:
+        media: its messages may have parts with pictures and sounds, which are not looked at.
+    """
+    messages = as_messages(conversation)
+    for index, message in enumerate(messages):
+        checked_message(index, _without_media(message) if media else message)
+    return messages
+
+
+def as_messages(conversation: object) -> Conversation:
+    """A conversation, if it is a list with a message at least. Raises PromptError."""
+    if isinstance(conversation, (str, Mapping)) or not isinstance(conversation, Sequence):
+        raise PromptError(f"a conversation is a list of messages, not {type(conversation).__name__}")
+    if not conversation:
+        raise PromptError("the conversation is empty; give at least one message")
+    return conversation
+
+
+def _without_media(message: Any) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, (list, tuple)):
+        return message
+    return {**message, "content": [part for part in content if media_kind(part) is None]}
+
+
+def media_kind(part: object) -> Kind | None:
+    """The kind of the picture or sound that a part of a message has; None: it has none."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return IMAGE if kind in PICTURE_TYPES else SOUND if kind in SOUND_TYPES else None
+
+
+def checked_message(index: int, message: object, template: str | None = None) -> Message:
+    """A message with its content as one text, and calls that have the form of calls.
+
+    Args:
+        index: its place in the conversation.
+        template: the one that will render it; with it a mistyped role is found.
+
+    Raises:
+        PromptError: a message has no role or no content, or one of another form.
+    """
+    place = f"messages[{index}]"
+    form = 'a message is {"role": "user" | "assistant" | "system" | "tool", "content": text}'
+    if not isinstance(message, Mapping):
+        raise PromptError(f"{place} is {show(message)}; {form}")
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise PromptError(f"{place} has {'no role' if role is None else f'the role {show(role)}'}; {form}")
+    if "content" not in message and "tool_calls" not in message:
+        raise PromptError(f"{place} has no content; {form}")
+    if template is not None:
+        _check_role(place, role, template)
+    content = _content(place, message.get("content"))
+    if content is None and role in ("user", "system"):
+        raise PromptError(f"content of {place}, of role {role!r}, is None; give a text")
+    calls = message.get("tool_calls")
+    if calls:
+        if not isinstance(calls, (list, tuple)):
+            raise PromptError(f"tool_calls of {place} is {show(calls)}; give a list of them")
+        for call in calls:
+            _check_call(place, call)
+    return {**message, "content": content}
+
+
+def _check_role(place: str, role: str, template: str) -> None:
+    """Raises PromptError for a mistyped role, which many a template would write as it is. Any other name may be a
+    role of the model."""
+    if role in _ROLES or re.search(rf"['\"]{re.escape(role)}['\"]", template):
+        return
+    if meant := difflib.get_close_matches(role.lower(), _ROLES, n=1):
+        raise PromptError(f"role of {place} is {show(role)}; did you mean {meant[0]!r}?")
+
+
+def _content(place: str, content: object) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise PromptError(f"content of {place} is {show(content)}; give a text, or a list of text parts")
+    joined, behind_mark = "", True
+    for part in content:  # a line break stands between two texts, none beside a picture, as in llama-server
+        text, is_mark = _text_of(place, part)
+        joined += text if is_mark or behind_mark else f"\n{text}"
+        behind_mark = is_mark
+    return joined
+
+
+def _text_of(place: str, part: object) -> tuple[str, bool]:
+    """The text of a part, and True if it is the mark of a picture."""
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    text = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "refusal", MEDIA_MARK) else None
+    if not isinstance(text, str):
+        raise PromptError(f"content of {place} has a part of type {show(kind)}; give parts of text, pictures or sounds")
+    return text, kind == MEDIA_MARK
+
+
+def _check_call(place: str, call: object) -> None:
+    """Raises PromptError for what has not the form of a call."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise PromptError(f'a tool call of {place} is {show(call)}; give {{"function": {{"name": …, "arguments": …}}}}')
