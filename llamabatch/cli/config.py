@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
+from typing import Any
 
 import click
 
 from llamabatch.cli import COMMANDS, cli
-from llamabatch.cli.config_file import config_path, defaults, read_settings
+from llamabatch.cli.config_file import Setting, config_path, defaults, options_of, read_settings
 from llamabatch.cli.help_groups import GroupedCommand
-from llamabatch.cli.options import MODEL_VARIABLE
+from llamabatch.cli.options import MODEL_VARIABLE, variable_of
+
+
+@dataclass(frozen=True)
+class _Variable:
+    """A variable of the environment that is set.
+
+    Attributes:
+        commands: those that read it.
+    """
+
+    name: str
+    value: str
+    commands: tuple[str, ...]
+
+    @property
+    def readers(self) -> str:
+        """The commands in words; "" for LLAMABATCH_MODEL, which is for all."""
+        return "" if self.name == MODEL_VARIABLE else " and ".join(self.commands)
 
 
 @click.command(cls=GroupedCommand)
@@ -19,8 +39,9 @@ from llamabatch.cli.options import MODEL_VARIABLE
 def config(path_only: bool, as_json: bool) -> None:
     """Show the defaults that you have given to options, and where each comes from.
 
-    A flag goes before the environment (LLAMABATCH_MODEL), and the environment before the file. The file is TOML: keys
-    are names of options for all commands that have them, or for one command in a section such as [run].
+    A flag goes before the environment, and the environment before the file. LLAMABATCH_MODEL holds for all commands,
+    LLAMABATCH_N_SLOTS and the other options of the engine hold for run and serve. The file is TOML: keys are names of
+    options for all commands that have them, or for one command in a section such as [run].
     """
     path = config_path()
     if path_only:
@@ -29,15 +50,19 @@ def config(path_only: bool, as_json: bool) -> None:
     settings = read_settings(path, COMMANDS)
     for name in COMMANDS:  # unknown keys and bad values are told here, before a command meets them
         defaults(name, cli.command_of(name), COMMANDS, cli.command_of)
-    model = os.environ.get(MODEL_VARIABLE)
-    rows = [("model", model, MODEL_VARIABLE, True)] if model else []
-    for each in settings:
-        name = f"{each.section}.{each.option}" if each.section else each.option
-        in_force = not (model and each.option == "model")
-        rows.append((name, each.value, f"{path.name}, line {each.line}" if each.line else path.name, in_force))
+    variables = _variables()
+    rows: list[tuple[str, Any, str, str]] = [
+        (option, each.value, each.name + (f", for {each.readers}" if each.readers else ""), "")
+        for option, each in variables.items()
+    ]
+    for setting in settings:
+        name = f"{setting.section}.{setting.option}" if setting.section else setting.option
+        place = f"{path.name}, line {setting.line}" if setting.line else path.name
+        rows.append((name, setting.value, place, _overruled(setting, variables.get(setting.option))))
     if as_json:
         keys = ("option", "value", "from", "in_force")
-        document = {"file": str(path), "exists": path.exists(), "defaults": [dict(zip(keys, row)) for row in rows]}  # noqa: B905
+        found = [dict(zip(keys, (*row[:3], not row[3]), strict=True)) for row in rows]
+        document = {"file": str(path), "exists": path.exists(), "defaults": found}
         click.echo(json.dumps(document, indent=1, ensure_ascii=False, default=str))
         return
     click.echo(f"file: {path}{'' if path.exists() else ' (not there)'}")
@@ -45,6 +70,27 @@ def config(path_only: bool, as_json: bool) -> None:
         click.echo('no defaults are given; write model = "owner/repo:Q4_K_M" into the file, say')
         return
     widths = [max(len(str(row[i])) for row in rows) for i in (0, 1)]
-    for option, value, source, in_force in rows:
-        rest = "" if in_force else f"; {MODEL_VARIABLE} goes before it"
-        click.echo(f"{option:<{widths[0]}}  {value!s:<{widths[1]}}  {source}{rest}")
+    for option, value, source, overruled in rows:
+        click.echo(f"{option:<{widths[0]}}  {value!s:<{widths[1]}}  {source}{overruled}")
+
+
+def _variables() -> dict[str, _Variable]:
+    """The variables LLAMABATCH_… that are set, by the option that each is for. A key is not shown."""
+    found: dict[str, _Variable] = {}
+    for command in COMMANDS:
+        for option, param in options_of(cli.command_of(command)).items():
+            names = [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
+            for name in names:
+                if os.environ.get(name) and name.startswith(variable_of("")):
+                    others = found[option].commands if option in found else ()
+                    value = "(not shown)" if {"key", "token"} & set(option.split("-")) else os.environ[name]
+                    found[option] = _Variable(name, value, (*others, command))
+    return found
+
+
+def _overruled(setting: Setting, variable: _Variable | None) -> str:
+    """The remark on a line of the file that a variable goes before; "": none does."""
+    if variable is None or (setting.section and setting.section not in variable.commands):
+        return ""
+    where = f" for {variable.readers}" if variable.readers and not setting.section else ""
+    return f"; {variable.name} goes before it{where}"

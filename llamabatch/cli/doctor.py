@@ -60,11 +60,13 @@ def _print(report: Report, checks: tuple[Check, ...]) -> None:
     indent = width + marks + 4
     side_by_side = columns >= indent + _LEAST_DETAIL
     indent = indent if side_by_side else 2
+    told = set[str]()
     for check in checks:
         style = _STYLES[check.status]
         line = Text(f"{check.name:<{width}}  ").append(check.status.value.ljust(marks if side_by_side else 0), style)
         detail = wrapped(check.detail, columns - indent).split("\n")
-        cure = wrapped(f"→ {check.cure}", columns - indent).split("\n") if check.cure else []
+        cure = wrapped(f"→ {check.cure}", columns - indent).split("\n") if check.cure and check.cure not in told else []
+        told.add(check.cure)
         if side_by_side:
             line.append(f"  {detail.pop(0)}")
         console.print(line, highlight=False, soft_wrap=True)

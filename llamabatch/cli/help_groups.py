@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 # Groups of shared options by the names of their parameters. What is in none belongs to the command itself.
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -102,12 +105,25 @@ SHORT: dict[str, tuple[str, ...]] = {
         *("json_schema", "parse", "limit", "retry_errors", "dry_run", "max_tokens", "temperature", "others"),
         *("n_slots", "n_ctx", "n_gpu_layers", "help"),
     ),
+    "plan": (
+        *("model", "slots", "prompts", "max_tokens", "memory", "load", "latency", "as_json", "kubernetes"),
+        *("plot_file", "strategy", "type_k", "type_v", *_ENGINE, "help"),
+    ),
+    "compare": (
+        *("model", "prompts", "strategies", "max_tokens", "slots", "json_file", "plot_file", "baseline", "rounds"),
+        *("n_threads_batch", "type_k", "type_v", *_ENGINE, "help"),
+    ),
+    "eval": (
+        *("model", "tasks", "num_fewshot", "limit", "gen_kwargs", "apply_chat_template", "system_instruction"),
+        *("max_gen_toks", "output", "log_samples", "seed", "json_file", "n_slots", *_ENGINE, "help"),
+    ),
     "serve": (
         *("model", "models_dir", "served_model_names", "loras", "host", "port", "api_keys", "no_key", "batches"),
         *("data_dir", "log_level", "max_tokens", "temperature", "others", "n_slots", "max_queue", *_ENGINE, "help"),
     ),
 }
 ALL = "--help-all"
+_UNDERSCORED = re.compile(r", --[a-z]+_\w+")  # second spellings, which need no place in the help
 
 
 class GroupedCommand(click.Command):
@@ -123,6 +139,29 @@ class GroupedCommand(click.Command):
                 hidden=True,  # the last line of the help names it
             )  # fmt: skip
             self.params.append(option)
+
+    @property
+    def takes_model(self) -> bool:
+        """Its one argument is the model, as a second way to give --model."""
+        has_model = any(each.name == "model" for each in self.params)
+        return has_model and not any(isinstance(each, click.Argument) for each in self.params)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """The parts of the line of usage."""
+        return [*super().collect_usage_pieces(ctx), *(["[MODEL]"] if self.takes_model else [])]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads a line; an error of a value names the variable of the environment that gave it."""
+        if self.takes_model and not ctx.resilient_parsing:
+            given, rest, _ = self.make_parser(ctx).parse_args(list(args))
+            if len(rest) == 1 and "model" not in given:
+                args, ctx.allow_extra_args = ["--model", rest[0], *args], True
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            if error.param is not None and (variable := _variable_of(ctx, error.param)):
+                error.param_hint = f"'{variable}'"
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes its own options, then a section for each group."""
@@ -145,11 +184,20 @@ class GroupedCommand(click.Command):
             record = param.get_help_record(ctx)
             is_short = not short or ctx.meta.get(ALL) or param.name in short
             if record is not None and is_short and not isinstance(param, click.Argument):
-                rows[group_of.get(str(param.name), "Options")].append(record)
+                names, text = record
+                rows[group_of.get(str(param.name), "Options")].append((_UNDERSCORED.sub("", names), text))
         for group, found in rows.items():
             if found:
                 with formatter.section(group):
                     formatter.write_dl(found, col_max=min(30, formatter.width // 3))
+
+
+def _variable_of(ctx: click.Context, param: click.Parameter) -> str | None:
+    """The variable of the environment that a value came from; None: it came from elsewhere."""
+    if ctx.get_parameter_source(str(param.name)) is not ParameterSource.ENVIRONMENT or not param.envvar:
+        return None
+    names = [param.envvar] if isinstance(param.envvar, str) else param.envvar
+    return next((name for name in names if os.environ.get(name)), None)
 
 
 def _show(ctx: click.Context, param: click.Parameter, value: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex",
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("inputs", nargs=-1, required=True, metavar="IN...")
+@click.argument("inputs", nargs=-1, metavar="IN...")
 @click.argument("output", metavar="OUT")
 @model_option
 @click.option("--prompt", help="The prompt of a row, a template of jinja2: 'Translate: {{ text }}'.")
@@ -113,6 +114,8 @@ def run(
     errors, 2 usage, 3 the engine or the disk, 130 interrupted (143 by SIGTERM, 129 when the terminal closed),
     141 the reader of stdout has left.
     """
+    if not inputs:
+        raise click.UsageError(f"OUT is missing, the file for the results: run {shlex.quote(output)} results.jsonl")
     if chat and embed:
         raise click.UsageError("give --chat or --embed, not both")
     if sample and not dry_run:

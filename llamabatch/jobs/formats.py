@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from llamabatch.errors import SetupError
 
-READ = "lines of JSON (.jsonl, .ndjson, .json), .csv and .tsv, also with .gz or .zst behind, .parquet and .xlsx"
+READ = "lines of JSON (.jsonl, .ndjson, .json), .csv, .tsv and .txt, also with .gz or .zst behind, .parquet and .xlsx"
 WRITTEN = "lines of JSON (.jsonl, .ndjson), .csv, .tsv and .parquet, all but the last also with .gz or .zst behind"
 LINES = (".jsonl", ".ndjson")  # the name promises lines of JSON
 PARQUET = (".parquet", ".pq")

@@ -117,7 +117,7 @@ class _Helper:
 def _helper() -> _Helper:
     if os.environ.get(VARIABLE) == "0":
         return _Helper(None, f"{VARIABLE} is 0")
-    unusable = _Helper(None, "not compiled when llamabatch was installed")
+    unusable = _Helper(None, "missing, as llamabatch was installed without it")
     for path, unfit in _places():
         helper = _Helper(None, unfit) if unfit else _load(path)
         if helper.library is not None:

@@ -83,7 +83,8 @@ def check(name: str, stream: BinaryIO, *, named: bool) -> None:
         text = show(line[:40].decode(errors="replace"))
         raise InputError(
             f"{name} is read as lines of JSON, since its name has no known ending, but begins with {text}, no JSON "
-            'object; write each row as {"prompt": "..."}, or name it .csv, .tsv or .parquet if it is a table'
+            'object; write each row as {"prompt": "..."}, or name it .csv, .tsv or .parquet if it is a table, .txt if '
+            "each line is a prompt"
         )
 
 
@@ -103,12 +104,16 @@ def objects(name: str, stream: BinaryIO, limit: int) -> Iterator[Mapping[str, An
         yield parse(line) if isinstance(line, bytes) else line
 
 
+def not_utf8(line: bytes, error: UnicodeDecodeError) -> Problem:
+    return Problem(f"this is not UTF-8 text: byte {error.start + 1} of the line is 0x{line[error.start]:02x}")
+
+
 def parse(line: bytes) -> Mapping[str, Any] | Problem:
     """The JSON object in a line."""
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
-        return Problem(f"this is not UTF-8 text: byte {error.start + 1} of the line is 0x{line[error.start]:02x}")
+        return not_utf8(line, error)
     if text.startswith("\ufeff"):
         return Problem("the line begins with a byte order mark, which belongs to the start of a file")
     try:

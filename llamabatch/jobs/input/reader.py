@@ -161,7 +161,7 @@ class Reader(Iterator[Row | BadRow]):
                     objects = jsonl.objects(source.name, stream, self._options.max_line_bytes)
                     yield from objects if self._lines is None else map(self._filled, objects)
                 else:
-                    yield from tables.csv_rows(source, stream, self._options, self._taken)
+                    yield from tables.text_rows(source, stream, self._options, self._taken)
         except DAMAGED as error:
             yield Problem(f"the compressed file is damaged, and nothing can be read from here on: {error}")
         except OSError as error:
@@ -249,7 +249,7 @@ class Reader(Iterator[Row | BadRow]):
         while self._starts[index] > number:
             index -= 1
         source = self._sources[index]
-        unit = "line" if source.kind == "jsonl" else "row"
+        unit = {"jsonl": "line", "txt": "prompt"}.get(source.kind, "row")
         return f"{source.name}, {unit} {number - self._starts[index] + 1}"
 
 
@@ -276,7 +276,7 @@ def _check(sources: Sequence[Source], options: ReadOptions, taken: Collection[st
                     if source.kind == "jsonl":
                         jsonl.check(source.name, stream, named=source.says_lines)
                     else:
-                        tables.check_csv(source, stream, options, taken)
+                        tables.check_text(source, stream, options, taken)
                 if source.kind == "jsonl" and options.keep == ALL:
                     _check_first_line(source, options, taken)
             except DAMAGED:  # its rows report it

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import gzip
 import hashlib
 import io
 import os
+import re
 import stat
 import sys
 import zlib
@@ -16,14 +18,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
-from llamabatch.errors import InputError
+from llamabatch.errors import InputError, LlamaBatchError
 from llamabatch.jobs import formats
 from llamabatch.jobs.output.manifest import output_of
 from llamabatch.jobs.output.own_files import manifest_of
 from llamabatch.utils.checks import show
 from llamabatch.utils.paths import absolute, shown
 
-Kind = Literal["jsonl", "csv", "tsv", "parquet", "xlsx"]
+Kind = Literal["jsonl", "txt", "csv", "tsv", "parquet", "xlsx"]
 
 STDIN = "-"
 HEAD_BYTES = 2**16  # of a stream, which its fingerprint is of
@@ -40,9 +42,10 @@ class _DamagedZstd(EOFError):
 DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
 
 _STARTS = {formats.GZIP_START: formats.GZIP, formats.ZSTD_START: formats.ZSTD}
+_JSON_BEGINS = re.compile(r"\{|\[\s*[\[{\"]")  # not "[INST]"
 _SIP_BYTES = 4096  # of a compressed file at once, so that the bytes read follow the text closely
 _FEW_BYTES = 256
-_KINDS: dict[str, Kind] = {".csv": "csv", ".tsv": "tsv", **dict.fromkeys(formats.PARQUET, "parquet")}
+_KINDS: dict[str, Kind] = {".txt": "txt", ".csv": "csv", ".tsv": "tsv", **dict.fromkeys(formats.PARQUET, "parquet")}
 _KINDS[formats.EXCEL] = "xlsx"
 
 
@@ -69,10 +72,22 @@ class Source:
         self._text: BinaryIO | None = None
         self._unzipped: _Unzipped | None = None
 
-    @property
+    @functools.cached_property
     def kind(self) -> Kind:
-        """The format by the suffix of the name, .gz aside; lines of JSON for an unknown suffix."""
-        return "jsonl" if self.path is None else _KINDS.get(formats.suffixes(self.path)[0], "jsonl")
+        """The format by the suffix of the name, .gz aside; lines of JSON for an unknown suffix. A .txt file that begins
+        as JSON has lines of it, too."""
+        found = "jsonl" if self.path is None else _KINDS.get(formats.suffixes(self.path)[0], "jsonl")
+        return "jsonl" if found == "txt" and self._begins_as_json() else found
+
+    def _begins_as_json(self) -> bool:
+        if self.is_stream:
+            return True  # it can be read only once, and all other streams have lines of JSON
+        try:
+            with Source(self.path).open() as file:
+                begins = file.read(HEAD_BYTES).decode("utf-8-sig", "replace").lstrip()
+        except (LlamaBatchError, OSError, *DAMAGED):  # its rows report it
+            return False
+        return _JSON_BEGINS.match(begins) is not None
 
     @property
     def has_columns(self) -> bool:
@@ -370,7 +385,7 @@ def _refuse_output(path: Path, *, named: bool) -> None:
     """Raises InputError: the file is the output of another job, which a glob has matched by accident. A table that is
     named is accepted; lines of results are never lines of requests."""
     out = output_of(path)
-    if out is None or (named and out.name == path.name and Source(path).kind != "jsonl"):
+    if out is None or (named and out.name == path.name and Source(path).kind not in ("jsonl", "txt")):
         return
     raise InputError(
         f"the input {shown(path)} is of the output of another job, as {manifest_of(out).name} says; leave it out, for "

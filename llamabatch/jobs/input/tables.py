@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, BinaryIO
 
 from llamabatch.errors import ConfigError, InputError, PromptError
 from llamabatch.jobs.input.column_files import DAMAGE, check_names, open_columns
-from llamabatch.jobs.input.jsonl import Filled, Problem, Record, lines, too_long, without_mark
+from llamabatch.jobs.input.jsonl import Filled, Problem, Record, lines, not_utf8, too_long, without_mark
 from llamabatch.jobs.input.sources import DAMAGED, Source
 from llamabatch.jobs.input.templates import JinjaTemplate, Template, as_json, as_text, is_jinja, template_of
 from llamabatch.jobs.rows import ALL, OWN_IDS, ReadOptions
@@ -20,7 +21,8 @@ from llamabatch.request.media import IMAGE, SOUND
 from llamabatch.request.sampling_params import ALIASES, BOOLEANS, INTEGERS, OPTIONAL_INTEGERS
 from llamabatch.utils.checks import counted, nearest, show
 
-DEFAULT_TEMPLATE = "{prompt}"
+_PROMPT = "prompt"  # the column of a text file
+DEFAULT_TEMPLATE = f"{{{_PROMPT}}}"
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _WHOLE = frozenset((*INTEGERS, *OPTIONAL_INTEGERS))
@@ -34,19 +36,48 @@ _MISSING = frozenset(
 )
 
 
-def csv_rows(source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> Iterator[Record]:
-    """The rows of a CSV file in UTF-8. Empty rows at the end are ignored.
+def text_rows(source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> Iterator[Record]:
+    """The rows of a table that is text in UTF-8. Empty rows at the end are ignored.
 
-    Its first row names the columns. Values are separated by commas (tabs in .tsv); a value with a separator, a quote
-    or a line's end in it is in double quotes, with its own ones doubled.
+    The first row of a CSV file names the columns. Values are separated by commas (tabs in .tsv); a value with a
+    separator, a quote or a line's end in it is in double quotes, with its own ones doubled. A .txt file has one column,
+    "prompt", and a row in each line that is not empty.
     """
-    table = _Csv(source, stream, options.max_line_bytes)
+    table = _table(source, stream, options.max_line_bytes)
     rows = RowLines(source.name, options, taken, table.header)
     for record in table.records():
         if isinstance(record, Problem):
             yield rows.unread(record)
         else:
             yield rows.line(dict(zip(table.header, record, strict=True)))
+
+
+class _Plain:
+    """A text file as a table."""
+
+    header = (_PROMPT,)
+
+    def __init__(self, source: Source, stream: BinaryIO, limit: int) -> None:
+        self._lines = lines(stream, limit)
+        self._first = next(self._lines, b"")
+        if isinstance(self._first, bytes):
+            self._first = without_mark(source.name, self._first)
+
+    def records(self) -> Iterator[list[str] | Problem]:
+        """The lines that are not empty."""
+        for line in itertools.chain([self._first], self._lines):
+            text = line if isinstance(line, Problem) else _text(line)
+            if isinstance(text, Problem):
+                yield text
+            elif text.strip():
+                yield [text]
+
+
+def _text(line: bytes) -> str | Problem:
+    try:
+        return line.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        return not_utf8(line, error)
 
 
 class _Csv:
@@ -88,6 +119,10 @@ class _Csv:
             return next(self._records, None)
         except (csv.Error, _BadText) as error:
             return Problem(f"this is no row of CSV: {error}")
+
+
+def _table(source: Source, stream: BinaryIO, limit: int) -> _Csv | _Plain:
+    return (_Plain if source.kind == "txt" else _Csv)(source, stream, limit)
 
 
 class _BadText(Exception):
@@ -142,7 +177,7 @@ def column_rows(source: Source, options: ReadOptions, taken: Collection[str] = (
             yield rows.line(values)
 
 
-def check_csv(source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> None:
+def check_text(source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> None:
     """Reads the header.
 
     Args:
@@ -152,18 +187,18 @@ def check_csv(source: Source, stream: BinaryIO, options: ReadOptions, taken: Col
         ConfigError: the template, or the columns of ids, parameters or kept values, do not fit it. InputError: there is
             none.
     """
-    RowLines(source.name, options, taken, _Csv(source, stream, options.max_line_bytes).header)
+    RowLines(source.name, options, taken, _table(source, stream, options.max_line_bytes).header)
 
 
 def check_columns(source: Source, options: ReadOptions, taken: Collection[str] = ()) -> None:
-    """Reads the names of a Parquet or Excel file. Raises as check_csv; SetupError as open_columns."""
+    """Reads the names of a Parquet or Excel file. Raises as check_text; SetupError as open_columns."""
     with open_columns(source) as file:
         RowLines(source.name, options, taken, file.names)
 
 
 def own_id_column(source: Source, options: ReadOptions) -> str | None:
     """The column of a table that holds its ids although no option names it; None: there is none, or the source is a
-    stream, which is read once. Raises as check_csv."""
+    stream, which is read once. Raises as check_text."""
     if source.kind == "jsonl" or source.is_stream or options.id_column is not None:
         return None
     if source.has_columns:
@@ -171,7 +206,7 @@ def own_id_column(source: Source, options: ReadOptions) -> str | None:
             return id_column_of(source.name, options, file.names)
     try:
         with source.open() as stream:
-            return id_column_of(source.name, options, _Csv(source, stream, options.max_line_bytes).header)
+            return id_column_of(source.name, options, _table(source, stream, options.max_line_bytes).header)
     except DAMAGED:  # its rows report it
         return None
 
@@ -222,7 +257,7 @@ def values_of(source: Source, options: ReadOptions, column: str) -> Iterator[Any
         return
     try:
         with source.open() as stream:
-            table = _Csv(source, stream, options.max_line_bytes)
+            table = _table(source, stream, options.max_line_bytes)
             place = table.header.index(column)
             for record in table.records():
                 yield record if isinstance(record, Problem) else record[place]

@@ -62,21 +62,22 @@ def _for_auto(auto: Row, faster: list[Row], measured: list[Row]) -> str:
     slow = next((row for row in measured if row.strategy == BASELINE), None)
     slow = slow or next((row for row in measured if row.strategy == "sequential"), None)
     best = max(faster, key=lambda row: row.tokens_per_s, default=None)
-    if best is None:
-        found = ", and nothing is more than 5 % faster"
-    else:
+    found, after = ", and nothing is more than 5 % faster", ""
+    if best is not None:
+        found = ""
         name = _LOOP if best.strategy == BASELINE else best.name
         more = 100 * (best.tokens_per_s / auto.tokens_per_s - 1)
-        found = f"; {name} was {more:.0f} % faster, which so short a run cannot tell from chance: try --rounds 3"
+        after = f" So short a run cannot tell from chance that {name} was {more:.0f} % faster: try --rounds 3."
     soonest = min(measured, key=_latency)
     if _latency(soonest) < _latency(auto) * (1 - NOISE):
         name = _LOOP if soonest.strategy == BASELINE else soonest.name
-        found += (
-            f"; half of the requests are done soonest with {name}, in {seconds(_latency(soonest))} instead of "
-            f"{seconds(_latency(auto))}"
+        after += (
+            f" Half of the requests are done soonest with {name}, in {seconds(_latency(soonest))} instead of "
+            f"{seconds(_latency(auto))}."
         )
     ours = [row for row in measured if row.strategy != BASELINE]
-    return f"For work like this use {auto.name}: {_speed(auto, slow)}{found}{_first_words(auto, ours)}{_texts(auto)}."
+    why = f"{_speed(auto, slow)}{found}{_first_words(auto, ours)}{_texts(auto)}"
+    return f"For work like this use {auto.name}: {why}.{after}"
 
 
 def _is_double(row: Row) -> bool:

@@ -113,7 +113,9 @@ def _number(value: float | None, write: Callable[[float], str]) -> str:
 
 def _share(value: float | None) -> str:
     """Never rounded up to 100 %."""
-    return "n/a" if value is None else f"{int(value * 1000) / 10:g} %"
+    if value is None:
+        return "n/a"
+    return "100 %" if value == 1 else f"{min(100 * value, 99.9):.1f} %"
 
 
 def _fastest(rows: tuple[Row, ...]) -> Row | None:

@@ -184,3 +184,24 @@ def test_bad_usage_exits_with_2_and_a_sentence(arguments, message):
 )
 def test_files_with_scales(given, wanted):
     assert ScaledFile().convert(given, None, None) == wanted
+
+
+def test_the_model_may_be_the_argument_of_a_command_that_has_no_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMABATCH_MODEL", str(tmp_path / "environment.gguf"))
+    for name in ("plan", "compare", "tune", "chat"):
+        result = CliRunner().invoke(cli, [name, "argument.gguf"])
+        assert result.exit_code == 2
+        assert "argument.gguf does not exist" in result.output, name
+        assert f"{name} [OPTIONS] [MODEL]" in CliRunner().invoke(cli, [name, "--help"]).output
+    twice = CliRunner().invoke(cli, ["plan", "-m", "tiny", "argument.gguf"])
+    assert "Got unexpected extra argument (argument.gguf)" in twice.output
+    assert "(a b)" in CliRunner().invoke(cli, ["plan", "a", "b"]).output
+
+
+@pytest.mark.parametrize("name", ["run", "serve"])
+def test_a_bad_value_names_the_variable_that_it_came_from(name, monkeypatch):
+    monkeypatch.setenv("LLAMABATCH_N_SLOTS", "x")
+    shown = " ".join(CliRunner().invoke(cli, [name, "a", "b"]).output.split())
+    assert "Invalid value for 'LLAMABATCH_N_SLOTS': 'x' is" in shown
+    shown = " ".join(CliRunner().invoke(cli, [name, "a", "b", "--n-slots", "y"]).output.split())
+    assert "Invalid value for '--n-slots': 'y' is" in shown

@@ -102,6 +102,20 @@ def test_config_shows_where_each_comes_from(write):
     assert run("config", "--path").output.strip() == str(path)
 
 
+def test_config_shows_the_variables_and_who_reads_them(write):
+    write('n-slots = 3\n[run]\nn-ctx = 512\n[chat]\nn-ctx = 256\n')
+    shown = run("config", LLAMABATCH_N_SLOTS="2", LLAMABATCH_N_CTX="1024", LLAMABATCH_API_KEY="secret").output
+    rows = [" ".join(line.split()) for line in shown.splitlines()[1:]]
+    assert rows == [
+        "n-slots 2 LLAMABATCH_N_SLOTS, for run and serve",
+        "n-ctx 1024 LLAMABATCH_N_CTX, for run and serve",
+        "api-key (not shown) LLAMABATCH_API_KEY, for serve",
+        "n-slots 3 config.toml, line 1; LLAMABATCH_N_SLOTS goes before it for run and serve",
+        "run.n-ctx 512 config.toml, line 3; LLAMABATCH_N_CTX goes before it",
+        "chat.n-ctx 256 config.toml, line 5",
+    ]
+
+
 def test_without_a_file(monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none.toml"))
     assert read_settings(config_path(), COMMANDS) == []

@@ -15,7 +15,7 @@ def chosen(*rows: Row) -> tuple[str, str]:
     advice = advise(rows)
     assert advice is not None
     assert advice.sentence.endswith(".")
-    assert advice.sentence.count(". ") == 0, "one sentence"
+    assert advice.sentence.count(". ") <= 2
     return advice.strategy, advice.sentence
 
 
@@ -155,10 +155,10 @@ def test_another_is_advised_where_long_runs_show_it(auto, static, advised):
         dataclasses.replace(figures("auto", 200, latency=2, chosen="batched"), **auto),
     )
     assert strategy == advised
-    short = "static was 20 % faster, which so short a run cannot tell from chance: try --rounds 3"
+    short = "So short a run cannot tell from chance that static was 20 % faster: try --rounds 3"
     assert (short in sentence) == (advised == "auto")
 
 
 def test_the_winner_of_latency_is_named_beside_that_of_throughput():
     _, sentence = chosen(figures("length-sorted", 180, latency=2), figures("auto", 200, latency=4, chosen="batched"))
-    assert "half of the requests are done soonest with length-sorted, in 2.00 s instead of 4.00 s" in sentence
+    assert "Half of the requests are done soonest with length-sorted, in 2.00 s instead of 4.00 s" in sentence

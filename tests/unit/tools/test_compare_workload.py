@@ -76,7 +76,7 @@ def test_the_ending_txt_means_text_even_if_it_looks_like_json(tmp_path):
         ('{"prompt": ""}', "line 1: the prompt is empty"),
         ('{"messages": []}', "line 1: the conversation is empty"),
         ('{"messages": "hi"}', "line 1: messages is a str; give a list"),
-        ('{"messages": [{"role": "user"}]}', "line 1: a message is"),
+        ('{"messages": [{"role": "user"}]}', "line 1: messages[0] has no content; a message is"),
     ],
 )
 def test_bad_jsonl_names_the_line(tmp_path, text, message):

@@ -154,7 +154,10 @@ def test_a_missing_driver_is_the_cure(machine, monkeypatch):
 
 @pytest.mark.parametrize(
     ("reason", "cure"),
-    [("not compiled when llamabatch was installed", "install a C++ compiler"), ("LLAMABATCH_NATIVE is 0", "unset")],
+    [
+        ("missing, as llamabatch was installed without it", "install a C++ compiler"),
+        ("LLAMABATCH_NATIVE is 0", "unset"),
+    ],
 )
 def test_sampling_with_numpy_is_told(machine, monkeypatch, reason, cure):
     assert finding("sampler").status is Status.OK

@@ -291,9 +291,10 @@ def test_a_file_that_is_not_named_as_lines_of_json_must_begin_as_such(name, tmp_
         path.write_bytes(pack(content))
         rows = list(read(find([path])))
         assert len(rows) == 3 * bool(content)
+    no_json = r"begins with .*, no JSON object; write each row"
     for content, message in (
-        ("Tell me a story\nAnd another\n", r"begins with .*, no JSON object; write each row"),
-        ("[\n1]", "is a JSON list; write one object a line"),
+        *([("Tell me a story\nAnd another\n", no_json)] if ".txt" not in name else []),
+        ("[\n{}]", "is a JSON list; write one object a line"),
         ('{\n"prompt": "a"\n}', "is JSON over several lines; write one object a line"),
     ):
         path.write_bytes(pack(content.encode()))
@@ -301,6 +302,22 @@ def test_a_file_that_is_not_named_as_lines_of_json_must_begin_as_such(name, tmp_
             read(find([path]))
     named = write(tmp_path / "in.jsonl", "Tell me a story", {"prompt": "a"})
     assert [type(row) for row in read(find([named]))] == [BadRow, Row]
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.TXT.gz"])
+def test_a_text_file_has_a_prompt_in_each_line_that_is_not_empty(name, tmp_path):
+    path = tmp_path / name
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    path.write_bytes(pack("\ufeff[INST] a\r\n\n  \n b\u00e4 {x} \n".encode() + b"\xff\nc"))
+    rows = list(read(find([path])))
+    assert [getattr(row, "prompt", None) for row in rows] == ["[INST] a", " b\u00e4 {x} ", None, "c"]
+    assert rows[2].error == f"{path}, prompt 3: this is not UTF-8 text: byte 1 of the line is 0xff"
+    options = ReadOptions(prompt="Say {{ prompt }}", task="chat", keep="all")
+    assert [row.prompt for row in read(find([path]), options) if isinstance(row, Row)][0] == [
+        {"role": "user", "content": "Say [INST] a"}
+    ]
+    with pytest.raises(ConfigError, match=r"has no column 'x' \(known: prompt\)"):
+        read(find([path]), ReadOptions(id_column="x"))
 
 
 def test_stdin_compressed_or_not():
