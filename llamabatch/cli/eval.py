@@ -61,7 +61,8 @@ _OURS = ("max_gen_toks", "think_end_token", "enable_thinking")  # of LlamaBatchL
 def eval(model: str, json_file: Path | None, engine: dict[str, Any], **given: Any) -> None:
     """Run tasks of lm_eval (EleutherAI's lm-evaluation-harness) on a model. Needs llamabatch[lm-eval].
 
-    Options named as in lm_eval, with dashes or underscores, are given to it. Each kind of request of all tasks goes to the engine in one call.
+    Options named as in lm_eval, with dashes or underscores, are given to it. Each kind of request of all tasks goes to
+    the engine in one call.
     """
     from llamabatch.integrations.lm_eval import SEED, LlamaBatchLM  # with lm_eval, which takes seconds to import
 

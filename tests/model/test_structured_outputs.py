@@ -13,7 +13,7 @@ import pytest
 from annotated_types import MaxLen
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter
 
-from llamabatch import LLM, FinishReason, SamplingParams
+from llamabatch import LLM, FinishReason, SamplingError, SamplingParams
 from llamabatch.llama.context import Context
 from llamabatch.request.request import Request
 from llamabatch.sampling import grammar_compiler
@@ -255,6 +255,17 @@ def test_a_child_process_compiles_for_itself():
         Address.model_validate_json(outputs[0].text)
         assert outputs[1].text in ("left", "right")
         assert "look-around" in outputs[2].error
+        assert isinstance(outputs[2].exception(), SamplingError)
+        assert [each.exception() for each in outputs[:2]] == [None, None]
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_form_that_cannot_be_compiled_is_a_value_error(isolate):
+    with LLM("tiny", isolate=isolate, n_slots=4) as llm:
+        for more in ({}, {"n": 2}, {}):  # the third is known to be bad
+            params = SamplingParams(structured_outputs={"regex": "(["}, **more)
+            with pytest.raises(SamplingError, match="regex of structured_outputs is refused"):
+                llm.generate("a", params)
 
 
 def test_constrained_and_guessing_rows_share_a_call():

@@ -148,11 +148,26 @@ def test_content_in_parts_and_calls_of_tools():
         ({"role": "user", "content": [{"type": "image_url"}]}, "type 'image_url'; give parts of text"),
         ({"role": "user", "content": ["a"]}, "type 'str'"),
         ({"role": "assistant", "tool_calls": [{"name": "x"}]}, r"a tool call of messages\[0\] is"),
+        ({"role": "usr", "content": "a"}, r"role of messages\[0\] is 'usr'; did you mean 'user'\?"),
+        ({"role": "Assistant", "content": "a"}, "did you mean 'assistant'"),
+        ({"role": 5, "content": "a"}, r"messages\[0\] has the role 5; a message is"),
+        ({"content": "a"}, r"messages\[0\] has no role; a message is"),
+        ({"role": "user"}, r"messages\[0\] has no content; a message is"),
+        (["user", "a"], r"messages\[0\] is \['user', 'a'\]; a message is"),
     ],
 )
 def test_bad_messages_say_what_is_wrong(message, says):
     with pytest.raises(PromptError, match=says):
         text([message])
+
+
+def test_a_role_is_what_the_template_names_or_no_slip_of_a_known_one():
+    message = [{"role": "tools", "content": "a"}]
+    with pytest.raises(PromptError, match="did you mean 'tool'"):
+        render("{% for m in messages %}{{ m.role }}{% endfor %}", message, "", "")
+    assert render("{% for m in messages if m.role == 'tools' %}{{ m.role }}{% endfor %}", message, "", "") == "tools"
+    for role in ("developer", "function", "ipython", "critic"):
+        assert render("{{ messages[0].role }}", [{"role": role, "content": "a"}], "", "") == role
 
 
 def test_a_refusal_is_text():

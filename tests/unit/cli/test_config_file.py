@@ -103,7 +103,7 @@ def test_config_shows_where_each_comes_from(write):
 
 
 def test_config_shows_the_variables_and_who_reads_them(write):
-    write('n-slots = 3\n[run]\nn-ctx = 512\n[chat]\nn-ctx = 256\n')
+    write("n-slots = 3\n[run]\nn-ctx = 512\n[chat]\nn-ctx = 256\n")
     shown = run("config", LLAMABATCH_N_SLOTS="2", LLAMABATCH_N_CTX="1024", LLAMABATCH_API_KEY="secret").output
     rows = [" ".join(line.split()) for line in shown.splitlines()[1:]]
     assert rows == [

@@ -142,6 +142,39 @@ def test_a_form_that_cannot_be_held_is_refused_before_it_queues(client, kind, st
     assert serving.n_open == 0
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "value", "says", "param"),
+    [
+        (PATH, "guided_regex", "bad", "guided_regex is refused", "guided_regex"),
+        (PATH, "structured_outputs", {"regex": "bad"}, "regex of structured_outputs is refused", "structured_outputs"),
+        (CHAT_PATH, "response_format", {"type": "json_schema", "json_schema": {"schema": {}}}, "", "response_format"),
+        ("/v1/responses", "text", {"format": {"type": "json_schema", "schema": {}}}, "text.format", "text"),
+        ("/api/chat", "format", {"type": "object"}, "format is refused", None),
+    ],
+)
+def test_a_refused_form_is_named_as_the_body_has_it(client, path, field, value, says, param):
+    refusing = Refusing(SamplingError)
+    refusing.check = lambda form: refused(f"{form.kind} of structured_outputs is refused")
+    client.app.state.serving.client.model.grammars = refusing
+    words = (
+        {"prompt": "a"} if path == PATH else {"input": "a"} if "responses" in path else {"messages": CHAT["messages"]}
+    )
+    response = client.post(path, json={**words, field: value})
+    error = response.json()["error"]
+    assert response.status_code == 400
+    message = error if isinstance(error, str) else error["message"]
+    assert (says or f"{field} is refused") in message
+    assert isinstance(error, str) or error["param"] == param
+
+
+def refused(text):
+    from concurrent.futures import Future
+
+    future = Future()
+    future.set_exception(SamplingError(text))
+    return future
+
+
 def test_each_form_is_tried_once():
     forms = [structure({"regex": each}) for each in ("a", "b", "a")]
     asked = [request(at, structured_outputs=form) for at, form in enumerate(forms)]

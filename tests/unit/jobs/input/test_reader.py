@@ -313,7 +313,7 @@ def test_a_text_file_has_a_prompt_in_each_line_that_is_not_empty(name, tmp_path)
     assert [getattr(row, "prompt", None) for row in rows] == ["[INST] a", " b\u00e4 {x} ", None, "c"]
     assert rows[2].error == f"{path}, prompt 3: this is not UTF-8 text: byte 1 of the line is 0xff"
     options = ReadOptions(prompt="Say {{ prompt }}", task="chat", keep="all")
-    assert [row.prompt for row in read(find([path]), options) if isinstance(row, Row)][0] == [
+    assert next(row.prompt for row in read(find([path]), options) if isinstance(row, Row)) == [
         {"role": "user", "content": "Say [INST] a"}
     ]
     with pytest.raises(ConfigError, match=r"has no column 'x' \(known: prompt\)"):
