@@ -66,10 +66,10 @@ add_completion_class(Bash)
 def completion(shell: str) -> None:
     """Print the script that completes commands, options, choices, models and files in SHELL.
 
-    bash: llamabatch completion bash > ~/.local/share/bash-completion/completions/llamabatch
-
-    zsh: llamabatch completion zsh > "${fpath[1]}/_llamabatch"
-
+    \b
+    bash: llamabatch completion bash > \\
+          ~/.local/share/bash-completion/completions/llamabatch
+    zsh:  llamabatch completion zsh > "${fpath[1]}/_llamabatch"
     fish: llamabatch completion fish > ~/.config/fish/completions/llamabatch.fish
     """
     kind = get_completion_class(shell)

@@ -60,6 +60,8 @@ _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_[0-9]+_|$)")
 _KEY_VARIABLES = (variable_of("api_key"), "LLAMA_API_KEY", "VLLM_API_KEY")
 _FLAGS = {"api_keys": "--api-key", "allowed_hosts": "--allowed-host", "served_model_names": "--served-model-name"}
 _FLAGS["threads"] = "--threads-http"  # --threads is llama-server's, for the engine
+_DEFAULTS = {"n_ctx": "fit", "isolate": "true"}
+_DEFAULT = re.compile(r"\[default: [^\]]*\]")
 _LINE, _MODEL = "llamabatch.line", "llamabatch.model"  # keys of a context's meta
 # Options of the server that a section of a preset file may have; the others are those of all models.
 _OF_A_MODEL = (
@@ -525,3 +527,5 @@ def _merged(objects: tuple[str, ...]) -> dict[str, Any]:
 for _each in serve.params:
     if isinstance(_each, click.Option) and not _each.hidden and _each.envvar is None and _each.name != "help":
         _each.envvar = _KEY_VARIABLES if _each.name == "api_keys" else variable_of(str(_each.name))
+    if isinstance(_each, click.Option) and _each.name in _DEFAULTS:  # of an engine without a server
+        _each.help = _DEFAULT.sub(f"[default: {_DEFAULTS[str(_each.name)]}]", str(_each.help))

@@ -82,6 +82,7 @@ _CODER = (
 OFFLINE = "cannot be fetched: the hub is out of reach or turned off"
 
 # every command of ours in README.md and docs/: a new one that is not here fails test_the_table_has_every_command
+QUESTIONS = r"printf 'What is the capital of France?\nWhat is 7 plus 5?\n' > questions.txt"
 COMMANDS = {
     'llamabatch generate -m model.gguf --chat "Why is the sky blue?"': Short(
         'llamabatch generate -m model.gguf --chat "Why is the sky blue?" -n 8'
@@ -222,13 +223,12 @@ COMMANDS = {
     "llamabatch plan -m model.gguf --plot plan.png": Short(
         "llamabatch plan -m model.gguf --plot plan.png", makes=("plan.png",)
     ),
-    'echo \'{"prompt": "Once upon a time"}\' > prompts.jsonl': Short(
-        'echo \'{"prompt": "Once upon a time"}\' > prompts.jsonl', makes=("prompts.jsonl",)
-    ),
-    "llamabatch run -m tiny prompts.jsonl results.jsonl": Short(
-        "llamabatch run -m tiny prompts.jsonl results.jsonl && llamabatch run -m tiny prompts.jsonl results.jsonl",
-        says="results.jsonl is complete",
-        makes=("results.jsonl",),
+    QUESTIONS: Short(QUESTIONS, makes=("questions.txt",)),
+    "llamabatch run -m tiny --chat questions.txt answers.jsonl": Short(
+        "llamabatch run -m tiny --chat questions.txt answers.jsonl && cat answers.jsonl && "
+        "llamabatch run -m tiny --chat questions.txt answers.jsonl",
+        says="answers.jsonl is complete",
+        makes=("answers.jsonl",),
     ),
     "llamabatch run prompts.jsonl results.jsonl -m model.gguf": Short(
         "llamabatch run prompts.jsonl results.jsonl -m model.gguf --plot run.png -n 8",
@@ -270,11 +270,12 @@ COMMANDS = {
 FILES = {
     "prompts.txt": "Once upon a time\nThe capital of France\n",
     "mine.jsonl": '{"prompt": "Once"}\n{"messages": [{"role": "user", "content": "Hello"}]}\n',
+    "questions.txt": "What is the capital of France?\n",
     "prompts.jsonl": '{"prompt": "Once upon a time"}\n',
     "in.jsonl": '{"prompt": "Once", "max_tokens": 4}\n',
 }
 OF_THE_CHECKOUT = ("make", "git", "pip", "python", "kill", "cat")  # what stands before there is an installation
-_STARTERS = ("llamabatch", "echo", *OF_THE_CHECKOUT)
+_STARTERS = ("llamabatch", "echo", "printf", *OF_THE_CHECKOUT)
 
 
 def commands():
