@@ -13,7 +13,7 @@ import pytest
 from tests.browser.conftest import shot, until
 from tests.server.conftest import running
 
-UNNAMED = """() => [...document.querySelectorAll("button, input, textarea, [role=group], [role=img]")]
+UNNAMED = """() => [...document.querySelectorAll("button, input, select, textarea, [role=group], [role=img]")]
     .filter((each) => !each.textContent.trim() && !each.labels?.length && !each.getAttribute("aria-label"))
     .map((each) => each.outerHTML)"""
 LONG = "List all the numbers. "
@@ -30,6 +30,7 @@ def test_conversations_answer_at_the_same_time(open_page, url):
     page = open_page(url)
     until(lambda: page.locator("#server-model").text_content() == "tiny")
     assert page.locator(".column").count() == 1
+    assert not page.get_by_label("Model", exact=True).is_visible()
     assert not page.get_by_label("Ask all conversations at once").is_visible()
     for _ in range(2):
         page.get_by_role("button", name="New conversation").click()
@@ -38,6 +39,44 @@ def test_conversations_answer_at_the_same_time(open_page, url):
     assert all("Paris" in text for text in page.locator(".column .text").all_text_contents())
     until(lambda: "Paris" in page.locator("#announcer").text_content())
     shot(page, "chat")
+
+
+def test_one_of_several_models_is_chosen(open_page, tmp_path):
+    with running(tmp_path, ["-m", "first=tiny", "-m", "second=tiny", "--n-slots", "2"]) as url:
+        page = open_page(url)
+        chosen, facts = page.get_by_label("Model", exact=True), page.locator(".column .facts")
+        until(lambda: chosen.is_visible())
+        assert chosen.locator("option").all_text_contents() == ["first", "second"]
+
+        def answered_by():
+            count = facts.count()
+            page.locator(".column textarea[placeholder^=Message]").fill("What is the capital of France?")
+            page.keyboard.press("Enter")
+            until(lambda: facts.count() > count)
+            return facts.last.text_content().split(" · ")[0]
+
+        assert answered_by() == "first"
+        page.locator("#tab-live").click()
+        until(lambda: page.locator("#view-live .slots tbody tr").count() == 2)
+        chosen.select_option("second")
+        until(lambda: "The model is not loaded: the first request" in page.locator("#view-live").text_content())
+        shot(page, "several-live")
+        page.locator("#tab-chat").click()
+        assert answered_by() == "second"
+        shot(page, "several-chat")
+        page.reload()
+        until(lambda: chosen.input_value() == "second")
+        assert page.title() == "second · llamabatch"
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate(UNNAMED) == []
+        shot(page, "several-390")
+        page.set_viewport_size({"width": 1280, "height": 800})
+        page.locator("#tab-compare").click()
+        start = page.get_by_role("button", name="Compare", exact=True)
+        start.click()
+        until(lambda: start.is_enabled() and "texts are equal" in page.locator("#compare-state").text_content())
+        assert "second" in page.locator("#view-compare .figure").text_content()
 
 
 DATA = """async ([name, type, bytes]) => {

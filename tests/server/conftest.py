@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ START_S = 60
 
 
 @contextlib.contextmanager
-def running(folder: Path, **options: Any) -> Iterator[str]:
-    """The URL of a server with these options of llamabatch.server.app."""
+def running(folder: Path, arguments: Sequence[str] = (), **options: Any) -> Iterator[str]:
+    """The URL of a server with these options of llamabatch.server.app; with `arguments`, of `llamabatch serve`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -35,6 +35,8 @@ def running(folder: Path, **options: Any) -> Iterator[str]:
     given = {"data_dir": str(folder / f"data-{port}"), "n_threads": 1, "n_threads_batch": 1}
     options = given | options
     program = [python, str(Path(__file__).with_name("start.py")), str(port), json.dumps(options)]
+    if arguments:
+        program = [python, "-m", "llamabatch", "serve", "--port", str(port), *arguments]
     url, log = f"http://127.0.0.1:{port}", folder / f"server-{port}.log"
     with log.open("wb") as file:
         child = subprocess.Popen(program, cwd=folder, stdout=file, stderr=subprocess.STDOUT)

@@ -22,7 +22,7 @@ _HEADER = b"x-request-id"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # what a caller may call its request
 _FIELD = re.compile(r"[A-Za-z_]{1,40}")
 _LONGEST_PATH = 200
-_NOT_READY = ("model_loading", "model_draining")
+_NOT_READY = ("model_loading", "model_draining", "model_not_loaded")
 _WAITS = (429, 503, 504)  # the load's doing, not a fault
 
 

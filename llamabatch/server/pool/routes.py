@@ -100,7 +100,7 @@ class _Endpoints:
         for model in self._pool.models:
             found.append(await self._entry(model))
             found += [await self._entry(model) | {"id": name, "parent": model.name} for name in model.adapters]
-            entries.append(await _on_thread(_ollama_card, model, model.name))
+            entries.append(await _on_thread(_ollama_card, model, model.name) | {"capabilities": _uses(model)})
         return json_response({"object": "list", "data": found, "models": entries})
 
     async def retrieve_model(self, request: HttpRequest) -> Response:
@@ -328,14 +328,21 @@ def _ollama_show(model: PooledModel) -> Json:
     path = resolve(model.serving.config.model)
     metadata, serving = read_header(path).texts(), model.serving
     template = serving.options.chat_template or metadata.get("tokenizer.chat_template", "")
-    uses = {
-        "completion": not model.spec.is_encoder,
-        "tools": not model.spec.is_encoder,
-        "embedding": model.spec.is_encoder,
-    }
-    uses["thinking"] = model.spec.plan.reasoning is not None
-    found = shown(metadata, facts_of_file(path), template, [name for name, can in uses.items() if can])
+    found = shown(metadata, facts_of_file(path), template, _uses(model))
     return found | {"modified_at": moment(path.stat().st_mtime)}
+
+
+def _uses(model: PooledModel) -> list[str]:
+    """The uses of a model in ollama's words, as far as its plan tells them before a load."""
+    spec = model.spec
+    uses = {
+        "completion": not spec.is_encoder,
+        "embedding": spec.is_encoder,
+        "vision": spec.plan.config.mmproj is not None,
+        "tools": not spec.is_encoder,
+        "thinking": spec.plan.reasoning is not None,
+    }
+    return [name for name, can in uses.items() if can]
 
 
 async def _on_thread(function: Callable[..., T], *arguments: Any) -> T:

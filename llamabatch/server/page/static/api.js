@@ -7,11 +7,20 @@ const KEY = "llamabatch.key"; // in sessionStorage: it ends with the tab
 // further streams wait here, where the page can say so.
 const MAX_STREAMS = 4;
 
-/** What the server, or the way to it, refused. `status` is 0 where there was no answer. */
+const OF_A_MODEL = /^(v1\/(chat\/)?completions|apply-template|slots)\b/;
+let model = null;
+
+/** Of a server that has several models, the one that calls are for from now on; null: there is one alone. */
+export function useModel(name) {
+  model = name;
+}
+
+/** What the server, or the way to it, refused. `status` is 0 where there was no answer; `code` may be the server's. */
 export class ApiError extends Error {
-  constructor(message, status = 0) {
+  constructor(message, status = 0, code = null) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -23,9 +32,16 @@ export function onKeyNeeded(ask) {
   askForKey = ask;
 }
 
+/** The name that `useModel` was given. */
+export const chosenModel = () => model;
+
 /** A response whose status is a success. A value as `json` is the body of a POST. Raises ApiError. */
 export async function call(path, { json, ...options } = {}) {
   const headers = json === undefined ? {} : { "content-type": "application/json" };
+  if (model !== null && OF_A_MODEL.test(path)) {
+    if (json !== undefined) json = { model, ...json };
+    else path += `${path.includes("?") ? "&" : "?"}model=${encodeURIComponent(model)}`;
+  }
   if (json !== undefined) options = { method: "POST", body: JSON.stringify(json), ...options };
   for (;;) {
     const key = sessionStorage.getItem(KEY);
@@ -54,13 +70,14 @@ async function send(address, options) {
 async function refusal(response) {
   const text = await response.text();
   let message = text.slice(0, 500);
+  let code = null;
   try {
-    message = JSON.parse(text).error.message;
+    ({ message, code } = JSON.parse(text).error);
   } catch {
     // a proxy answered
   }
   const wait = response.headers.get("retry-after");
-  return new ApiError((message || `status ${response.status}`) + (wait ? ` (try again in ${wait} s)` : ""), response.status);
+  return new ApiError((message || `status ${response.status}`) + (wait ? ` (try again in ${wait} s)` : ""), response.status, code);
 }
 
 /** True once there is another key than the refused one. Calls that fail together ask once. */

@@ -250,6 +250,7 @@ function thinking(message, isComing, isOpen = false) {
 
 function footer(message) {
   const facts = [
+    message.model,
     message.note,
     message.nTokens === undefined ? null : `${message.nTokens} tokens`,
     message.tokensPerS === undefined ? null : `${message.tokensPerS.toLocaleString("en", { maximumFractionDigits: message.tokensPerS < 100 ? 1 : 0 })} tokens/s`,

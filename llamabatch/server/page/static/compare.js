@@ -1,6 +1,6 @@
 // The view "Alone or in company": prompts, a picture that grows, and the texts beside one another.
 
-import { get } from "./api.js";
+import { chosenModel, get } from "./api.js";
 import { compare, MOST_PROMPTS, usualCount } from "./comparison.js";
 import { announce, download, html } from "./dom.js";
 import { factor, figure, NARROW, pngBlob, sentence, svgBlob, WIDE } from "./figure.js";
@@ -132,7 +132,8 @@ export class CompareView {
 /** The foot of the picture: model, version, slots, day. */
 async function factsOf() {
   const [{ data }, { version }] = await Promise.all([get("v1/models"), get("version")]);
-  const { id, meta } = data[0];
+  const name = chosenModel();
+  const { id, meta } = data.find((each) => each.id === name) ?? data[0];
   const size = meta?.n_params ? [`${parameters(meta.n_params)} parameters`] : [];
   return [id, ...size, `version ${version}`, new Date().toISOString().slice(0, 10)];
 }

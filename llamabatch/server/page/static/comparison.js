@@ -54,7 +54,7 @@ async function slotsOf(signal) {
   try {
     return await get("slots", { signal });
   } catch (error) {
-    if (error.status === 501) return []; // --no-slots
+    if (error.status === 501 || error.code === "model_not_loaded") return []; // --no-slots, or the first request loads it
     throw error;
   }
 }

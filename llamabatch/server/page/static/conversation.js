@@ -1,6 +1,6 @@
 // One conversation: its messages, its options, and the answer that is coming in. No elements here.
 
-import { events, streamsAreTaken } from "./api.js";
+import { chosenModel, events, streamsAreTaken } from "./api.js";
 
 const TOLD = ["temperature", "top_p", "max_tokens", "seed"]; // numbers of the options, sent where they are given
 
@@ -112,6 +112,7 @@ export class Conversation {
 function take(chunk, answer, seconds) {
   const [choice] = chunk.choices;
   const delta = choice?.delta ?? {};
+  if (chosenModel() !== null) answer.model = chunk.model;
   answer.content += delta.content ?? "";
   answer.reasoning += delta.reasoning_content ?? "";
   if (delta.content || delta.reasoning_content || delta.tool_calls) answer.firstS ??= seconds;

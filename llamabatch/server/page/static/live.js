@@ -36,20 +36,31 @@ export class LiveView {
   #body = html("tbody");
   #queue = html("div", { class: "queue" });
   #totals = html("p", { class: "hint" });
-  #speed = new Sparkline("Tokens/s");
-  #filled = new Sparkline("Rows per step");
+  #speed;
+  #filled;
   #drawnAt = 0;
   #section;
 
   constructor(section) {
     this.#section = section;
+    this.#build();
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.#close() : section.hidden || this.#open()));
+  }
+
+  /** The view without figures. */
+  #build() {
+    this.#tell("");
+    this.#rows = [];
+    this.#speed = new Sparkline("Tokens/s");
+    this.#filled = new Sparkline("Rows per step");
+    for (const part of [this.#body, this.#queue, this.#totals]) part.replaceChildren();
     const tiles = TILES.map(([name, label]) => {
       const value = html("dd", {}, "–");
       this.#tiles.set(name, value);
       return html("div", { class: `tile ${name}` }, html("dt", {}, label), value);
     });
     const head = ["Slot", "Tier", "Prompt, then output", "Tokens"].map((label) => html("th", { scope: "col" }, label));
-    section.append(
+    this.#section.replaceChildren(
       html("div", { class: "bar" }, html("h2", {}, "Live batch"), legend()),
       this.#notice,
       html("dl", { class: "tiles" }, tiles),
@@ -59,7 +70,6 @@ export class LiveView {
       this.#queue,
       this.#totals,
     );
-    document.addEventListener("visibilitychange", () => (document.hidden ? this.#close() : section.hidden || this.#open()));
   }
 
   show() {
@@ -68,6 +78,12 @@ export class LiveView {
 
   hide() {
     this.#close();
+  }
+
+  /** Shows the engine of another model. */
+  restart() {
+    this.#build();
+    if (!this.#section.hidden) this.#open();
   }
 
   stop() {
@@ -90,7 +106,7 @@ export class LiveView {
         for await (const view of events("slots?stream=1", { isLive: true, signal })) this.#draw(view);
       } catch (error) {
         if (signal.aborted) return;
-        this.#tell(error.message);
+        this.#tell(error.code === "model_not_loaded" ? "The model is not loaded: the first request loads it." : error.message);
         if ([401, 403, 404, 501].includes(error.status)) return;
       }
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
@@ -119,7 +135,7 @@ export class LiveView {
     this.#drawQueue(view.queue);
     const { totals } = view;
     this.#totals.textContent =
-      `Since the start: ${number(totals.requests, 0)} requests, ${number(totals.generated_tokens, 0)} tokens generated, ` +
+      `Since the start: ${number(totals.requests, 0)} ${totals.requests === 1 ? "request" : "requests"}, ${number(totals.generated_tokens, 0)} tokens generated, ` +
       `${number(totals.prompt_tokens, 0)} of prompts, ${number(totals.cached_tokens, 0)} of them from shared prefixes, ` +
       `${number(totals.errors, 0)} errors, ${number(totals.preemptions, 0)} preemptions, ${number(totals.restarts, 0)} restarts.`;
   }

@@ -1,11 +1,12 @@
 // The frame of the page: views and their tabs, the key, the state of the server.
 
-import { call, get, onKeyNeeded } from "./api.js";
+import { call, get, onKeyNeeded, useModel } from "./api.js";
 import { BatchesView } from "./batches.js";
 import { ChatView } from "./chat.js";
 import { CompareView } from "./compare.js";
 import { LiveView } from "./live.js";
 
+const MODEL = "llamabatch.model"; // in sessionStorage: the chosen one of several
 const POLL_MS = { loading: 1000, ready: 15_000, restarting: 1000 };
 const STATE_TITLES = {
   loading: "loading the model",
@@ -113,15 +114,32 @@ async function tellModel() {
   isTold = true;
   try {
     const { data, models } = await get("v1/models");
-    byId("server-model").textContent = data[0].id;
-    document.title = `${data[0].id} · llamabatch`;
-    views.chat.seesPictures = models?.[0]?.capabilities?.includes("vision") ?? false;
+    const names = data.map(({ id }) => id);
+    const seeing = new Set(models?.filter((each) => each.capabilities?.includes("vision")).map((each) => each.name));
+    const isSeeing = (name) => seeing.has(name) || seeing.has(data.find(({ id }) => id === name).parent);
+    const several = byId("server-models");
+    several.replaceChildren(...names.map((name) => new Option(name)));
+    several.hidden = names.length === 1;
+    several.onchange = () => choose(several.value, names.length, isSeeing(several.value));
+    const before = sessionStorage.getItem(MODEL);
+    several.value = names.includes(before) ? before : names[0];
+    several.onchange();
     await call("v1/batches?limit=1");
     byId("tab-batches").hidden = false;
     if (wanted === "batches") show(wanted);
   } catch {
     // no key yet, or a server without batches: the tab stays away
   }
+}
+
+/** The model that the page talks to from now on. A server names an adapter as a model, too. */
+function choose(name, count, seesPictures) {
+  useModel(count === 1 ? null : name);
+  if (count > 1) sessionStorage.setItem(MODEL, name);
+  byId("server-model").textContent = count === 1 ? name : "";
+  document.title = `${name} · llamabatch`;
+  views.chat.seesPictures = seesPictures;
+  views.live.restart();
 }
 
 // a call of a view has failed: the state is looked at now, not with the next poll
