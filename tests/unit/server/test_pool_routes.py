@@ -22,7 +22,7 @@ from llamabatch.testing.fake_client import FakeClient
 from tests.waiting import until
 
 HELLO = [{"role": "user", "content": "Hello"}]
-PLAN = SimpleNamespace(config=SimpleNamespace(n_ctx=2048), reasoning=None)
+PLAN = SimpleNamespace(config=SimpleNamespace(n_ctx=2048, mmproj=None), reasoning=None)
 
 
 @contextlib.contextmanager
@@ -90,6 +90,8 @@ def test_all_dialects_reach_the_named_model(client, path, body):
 def test_lists_of_models_need_no_load():
     with pool_client("red", "blue") as client:
         assert states(client) == {"red": "unloaded", "blue": "unloaded"}
+        for entry in client.get("/v1/models").json()["models"]:
+            assert entry["capabilities"] == ["completion", "tools"]
         tags = client.get("/api/tags").json()["models"]
         assert [each["name"] for each in tags] == ["red", "red-alias", "blue", "blue-alias"]
         assert tags[0]["details"]["family"] == "llama"
