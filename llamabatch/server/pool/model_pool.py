@@ -39,7 +39,8 @@ class PooledModel:
         n_users: requests that use it. used_s: the loop's time at the end of the last one.
         keep_s: seconds without a request after which it sleeps, as its last client wished; math.inf: never; None: no
             wish.
-        load_s: seconds that the last load took. n_loads: loads since the start.
+        last_load_s: seconds that the last load took; None: there was none. n_loads: loads since the start.
+        began_s: the loop's time at which the last load began.
     """
 
     def __init__(self, spec: ModelSpec, serving: Serving, app: App) -> None:
@@ -52,8 +53,14 @@ class PooledModel:
         self.n_users = 0
         self.used_s = 0.0
         self.keep_s: float | None = None
-        self.load_s = _FIRST_LOAD_S
+        self.last_load_s: float | None = None
+        self.began_s = 0.0
         self.n_loads = 0
+
+    @property
+    def load_s(self) -> float:
+        """Seconds that a load is expected to take."""
+        return _FIRST_LOAD_S if self.last_load_s is None else self.last_load_s
 
     @property
     def name(self) -> str:
@@ -198,7 +205,7 @@ class ModelPool:
         """
         if self._is_draining:
             raise unavailable("draining")
-        if self._is_open(model):
+        if self.is_open(model):
             model.n_users += 1
         elif model in self._waiting or (self.options.autoload if loads is None else loads):
             await self._wait_for(model)
@@ -219,9 +226,13 @@ class ModelPool:
             model.used_s = _now()
             self._look()
 
+    def is_open(self, model: PooledModel) -> bool:
+        """True if a request for the model runs at once."""
+        return model.state == "loaded" and not model.is_leaving and model not in self._closing
+
     def load(self, model: PooledModel) -> None:
         """Begins to load a model that is not loaded."""
-        if not self._is_open(model):
+        if not self.is_open(model):
             self._waiting.setdefault(model, _Wait()).is_asked = True
             self._look()
 
@@ -258,10 +269,16 @@ class ModelPool:
         model.keep_s = seconds
         self._look()
 
-    # The inside
+    def wait_in_words(self, model: PooledModel) -> str:
+        """What a request for a model that is not loaded waits for."""
+        if model.state != "loading":
+            return f"{model.name} waits until other models have ended their work"
+        passed_s = _now() - model.began_s
+        if model.last_load_s is None:
+            return f"{model.name} is being loaded since {passed_s:.0f} s"
+        return f"{model.name} is being loaded since {passed_s:.0f} s; the last load took {model.last_load_s:.0f} s"
 
-    def _is_open(self, model: PooledModel) -> bool:
-        return model.state == "loaded" and not model.is_leaving and model not in self._closing
+    # The inside
 
     def _loaded(self) -> list[PooledModel]:
         return [model for model in self.models if model.state == "loaded"]
@@ -397,14 +414,14 @@ class ModelPool:
     async def _load_once(model: PooledModel) -> BaseException | None:
         """Loads a model. Returns the error, after which nothing is left of the load."""
         model.n_loads += 1
-        began_s = _now()
+        model.began_s = _now()
         try:
             await asyncio.wrap_future(model.serving.start())
         except Exception as error:
             await model.serving.aclose()
             return error
-        model.load_s = _now() - began_s
-        logger.info("%s is loaded after %.1f s", model.name, model.load_s)
+        model.last_load_s = _now() - model.began_s
+        logger.info("%s is loaded after %.1f s", model.name, model.last_load_s)
         return None
 
     def _begin_close(self, model: PooledModel, state: ModelState = "unloaded") -> asyncio.Task[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import math
@@ -29,6 +30,7 @@ from llamabatch.server.monitor.metrics import metrics as engine_metrics
 from llamabatch.server.ollama.dialect import LATEST, moment
 from llamabatch.server.ollama.models import NEVER, shown
 from llamabatch.server.pool.model_pool import ModelPool, PooledModel
+from llamabatch.server.pool.waiting_stream import WaitingStream, is_event_stream
 from llamabatch.server.request.body import SCOPE_BODY, Json, Pause, read_json
 from llamabatch.server.response.answer import json_response
 from llamabatch.server.response.model_facts import FileFacts, card, facts_of_file
@@ -167,6 +169,8 @@ class _Endpoints:
         status: Json = {"value": _STATES.get(model.state, model.state)}
         if model.error is not None:
             status |= {"failed": True, "exit_code": 1}
+        if model.last_load_s is not None:
+            status["last_load_s"] = round(model.last_load_s, 3)
         return {
             "id": model.name,
             "object": "model",
@@ -202,7 +206,7 @@ class _Dispatch:
             )
         request = HttpRequest(scope)
         query = request.query_params
-        name, keep = query.get("model") or None, None
+        name, keep, streams = query.get("model") or None, None, False
         if is_post:
             body, receive = await _read(request, receive)
             given = body.get("model")
@@ -212,6 +216,7 @@ class _Dispatch:
             if path.startswith(_OLLAMA) and name is not None and not pool.has(name):
                 name = name.removesuffix(LATEST)
             keep = body.get("keep_alive") if path.startswith(_OLLAMA) else None
+            streams = is_event_stream(path, body)
             if body:
                 scope[SCOPE_BODY] = body
             del body
@@ -224,10 +229,35 @@ class _Dispatch:
             return
         loads = {"true": True, "1": True, "false": False, "0": False}.get(query.get("autoload", ""))
         looks = scope["method"] in ("GET", "HEAD")
-        async with pool.using(model, False if path in _NO_LOAD else loads, looks=looks):
-            await model.app(scope, receive, send)
+        use = pool.using(model, False if path in _NO_LOAD else loads, looks=looks)
+        if streams and not pool.is_open(model):
+            await _streamed(pool, model, use, scope, receive, send)
+        else:
+            async with use:
+                await model.app(scope, receive, send)
         if not looks:
             pool.keep(model, _seconds(keep))
+
+
+async def _streamed(
+    pool: ModelPool,
+    model: PooledModel,
+    use: contextlib.AbstractAsyncContextManager[None],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
+    """Hands a request for a stream to a model that is loaded first."""
+    stream = WaitingStream(scope, send, lambda: pool.wait_in_words(model), model.serving.options.sse_ping_s)
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            await stream.until(stack.enter_async_context(use))
+            await model.app(scope, receive, stream.send)
+    except ApiError as error:
+        if not stream.has_begun:
+            raise
+        keep_error(scope, error)
+        await stream.fail(error)
 
 
 async def _read(request: HttpRequest, receive: Receive) -> tuple[Json, Receive]:

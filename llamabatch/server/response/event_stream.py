@@ -22,6 +22,12 @@ _HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold pieces back
 )
+_MEDIA = b"text/event-stream; charset=utf-8"
+EVENT_STREAM_HEAD: Mapping[str, Any] = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", _MEDIA), *_HEADERS],
+}
 
 
 class Chunks(Protocol):
@@ -54,7 +60,7 @@ class EventStream:
         headers: further ones.
     """
 
-    media = b"text/event-stream; charset=utf-8"
+    media = _MEDIA
 
     def __init__(
         self,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +16,12 @@ from starlette.testclient import TestClient
 
 from llamabatch.client.connect import with_front_client
 from llamabatch.config import EngineConfig
-from llamabatch.errors import ConfigError
+from llamabatch.errors import ConfigError, ModelFileError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.server.application import make_pool_app
 from llamabatch.server.options import ServerOptions
 from llamabatch.server.pool.options import ModelSpec, PoolOptions
+from llamabatch.server.pool.waiting_stream import WaitingStream
 from llamabatch.testing.answers import Script
 from llamabatch.testing.fake_client import FakeClient
 from tests.waiting import until
@@ -27,14 +32,23 @@ PLAN = SimpleNamespace(config=SimpleNamespace(n_ctx=2048, mmproj=None), reasonin
 
 @contextlib.contextmanager
 def pool_client(
-    *names: str, options: dict[str, Any] | None = None, headers: Any = None, **pool: Any
+    *names: str,
+    options: dict[str, Any] | None = None,
+    headers: Any = None,
+    before_load: Callable[[], None] = lambda: None,
+    **pool: Any,
 ) -> Iterator[TestClient]:
-    """A client of an application of models, each of which answers with its name."""
+    """A client of an application of models, each of which answers with its name.
+
+    Args:
+        before_load: called when a model is loaded; it may wait, or raise.
+    """
     given = options or {}
     path = str(resolve("tiny"))
     configs = {name: EngineConfig.from_options(path, {"seed": i}) for i, name in enumerate(names)}
 
     def connected(config: EngineConfig) -> Any:
+        before_load()
         name = next(name for name, each in configs.items() if each is config)
         return with_front_client(FakeClient(config, Script(name, None, None, None, None)), config.max_queue)
 
@@ -240,3 +254,75 @@ def test_one_model_alone_keeps_its_own_answers():
         client.post("/completion", json={"prompt": "x"})
         assert client.get("/props").json()["model_alias"] == "red"
         assert "vllm:" in client.get("/metrics").text
+
+
+STREAMS = [
+    ("/v1/chat/completions", {"messages": HELLO}, b'"content":"red"', b""),
+    ("/v1/completions", {"prompt": "x"}, b'"text":"red"', b""),
+    ("/completion", {"prompt": "x"}, b'"content":"red"', b""),
+    ("/v1/messages", {"messages": HELLO, "max_tokens": 5}, b'"text":"red"', b"event: error\n"),
+    ("/v1/responses", {"input": "x"}, b'"delta":"red"', b"event: error\n"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "says", "named"), STREAMS)
+def test_a_stream_is_told_that_its_model_is_being_loaded(path, body, says, named):
+    waits = threading.Event()
+    with pool_client("red", "blue", options={"sse_ping_s": 0.01}, before_load=waits.wait) as client:
+        threading.Timer(0.2, waits.set).start()
+        response = client.post(path, json={"model": "red", "stream": True, **body})
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        comment, _, rest = response.content.partition(b"\n\n")
+        assert comment == b": red is being loaded since 0 s"
+        assert says in rest
+        client.post("/models/unload", json={"model": "red"})
+        waits.clear()
+        threading.Timer(0.2, waits.set).start()
+        refused = client.post(path, json={"model": "red", "stream": True, **body, "temperature": "hot"}).content
+        assert b"red is being loaded since 0 s; the last load took 0 s" in refused
+        event = refused.split(b"\n\n")[-2]
+        assert event.startswith(named + b'data: {"')
+        assert b"temperature is 'hot'" in event
+
+
+@pytest.mark.parametrize(("path", "body", "says", "named"), STREAMS)
+def test_a_load_that_fails_ends_a_stream_that_has_begun(path, body, says, named):
+    def fails():
+        time.sleep(0.1)
+        raise ModelFileError("it is no model")
+
+    with pool_client("red", "blue", options={"sse_ping_s": 0.01}, before_load=fails) as client:
+        content = client.post(path, json={"model": "red", "stream": True, **body}).content
+        assert content.startswith(b": red is being loaded")
+        event = content.split(b"\n\n")[-2]
+        assert event.startswith(named + b'data: {"')
+        assert b"the model red could not be loaded: it is no model" in event
+        document = json.loads(event[len(named) + len(b"data: ") :])
+        assert (document.get("type") == "error") == (path == "/v1/messages")
+        whole = client.post(path, json={"model": "red", **body})
+        assert whole.status_code == 503
+    with pool_client("red", "blue", before_load=fails) as client:  # before the first comment it has its status
+        assert client.post(path, json={"model": "red", "stream": True, **body}).status_code == 503
+
+
+def test_a_client_that_leaves_waits_for_no_model():
+    async def left():
+        sent, entering = [], asyncio.get_running_loop().create_future()
+
+        async def send(message):
+            sent.append(message)
+
+        stream = WaitingStream({"path": "/v1/completions"}, send, lambda: "words", 0.001)
+        waiting = asyncio.ensure_future(stream.until(entering))
+        while len(sent) < 3:
+            await asyncio.sleep(0.001)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert entering.cancelled()
+        return sent
+
+    head, first, second, *_ = asyncio.run(left())
+    assert head["status"] == 200
+    assert first == second == {"type": "http.response.body", "body": b": words\n\n", "more_body": True}
