@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from llamabatch.utils.checks import nearest, show
 from llamabatch.utils.paths import TINY, one_line
 
 if TYPE_CHECKING:
-    from llamabatch.server.pool.options import ModelSpec
+    from llamabatch.server.pool.options import Found, ModelSpec
 
 Command = Callable[..., Any]
 
@@ -263,7 +263,7 @@ def serve(
     _, options = _read(NamedModel("", TINY), **{**given, "ctx_size": None})
     if named is None:
         named = [NamedModel("", tagged[0], on_startup=True)]
-    _serve_several(named, options, pool)
+    _serve_several(named, options, pool, lambda: named_models(tagged, models_dir, models_preset) or [])
     return None
 
 
@@ -332,35 +332,57 @@ def _say_ready(seconds: float) -> None:
     echo_wrapped(f"ready after {seconds:.1f} s")
 
 
-def _serve_several(models: list[NamedModel], options: ServerOptions, pool: dict[str, Any]) -> None:
+def _serve_several(
+    models: list[NamedModel],
+    options: ServerOptions,
+    pool: dict[str, Any],
+    look_again: Callable[[], list[NamedModel]],
+) -> None:
     """Serves models that are loaded by the requests that name them.
 
     Args:
         options: for what all requests pass. pool: options of a ModelPool.
+        look_again: the models that are there by now.
     """
     from llamabatch.server.http.logs import configure  # late: they need the extra
-    from llamabatch.server.pool.options import PoolOptions
+    from llamabatch.server.pool.options import Found, PoolOptions
     from llamabatch.server.pool.specs import free_bytes, spec_of
     from llamabatch.server.run import serve_several as run
 
     checked = PoolOptions((0,), **pool)
-    read: list[tuple[NamedModel, EngineConfig, ServerOptions]] = []
-    for model in models:
-        with _left_out(model, ModelFileError, MemoryPlanError):
-            read.append(_of_one(model))
+    context = click.get_current_context()
+
+    def read_all(models: Iterable[NamedModel]) -> list[tuple[NamedModel, EngineConfig, ServerOptions]]:
+        read = []
+        for model in models:
+            with _left_out(model, ModelFileError, MemoryPlanError):
+                read.append(_of_one(model))
+        return read
+
+    def planned(read: Iterable[tuple[NamedModel, EngineConfig, ServerOptions]]) -> list[ModelSpec]:
+        specs = []
+        for model, config, server in read:
+            with _left_out(model, LlamaBatchError):
+                found = spec_of(config, server, share, on_startup=model.on_startup, sleep_idle_s=model.sleep_idle_s)
+                specs.append(found)
+                slots = f"{found.plan.config.n_slots} slots of {found.plan.config.n_ctx:,} tokens"
+                echo_wrapped(f"{_shown(found)}: {mib(found.plan.total_bytes)}, {slots}")
+        return specs
+
+    def looked_again(known: Collection[str]) -> Found:
+        there = look_again()
+        with context.scope(cleanup=False):  # another thread than that of the command
+            new = planned(read_all(model for model in there if model.name not in known))
+        return Found(frozenset(model.name for model in there), tuple(new))
+
+    read = read_all(models)
     configure(options)
-    specs: list[ModelSpec] = []
     free = free_bytes(read[0][1]) if read else (0,)
     share = 1 / max(1, min(checked.max_loaded or len(read), len(read)))
-    for model, config, server in read:
-        with _left_out(model, LlamaBatchError):
-            found = spec_of(config, server, share, on_startup=model.on_startup, sleep_idle_s=model.sleep_idle_s)
-            specs.append(found)
-            slots = f"{found.plan.config.n_slots} slots of {found.plan.config.n_ctx:,} tokens"
-            echo_wrapped(f"{_shown(found)}: {mib(found.plan.total_bytes)}, {slots}")
+    specs = planned(read)
     if not specs:
         echo_wrapped("Error: there is no model to serve")
-        click.get_current_context().exit(1)
+        context.exit(1)
     together = sum(spec.bytes[0] for spec in specs)
     fit = together <= free[0] and not 0 < checked.max_loaded < len(specs)
 
@@ -372,7 +394,7 @@ def _serve_several(models: list[NamedModel], options: ServerOptions, pool: dict[
         memory = f"{mib(together)} of the {mib(free[0])} that are free, {'which fit together' if fit else 'by turns'}"
         echo_wrapped(f"{len(specs)} models are {where}: {memory}, {_key(options)}; requests load what they name")
 
-    run(specs, options, PoolOptions(free, **pool), started)
+    run(specs, options, PoolOptions(free, **pool), started, looked_again)
 
 
 def _shown(spec: ModelSpec) -> str:

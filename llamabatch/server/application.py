@@ -57,7 +57,7 @@ from llamabatch.server.openai.batch_lines import reader_of
 from llamabatch.server.openai.kept_responses import KeptResponses
 from llamabatch.server.page import files as page
 from llamabatch.server.pool.model_pool import ModelPool, PooledModel
-from llamabatch.server.pool.options import ModelSpec, PoolOptions, check_names
+from llamabatch.server.pool.options import LookAgain, ModelSpec, PoolOptions, check_names
 from llamabatch.server.pool.routes import routes as pool_routes
 from llamabatch.server.serving.checks import MAX_QUEUE
 from llamabatch.server.serving.serving import Connect, Serving
@@ -126,13 +126,18 @@ def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = co
 
 
 def make_pool_app(
-    models: Sequence[ModelSpec], options: ServerOptions, pool_options: PoolOptions, connect: Connect = connect_engine
+    models: Sequence[ModelSpec],
+    options: ServerOptions,
+    pool_options: PoolOptions,
+    connect: Connect = connect_engine,
+    look_again: LookAgain | None = None,
 ) -> Starlette:
     """An application of several models; its `state.serving` is the ModelPool.
 
     Args:
         models: the first is that of requests without a model. Each has options of its own for its requests.
         options: for what all requests pass: keys, limits, logs.
+        look_again: finds the models that have come since, for GET /models?reload=1; None: there are never others.
         connect: starts an engine; tests have others.
 
     Raises:
@@ -140,16 +145,20 @@ def make_pool_app(
     """
     check_names(models)
     has_nameless = any(not spec.options.served_model_names for spec in models)
-    pool = ModelPool(pool_options, takes_any=options.any_model or has_nameless)
+    pool = ModelPool(pool_options, takes_any=options.any_model or has_nameless, look_again=look_again)
     made = _passed(options, pool, pool_routes(pool), _routes(options))
     kept = KeptResponses(options.max_responses_bytes)
-    for spec in models:
+
+    def pooled(spec: ModelSpec) -> PooledModel:
         serving = Serving(spec.config, replace(spec.options, batches=False, api_key_file=None), connect)
         app = Starlette(routes=_routes(options), exception_handlers=exception_handlers())
         _set_state(app, serving)
         app.state.kept_responses = kept
         app.state.http_counts, app.state.keys = made.state.http_counts, made.state.keys
-        pool.models.append(PooledModel(spec, serving, app))
+        return PooledModel(spec, serving, app)
+
+    pool.make = pooled
+    pool.models += map(pooled, models)
     return made
 
 

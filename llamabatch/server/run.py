@@ -41,7 +41,7 @@ from llamabatch.server.application import make_app, make_pool_app
 from llamabatch.server.http.file_watch import watch
 from llamabatch.server.http.protocol import allow_open_files, bounded
 from llamabatch.server.pool.model_pool import ModelPool
-from llamabatch.server.pool.options import ModelSpec, PoolOptions
+from llamabatch.server.pool.options import LookAgain, ModelSpec, PoolOptions
 from llamabatch.utils import interrupts, system
 from llamabatch.utils.checks import show
 
@@ -74,9 +74,14 @@ def serve_several(
     options: ServerOptions,
     pool_options: PoolOptions,
     started: Callable[[list[str]], None] | None = None,
+    look_again: LookAgain | None = None,
 ) -> None:
-    """As serve, for several models, which are loaded by the requests that name them."""
-    _run(lambda: make_pool_app(models, options, pool_options), options, started)
+    """As serve, for several models, which are loaded by the requests that name them.
+
+    Args:
+        look_again: as for make_pool_app.
+    """
+    _run(lambda: make_pool_app(models, options, pool_options, look_again=look_again), options, started)
 
 
 def _run(

@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llamabatch.errors import EngineClosedError, MemoryPlanError
+from llamabatch.errors import ConfigError, EngineClosedError, MemoryPlanError
 from llamabatch.server.http.errors import ApiError, model_not_found
 from llamabatch.server.http.security import App
 from llamabatch.server.monitor.live import live_of
-from llamabatch.server.pool.options import ModelSpec, PoolOptions
+from llamabatch.server.pool.options import LookAgain, ModelSpec, PoolOptions, check_names
 from llamabatch.server.serving.serving import Serving, unavailable
 
 logger = logging.getLogger(__name__)
@@ -103,14 +103,20 @@ class ModelPool:
 
     Args:
         takes_any: requests with an unknown name use the first model.
+        look_again: finds the models that have come since the start; None: there are never others.
 
     Attributes:
         models: the first is that of requests without a model.
+        make: makes a model of a spec.
         load_error: None, as of a Serving that could be loaded.
     """
 
-    def __init__(self, options: PoolOptions, *, takes_any: bool = False) -> None:
+    make: Callable[[ModelSpec], PooledModel]
+
+    def __init__(self, options: PoolOptions, *, takes_any: bool = False, look_again: LookAgain | None = None) -> None:
         self.models: list[PooledModel] = []
+        self._look_again = look_again
+        self._looking = asyncio.Lock()
         self.options = options
         self.load_error: BaseException | None = None
         self._takes_any = takes_any
@@ -268,6 +274,26 @@ class ModelPool:
         its options say."""
         model.keep_s = seconds
         self._look()
+
+    async def reload(self) -> None:
+        """Adds the models that have come, and leaves out those whose files are gone, unless they are loaded.
+
+        Raises ApiError: the folder of the models, or the file of presets, cannot be read (503).
+        """
+        if self._look_again is None:
+            return
+        async with self._looking:
+            known = [name for model in self.models for name in model.serving.names]
+            try:
+                found = await asyncio.get_running_loop().run_in_executor(None, self._look_again, known)
+                check_names([*(model.spec for model in self.models), *found.new])
+            except ConfigError as error:
+                raise ApiError(503, f"the models cannot be looked for again: {error}") from error
+            self.models += map(self.make, found.new)
+            for model in self.models[1:]:  # the first is that of requests without a model
+                is_idle = model.state in ("unloaded", "sleeping") and model not in self._waiting
+                if is_idle and not found.names & set(model.serving.names):
+                    self.models.remove(model)
 
     def wait_in_words(self, model: PooledModel) -> str:
         """What a request for a model that is not loaded waits for."""

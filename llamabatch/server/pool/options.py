@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from llamabatch.config import EngineConfig
@@ -64,6 +64,23 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         check_idle(self.sleep_idle_s)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a second look for models finds.
+
+    Attributes:
+        names: of all models that are there.
+        new: those whose name was not known.
+    """
+
+    names: frozenset[str]
+    new: tuple[ModelSpec, ...]
+
+
+LookAgain = Callable[[Collection[str]], Found]
+"""Finds the models that have come, given the names of those that are known; runs on a thread."""
 
 
 def check_idle(seconds: float | None) -> None:

@@ -95,8 +95,10 @@ class _Endpoints:
         keep_error(request.scope, error)
         return JSONResponse({"status": state, **error.to_openai()}, error.status, error.headers)
 
-    async def list_models(self, _: HttpRequest) -> Response:
-        """The models and their adapters, with the state of each."""
+    async def list_models(self, request: HttpRequest) -> Response:
+        """The models and their adapters, with the state of each; with `reload` in the query after a look for others."""
+        if request.query_params.get("reload", "0") not in ("0", "false", ""):
+            await self._pool.reload()
         found: list[Json] = []
         entries: list[Json] = []
         for model in self._pool.models:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import json
 import threading
 import time
@@ -20,7 +22,7 @@ from llamabatch.errors import ConfigError, ModelFileError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.server.application import make_pool_app
 from llamabatch.server.options import ServerOptions
-from llamabatch.server.pool.options import ModelSpec, PoolOptions
+from llamabatch.server.pool.options import Found, ModelSpec, PoolOptions
 from llamabatch.server.pool.waiting_stream import WaitingStream
 from llamabatch.testing.answers import Script
 from llamabatch.testing.fake_client import FakeClient
@@ -36,12 +38,14 @@ def pool_client(
     options: dict[str, Any] | None = None,
     headers: Any = None,
     before_load: Callable[[], None] = lambda: None,
+    look_again: Callable[[list[ModelSpec], Any], Found] | None = None,
     **pool: Any,
 ) -> Iterator[TestClient]:
     """A client of an application of models, each of which answers with its name.
 
     Args:
         before_load: called when a model is loaded; it may wait, or raise.
+        look_again: as for make_pool_app; it gets the specs of all names, of which the first alone is served then.
     """
     given = options or {}
     path = str(resolve("tiny"))
@@ -56,7 +60,9 @@ def pool_client(
         ModelSpec(config, ServerOptions(**given, served_model_names=f"{name},{name}-alias"), PLAN, (10,))
         for name, config in configs.items()
     ]
-    app = make_pool_app(specs, ServerOptions(**given), PoolOptions((100,), **pool), connected)
+    first = specs if look_again is None else specs[:1]
+    again = None if look_again is None else functools.partial(look_again, specs)
+    app = make_pool_app(first, ServerOptions(**given), PoolOptions((100,), **pool), connected, again)
     with TestClient(app, raise_server_exceptions=False, headers=headers) as client:
         yield client
 
@@ -326,3 +332,45 @@ def test_a_client_that_leaves_waits_for_no_model():
     head, first, second, *_ = asyncio.run(left())
     assert head["status"] == 200
     assert first == second == {"type": "http.response.body", "body": b": words\n\n", "more_body": True}
+
+
+def test_models_that_have_come_are_found_and_those_that_have_gone_are_left_out():
+    there = ["red", "blue"]
+
+    def look_again(specs: list[ModelSpec], known: Any) -> Found:
+        if not there:
+            raise ConfigError("the folder is gone")
+        named = {spec.options.served_model_names[0]: spec for spec in specs}
+        return Found(frozenset(there), tuple(named[name] for name in there if name not in known))
+
+    with pool_client("red", "blue", "green", look_again=look_again) as client:
+        assert list(states(client)) == ["red"]
+        assert client.post("/v1/completions", json={"model": "blue", "prompt": "x"}).status_code == 404
+        for path in ("/models?reload=1", "/v1/models?reload=1"):
+            assert [each["id"] for each in client.get(path).json()["data"]] == ["red", "blue"]
+        answer = client.post("/v1/completions", json={"model": "blue-alias", "prompt": "x"}).json()
+        assert answer["choices"][0]["text"] == "blue"
+        there[:] = ["green"]
+        assert list(states(client)) == ["red", "blue"]
+        client.get("/models?reload=1")  # the first stays, as that of requests without a model, and so does a loaded one
+        assert list(states(client)) == ["red", "blue", "green"]
+        client.post("/models/unload", json={"model": "blue"})
+        client.get("/models?reload=true")
+        assert list(states(client)) == ["red", "green"]
+        there.clear()
+        refused = client.get("/models?reload=1")
+        assert refused.status_code == 503
+        assert "the folder is gone" in refused.json()["error"]["message"]
+        assert list(states(client)) == ["red", "green"]
+
+
+def test_a_name_that_is_taken_stops_a_second_look():
+    def look_again(specs: list[ModelSpec], known: Any) -> Found:
+        taken = dataclasses.replace(specs[1].options, served_model_names="blue,red-alias")
+        return Found(frozenset(("red", "blue")), (dataclasses.replace(specs[1], options=taken),))
+
+    with pool_client("red", "blue", look_again=look_again) as client:
+        refused = client.get("/models?reload=1")
+        assert refused.status_code == 503
+        assert "'red-alias' is a name of 'red' and of 'blue'" in refused.json()["error"]["message"]
+        assert list(states(client)) == ["red"]
