@@ -1,6 +1,7 @@
 """`llamabatch serve` with several models: which ones, and the options of each, without starting the server."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
@@ -20,12 +21,14 @@ def several(monkeypatch, tmp_path):
     monkeypatch.setattr("llamabatch.server.http.logs.configure", lambda options: None)
     monkeypatch.chdir(tmp_path)
 
-    def call(*arguments):
-        found = {}
+    def call(*arguments, during=()):
+        found, during = {}, list(during)
 
-        def served(specs, options, pool, started):
+        def served(specs, options, pool, started, look_again):
             found.update({each.options.served_model_names: each for each in specs}, pool=pool, options=options)
             started(["http://127.0.0.1:8080"])
+            while during:
+                during.pop()(look_again)
 
         monkeypatch.setattr(run, "serve_several", served)
         result = CliRunner().invoke(cli, ["serve", *map(str, arguments)])
@@ -59,6 +62,21 @@ def test_the_models_of_a_folder(several, folder):
     assert pool.max_loaded == 0
     assert "2 models are served at http://127.0.0.1:8080" in result.stderr
     assert "which fit together, without a key" in result.stderr
+
+
+def test_a_second_look_on_another_thread_finds_what_has_come(several, folder):
+    def look(look_again):
+        shutil.copy(folder / "b.gguf", folder / "new.gguf")
+        (folder / "bad.gguf").write_bytes(b"none")
+        (folder / "a c.gguf").unlink()
+        with ThreadPoolExecutor(1) as threads:
+            found = threads.submit(look_again, ["a c", "b"]).result()
+        assert found.names == {"b", "new", "bad", "in parts"}
+        assert [(each.config.model, each.config.n_ctx) for each in found.new] == [(str(folder / "new.gguf"), 512)]
+
+    result, _, _ = several("--models-dir", "my models", "--n-ctx", "512", during=[look])
+    assert result.exit_code == 0, result.output
+    assert "'bad' is left out" in result.stderr
 
 
 def test_named_models_and_those_named_by_their_files(several, folder):
