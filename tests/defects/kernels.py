@@ -64,8 +64,8 @@ DEFECTS = (
     Defect(
         what="A prompt of more than 128 rows has wrong logits: results of later groups go to the first rows.",
         file="native_patches/kernels/repack-wide.h",
-        old="out[i] = row_out(r + i) + s * STRIP;",
-        new="out[i] = row_out(i) + s * STRIP;",
+        old="float * out[MANY];\n                for (int64_t i = 0; i < count; i++) {\n                    out[i] = row_out(r + i)",
+        new="float * out[MANY];\n                for (int64_t i = 0; i < count; i++) {\n                    out[i] = row_out(i)",
         tests=("tests/model/test_kernels.py", "tests/model/test_equal_bits.py"),
     ),
     Defect(

@@ -188,6 +188,13 @@ def test_the_conditions_of_test_steady(condition, holds, tmp_path):
     assert f"--- {condition}: passed in" in done.stdout
 
 
+def test_each_defect_is_of_one_place_of_the_code():
+    for room in test_defects.ROOMS.values():
+        for defect in room:
+            text = (CHECKOUT / defect.file).read_text(encoding="utf-8")
+            assert text.count(defect.old) == 1, f"write the defect anew: {defect.what}"
+
+
 def test_a_defect_is_planted_and_taken_out(tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "files", lambda: ("llamabatch/errors.py",))
     copy = Copy(tmp_path / "copy", None)
