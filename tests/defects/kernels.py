@@ -62,10 +62,10 @@ DEFECTS = (
         tests=("tests/model/test_kernels.py",),
     ),
     Defect(
-        what="A prompt of more than 128 rows has wrong logits: results of later groups go to the first rows.",
+        what="A prompt of more than 128 rows has wrong logits: later groups of rows get the results of the first.",
         file="native_patches/kernels/repack-wide.h",
-        old="float * out[MANY];\n                for (int64_t i = 0; i < count; i++) {\n                    out[i] = row_out(r + i)",
-        new="float * out[MANY];\n                for (int64_t i = 0; i < count; i++) {\n                    out[i] = row_out(i)",
+        old="rows + r * row, row,",
+        new="rows, row,",
         tests=("tests/model/test_kernels.py", "tests/model/test_equal_bits.py"),
     ),
     Defect(
