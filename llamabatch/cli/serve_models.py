@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import configparser
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from llamabatch.cli.serve_flags import BY_NAME, ROWS, Translated, from_environme
 from llamabatch.errors import ConfigError, LlamaBatchError
 from llamabatch.gguf.header import read_header
 from llamabatch.utils.checks import nearest, show
-from llamabatch.utils.paths import TINY
+from llamabatch.utils.paths import AUTO, TINY
 
 _GLOBAL = "*"  # the section whose options all models have
 _TOP = "llamabatch top"  # for keys of an .ini file before its first section
@@ -27,6 +27,9 @@ _ON_STARTUP = "load-on-startup"
 _OF_THE_ROUTER = ("version", "stop-timeout", "dedup-cache-models", _ON_STARTUP)  # llama-server's own
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _LINE = re.compile(r"\[line\s+(\d+)\]")  # of configparser, which counts the line of _TOP
+_ABOUT_MMPROJ = frozenset(
+    ("mmproj", "mm", "mmproj-url", "mmu", "mmproj-auto", "no-mmproj", "no-mmproj-auto", "LLAMA_ARG_MMPROJ")
+)
 _NO_MODEL = ("mmproj", "ggml-vocab")  # first letters of other GGUF files
 
 
@@ -70,15 +73,17 @@ def named_models(models: Sequence[str], folder: Path | None, presets: Path | Non
             raise ConfigError(f"two models have the name {show(name)}; give one another name, as --model NAME=PATH")
         found[name] = NamedModel(name, path)
     if folder is not None:
-        for name, path in _of_folder(folder).items():
-            found.setdefault(name, NamedModel(name, path))
+        for each in _of_folder(folder):
+            found.setdefault(each.name, each)
     common: Mapping[str, Any] = {}
     for name, section in (_sections(presets) if presets is not None else {}).items():
         if name == _GLOBAL:
             common = section
             continue
         on_startup = _switch(_ON_STARTUP, section.get(_ON_STARTUP, False))
-        found[name] = replace(found.get(name, NamedModel(name)), options=section, on_startup=on_startup)
+        before = found.get(name, NamedModel(name))
+        default = before.options if _ABOUT_MMPROJ.isdisjoint(section) else {}
+        found[name] = replace(before, options={**default, **section}, on_startup=on_startup)
     if not found:
         raise ConfigError(f"there is no model in {presets or folder}; give a folder with files that end in .gguf")
     return [replace(each, options={**common, **each.options}) for each in found.values()]
@@ -148,15 +153,17 @@ def _stem(path: Path) -> str:
     return _PART.sub("", name) or path.name
 
 
-def _of_folder(folder: Path) -> dict[str, str]:
-    """Models of a folder by name: its GGUF files, and the folders in it that hold the files of one."""
+def _of_folder(folder: Path) -> Iterator[NamedModel]:
+    """Models of a folder: its GGUF files, and the folders in it that hold the files of one, that for pictures too."""
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
         raise ConfigError(f"--models-dir {show(str(folder))} cannot be read: {error.strerror}") from error
     found: dict[str, str] = {}
     for entry in entries:
-        files = _first_files(entry.iterdir() if entry.is_dir() else [entry])
+        inner = sorted(entry.iterdir()) if entry.is_dir() else []
+        files = _first_files(inner if entry.is_dir() else [entry])
+        has_mmproj = len(files) == 1 and any("mmproj" in each.name.lower() for each in inner)
         for file in files:
             name = entry.name if entry.is_dir() and len(files) == 1 else _stem(file)
             if name in found:
@@ -164,7 +171,7 @@ def _of_folder(folder: Path) -> dict[str, str]:
                     f"{show(str(file))} and {show(found[name])} have one name, {show(name)}; rename one of them"
                 )
             found[name] = str(file)
-    return found
+            yield NamedModel(name, str(file), {"mmproj": AUTO} if has_mmproj else {})
 
 
 def _first_files(files: Iterable[Path]) -> list[Path]:
@@ -184,12 +191,12 @@ def _first_files(files: Iterable[Path]) -> list[Path]:
 
 
 def _is_aid(file: Path) -> bool:
-    """True for a file that says that it is none of a model, but an adapter or the like."""
+    """True for a file that says that it is none of a model, but an adapter, an encoder of pictures or the like."""
     try:
-        kind = read_header(file).metadata.get("general.type", "model")
+        header = read_header(file)
     except (OSError, LlamaBatchError):
         return False  # its error is told where it is read as a model
-    return kind != "model"
+    return header.metadata.get("general.type", "model") != "model" or header.architecture == "clip"
 
 
 def _sections(path: Path) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from llamabatch.cli import cli
+from llamabatch.tools.synth.projectors import ProjectorShape, write_projector
 from llamabatch.utils.paths import bundled_model
 
 run = pytest.importorskip("llamabatch.server.run")
@@ -62,6 +63,20 @@ def test_the_models_of_a_folder(several, folder):
     assert pool.max_loaded == 0
     assert "2 models are served at http://127.0.0.1:8080" in result.stderr
     assert "which fit together, without a key" in result.stderr
+
+
+def test_a_folder_with_an_mmproj_file_holds_a_model_that_reads_pictures(several, folder, tmp_path):
+    for name in ("sees", "blind"):
+        (folder / name).mkdir()
+        shutil.copy(bundled_model(), folder / name / "model.gguf")
+        write_projector(folder / name / "a-mmproj.gguf", ProjectorShape("mlp"), 192, seed=1)
+    (folder / "empty.gguf").mkdir()
+    (tmp_path / "p.toml").write_text("[blind]\nno-mmproj = true\n[sees]\nn-ctx = 512\n")
+    result, specs, _ = several("--models-dir", "my models", "--models-preset", "p.toml")
+    assert result.exit_code == 0, result.output
+    assert {name: spec.config.mmproj for name, spec in specs.items()} == {
+        **{"a c": None, "b": None, "blind": None, "sees": "auto"}
+    }
 
 
 def test_a_second_look_on_another_thread_finds_what_has_come(several, folder):
