@@ -28,7 +28,8 @@ from rich.table import Table
 
 from benchmarks import equal_bits, facts
 from llamabatch import LLM, EngineConfig, RequestOutput, SamplingParams
-from llamabatch.chat.messages import Conversation, to_tokens
+from llamabatch.chat.conversation import to_tokens
+from llamabatch.chat.messages import Conversation
 from llamabatch.engine.resolve_config import plan
 from llamabatch.gguf.resolve import resolve
 from llamabatch.llama.batch import Batch
