@@ -262,7 +262,8 @@ def serve(
     pool = {name: value for name, value in wanted.items() if value is not None} | {"in_order": models_fifo}
     _, options = _read(NamedModel("", TINY), **{**given, "ctx_size": None})
     if named is None:
-        named = [NamedModel("", tagged[0], on_startup=True)]
+        _serve_several([NamedModel("", tagged[0], on_startup=True)], options, pool)
+        return None
     _serve_several(named, options, pool, lambda: named_models(tagged, models_dir, models_preset) or [])
     return None
 
@@ -336,13 +337,13 @@ def _serve_several(
     models: list[NamedModel],
     options: ServerOptions,
     pool: dict[str, Any],
-    look_again: Callable[[], list[NamedModel]],
+    look_again: Callable[[], list[NamedModel]] | None = None,
 ) -> None:
     """Serves models that are loaded by the requests that name them.
 
     Args:
         options: for what all requests pass. pool: options of a ModelPool.
-        look_again: the models that are there by now.
+        look_again: the models that are there by now; None: there are never others.
     """
     from llamabatch.server.http.logs import configure  # late: they need the extra
     from llamabatch.server.pool.options import Found, PoolOptions
@@ -370,7 +371,7 @@ def _serve_several(
         return specs
 
     def looked_again(known: Collection[str]) -> Found:
-        there = look_again()
+        there = look_again() if look_again is not None else []
         with context.scope(cleanup=False):  # another thread than that of the command
             new = planned(read_all(model for model in there if model.name not in known))
         return Found(frozenset(model.name for model in there), tuple(new))
@@ -394,7 +395,7 @@ def _serve_several(
         memory = f"{mib(together)} of the {mib(free[0])} that are free, {'which fit together' if fit else 'by turns'}"
         echo_wrapped(f"{len(specs)} models are {where}: {memory}, {_key(options)}; requests load what they name")
 
-    run(specs, options, PoolOptions(free, **pool), started, looked_again)
+    run(specs, options, PoolOptions(free, **pool), started, None if look_again is None else looked_again)
 
 
 def _shown(spec: ModelSpec) -> str:

@@ -145,12 +145,13 @@ def make_pool_app(
     """
     check_names(models)
     has_nameless = any(not spec.options.served_model_names for spec in models)
+    has_batches = options.batches and len(models) == 1 and look_again is None  # lines name no model of several
     pool = ModelPool(pool_options, takes_any=options.any_model or has_nameless, look_again=look_again)
     made = _passed(options, pool, pool_routes(pool), _routes(options))
     kept = KeptResponses(options.max_responses_bytes)
 
     def pooled(spec: ModelSpec) -> PooledModel:
-        serving = Serving(spec.config, replace(spec.options, batches=False, api_key_file=None), connect)
+        serving = Serving(spec.config, replace(spec.options, batches=has_batches, api_key_file=None), connect)
         app = Starlette(routes=_routes(options), exception_handlers=exception_handlers())
         _set_state(app, serving)
         app.state.kept_responses = kept

@@ -159,6 +159,14 @@ class Batches:
                 return "disk: files and batches take all of the server's --max-disk-bytes; delete files"
             return self._waits.get(batch.id)
 
+    @property
+    def has_work(self) -> bool:
+        """A batch runs, or may begin: no other model is waited for, and no room on the disk."""
+        with self.mutex:
+            if self._running or self._was_full:
+                return bool(self._running)
+            return any(each.model is None or dict(each.model) == self._model for each in self.store.unended())
+
     def promoted(self, batch_id: str) -> bool:
         """True for a batch that runs, and has left the background."""
         with self.mutex:

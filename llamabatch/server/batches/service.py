@@ -98,6 +98,12 @@ class BatchService:
             except ConfigError as error:
                 raise ApiError(503, str(error), code="batches_unavailable") from error
 
+    @property
+    def has_work(self) -> bool:
+        """A batch runs, or may begin."""
+        batches = self._batches
+        return batches is not None and batches.has_work
+
     def stop(self) -> None:
         """Stops all batches where they are, and gives the folder back. May be called twice; `start` may follow."""
         with self._mutex:

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 ModelState = Literal["unloaded", "loading", "loaded", "unloading", "sleeping"]
 _TICK_S = 0.001  # so that a timer which fires early by rounding is not set again at the same moment
+_WORK_S = 1.0  # between two looks at a model that batches keep
 _FIRST_LOAD_S = 2.0  # taken for the time of a load before there was one
 
 
@@ -403,6 +404,10 @@ class ModelPool:
         for model in self._loaded():
             left_s = self.left_s(model)
             if left_s is None or model.n_users or model.is_leaving or model in self._waiting:
+                continue
+            if any(part.has_work for part in model.serving.parts):
+                model.used_s = _now()
+                self._later(model, _WORK_S)
                 continue
             if left_s <= 0:
                 self._begin_close(model, "sleeping")

@@ -200,12 +200,8 @@ class _Dispatch:
         if no_model or not _has_route(first.app, scope):
             await first.app(scope, receive, send)
             return
-        if path.startswith(_FILES):
-            raise ApiError(
-                501,
-                "a server that loads its models by request has no files and batches; start one of a single model, "
-                "without --sleep-idle-seconds",
-            )
+        if path.startswith(_FILES) and not first.serving.options.batches:
+            raise ApiError(501, "a server of several models has no files and batches; start one of a single model")
         request = HttpRequest(scope)
         query = request.query_params
         name, keep, streams = query.get("model") or None, None, False

@@ -89,6 +89,10 @@ class Part(Protocol):
     def stop(self) -> None:
         """Called before requests are drained, and before the model is freed."""
 
+    @property
+    def has_work(self) -> bool:
+        """True while it uses the model, or soon will. Waits for no disk."""
+
 
 @dataclass
 class _Host:

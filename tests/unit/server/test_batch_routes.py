@@ -4,6 +4,8 @@ import asyncio
 import errno
 import io
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,10 @@ from llamabatch.server.batches.store import Store
 from llamabatch.server.batches.upload import receive_file
 from llamabatch.server.http.errors import CLIENT_CLOSED, ApiError
 from llamabatch.server.openai import batch_lines as lines_module
+from llamabatch.server.pool import model_pool
 from tests.unit.server.serving_clients import fake_app, ready_client
 from tests.unit.server.test_application import CHAT
+from tests.unit.server.test_pool_routes import pool_client
 from tests.waiting import until
 
 URL = "/v1/chat/completions"
@@ -364,3 +368,26 @@ def test_a_key_with_limits_creates_no_batch(folder):
             if key == "a":
                 assert "'ada' has limits" in answer.json()["error"]["message"]
         assert statuses == [403, 200]
+
+
+def test_a_model_that_sleeps_is_kept_awake_by_its_batches_and_woken_for_their_files(folder, monkeypatch):
+    monkeypatch.setattr(model_pool, "_WORK_S", 0.01)
+    begins, run = threading.Event(), runner.run
+    monkeypatch.setattr(runner, "run", lambda *given, **more: begins.wait() and run(*given, **more))
+    options = {"data_dir": str(folder)}
+    with pool_client("red", options=options, sleep_idle_s=0.0) as client:
+        [model] = client.app.state.serving.models
+        made = create(client, lines(3))
+        assert made.status_code == 200, made.text
+        until(lambda: client.get("/v1/batches").json()["data"][0]["status"] == "in_progress")
+        time.sleep(0.1)
+        assert model.state == "loaded"
+        begins.set()
+        until(lambda: model.state == "sleeping")
+        found = wait(client, made.json()["id"])  # a look loads it again
+        assert found["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+        assert model.n_loads > 2
+    with pool_client("red", "blue", options=options) as client:
+        refused = client.get("/v1/batches")
+        assert refused.status_code == 501
+        assert "start one of a single model" in refused.json()["error"]["message"]

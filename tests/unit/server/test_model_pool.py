@@ -47,6 +47,7 @@ class FakeServing:
         self.config = SimpleNamespace(adapters=())
         self.state = "failed"
         self.fails: list[Exception] = []
+        self.parts: list[Any] = []
         self._log = log
 
     @property
