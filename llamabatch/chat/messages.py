@@ -93,7 +93,9 @@ def _check_role(place: str, role: str, template: str) -> None:
     role of the model."""
     if role in _ROLES or re.search(rf"['\"]{re.escape(role)}['\"]", template):
         return
-    if meant := difflib.get_close_matches(role.lower(), _ROLES, n=1):
+    name = role.lower()
+    meant = difflib.get_close_matches(name, _ROLES, n=1, cutoff=0.8)
+    if meant and (name == meant[0] or meant[0] not in name):  # tool_call and user2 are names of their own
         raise PromptError(f"role of {place} is {show(role)}; did you mean {meant[0]!r}?")
 
 
@@ -112,8 +114,10 @@ def _content(place: str, content: object) -> str | None:
 
 def _text_of(place: str, part: object) -> tuple[str, bool]:
     """The text of a part, and True if it is the mark of a picture."""
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    text = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "refusal", MEDIA_MARK) else None
+    if not isinstance(part, Mapping):
+        raise PromptError(f"content of {place} has the part {show(part)}; give parts of text, pictures or sounds")
+    kind = part.get("type")
+    text = part.get(kind) if kind in ("text", "refusal", MEDIA_MARK) else None
     if not isinstance(text, str):
         raise PromptError(f"content of {place} has a part of type {show(kind)}; give parts of text, pictures or sounds")
     return text, kind == MEDIA_MARK

@@ -13,6 +13,7 @@ from llamabatch.cli import COMMANDS, cli
 from llamabatch.cli.config_file import Setting, config_path, defaults, options_of, read_settings
 from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import MODEL_VARIABLE, variable_of
+from llamabatch.utils.checks import show
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,17 @@ def config(path_only: bool, as_json: bool) -> None:
     for name in COMMANDS:  # unknown keys and bad values are told here, before a command meets them
         defaults(name, cli.command_of(name), COMMANDS, cli.command_of)
     variables = _variables()
-    rows: list[tuple[str, Any, str, str]] = [
-        (option, each.value, each.name + (f", for {each.readers}" if each.readers else ""), "")
+    rows: list[tuple[str, Any, str, bool, str]] = [
+        (option, each.value, each.name + (f", for {each.readers}" if each.readers else ""), True, "")
         for option, each in variables.items()
     ]
     for setting in settings:
         name = f"{setting.section}.{setting.option}" if setting.section else setting.option
         place = f"{path.name}, line {setting.line}" if setting.line else path.name
-        rows.append((name, setting.value, place, _overruled(setting, variables.get(setting.option))))
+        rows.append((name, setting.value, place, *_overruled(setting, variables.get(setting.option))))
     if as_json:
         keys = ("option", "value", "from", "in_force")
-        found = [dict(zip(keys, (*row[:3], not row[3]), strict=True)) for row in rows]
+        found = [dict(zip(keys, row[:4], strict=True)) for row in rows]
         document = {"file": str(path), "exists": path.exists(), "defaults": found}
         click.echo(json.dumps(document, indent=1, ensure_ascii=False, default=str))
         return
@@ -70,8 +71,8 @@ def config(path_only: bool, as_json: bool) -> None:
         click.echo('no defaults are given; write model = "owner/repo:Q4_K_M" into the file, say')
         return
     widths = [max(len(str(row[i])) for row in rows) for i in (0, 1)]
-    for option, value, source, overruled in rows:
-        click.echo(f"{option:<{widths[0]}}  {value!s:<{widths[1]}}  {source}{overruled}")
+    for option, value, source, _, remark in rows:
+        click.echo(f"{option:<{widths[0]}}  {value!s:<{widths[1]}}  {source}{remark}")
 
 
 def _variables() -> dict[str, _Variable]:
@@ -82,15 +83,26 @@ def _variables() -> dict[str, _Variable]:
             names = [param.envvar] if isinstance(param.envvar, str) else param.envvar or ()
             for name in names:
                 if os.environ.get(name) and name.startswith(variable_of("")):
+                    _check(name, param, command)
                     others = found[option].commands if option in found else ()
                     value = "(not shown)" if {"key", "token"} & set(option.split("-")) else os.environ[name]
                     found[option] = _Variable(name, value, (*others, command))
     return found
 
 
-def _overruled(setting: Setting, variable: _Variable | None) -> str:
-    """The remark on a line of the file that a variable goes before; "": none does."""
+def _check(name: str, option: click.Option, command: str) -> None:
+    """Raises UsageError for a variable whose value its option refuses."""
+    context = click.Context(cli.command_of(command), resilient_parsing=True)
+    try:
+        option.type_cast_value(context, option.value_from_envvar(context))
+    except click.BadParameter as error:
+        raise click.UsageError(f"{name} is {show(os.environ[name])}; {error.message}") from error
+
+
+def _overruled(setting: Setting, variable: _Variable | None) -> tuple[bool, str]:
+    """True if a line of the file holds for a command; and the remark on one that a variable goes before."""
     if variable is None or (setting.section and setting.section not in variable.commands):
-        return ""
-    where = f" for {variable.readers}" if variable.readers and not setting.section else ""
-    return f"; {variable.name} goes before it{where}"
+        return True, ""
+    is_partial = bool(variable.readers) and not setting.section
+    where = f" for {variable.readers}" if is_partial else ""
+    return is_partial, f"; {variable.name} goes before it{where}"

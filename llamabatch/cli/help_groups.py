@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 # Groups of shared options by the names of their parameters. What is in none belongs to the command itself.
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -162,6 +163,15 @@ class GroupedCommand(click.Command):
             if error.param is not None and (variable := _variable_of(ctx, error.param)):
                 error.param_hint = f"'{variable}'"
             raise
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The words that may stand here: options, and models where the model may be the argument."""
+        found = super().shell_complete(ctx, incomplete)
+        is_given = ctx.args or ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
+        if self.takes_model and not is_given and not incomplete.startswith("-"):
+            model = next(each for each in self.params if each.name == "model")
+            found += model.type.shell_complete(ctx, model, incomplete)
+        return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes its own options, then a section for each group."""

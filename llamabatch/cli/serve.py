@@ -351,19 +351,19 @@ def _serve_several(
     from llamabatch.server.run import serve_several as run
 
     checked = PoolOptions((0,), **pool)
-    context = click.get_current_context()
+    context, told = click.get_current_context(), set[str]()
 
     def read_all(models: Iterable[NamedModel]) -> list[tuple[NamedModel, EngineConfig, ServerOptions]]:
         read = []
         for model in models:
-            with _left_out(model, ModelFileError, MemoryPlanError):
+            with _left_out(model, told, ModelFileError, MemoryPlanError):
                 read.append(_of_one(model))
         return read
 
     def planned(read: Iterable[tuple[NamedModel, EngineConfig, ServerOptions]]) -> list[ModelSpec]:
         specs = []
         for model, config, server in read:
-            with _left_out(model, LlamaBatchError):
+            with _left_out(model, told, LlamaBatchError):
                 found = spec_of(config, server, share, on_startup=model.on_startup, sleep_idle_s=model.sleep_idle_s)
                 specs.append(found)
                 slots = f"{found.plan.config.n_slots} slots of {found.plan.config.n_ctx:,} tokens"
@@ -405,12 +405,16 @@ def _shown(spec: ModelSpec) -> str:
 
 
 @contextlib.contextmanager
-def _left_out(model: NamedModel, *errors: type[LlamaBatchError]) -> Iterator[None]:
-    """Leaves a model out, with a line, for whose sake the others need not be refused."""
+def _left_out(model: NamedModel, told: set[str], *errors: type[LlamaBatchError]) -> Iterator[None]:
+    """Leaves a model out, with a line that is not among the `told` ones, for whose sake the others need not be
+    refused."""
     try:
         yield
     except errors as error:
-        echo_wrapped(f"{show(model.name) if model.name else 'the model'} is left out: {error}")
+        line = f"{show(model.name) if model.name else 'the model'} is left out: {error}"
+        if line not in told:
+            told.add(line)
+            echo_wrapped(line)
 
 
 def _of_one(model: NamedModel) -> tuple[NamedModel, EngineConfig, ServerOptions]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from llamabatch.cli import echo_wrapped
 from llamabatch.cli.config_file import parse_toml
 from llamabatch.cli.flag_table import FALSE, TRUE
 from llamabatch.cli.serve_flags import BY_NAME, ROWS, Translated, from_environment, translate
@@ -161,7 +162,11 @@ def _of_folder(folder: Path) -> Iterator[NamedModel]:
         raise ConfigError(f"--models-dir {show(str(folder))} cannot be read: {error.strerror}") from error
     found: dict[str, str] = {}
     for entry in entries:
-        inner = sorted(entry.iterdir()) if entry.is_dir() else []
+        try:
+            inner = sorted(entry.iterdir()) if entry.is_dir() else []
+        except OSError as error:
+            echo_wrapped(f"{show(entry.name)} is left out: {error.strerror}")
+            continue
         files = _first_files(inner if entry.is_dir() else [entry])
         has_mmproj = len(files) == 1 and any("mmproj" in each.name.lower() for each in inner)
         for file in files:

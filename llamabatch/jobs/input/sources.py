@@ -42,7 +42,7 @@ class _DamagedZstd(EOFError):
 DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
 
 _STARTS = {formats.GZIP_START: formats.GZIP, formats.ZSTD_START: formats.ZSTD}
-_JSON_BEGINS = re.compile(r"\{|\[\s*[\[{\"]")  # not "[INST]"
+_JSON_BEGINS = re.compile(r"\{\s*(?:\"|$)|\[\s*\{")  # and no other text, as "[INST]" and "{{ name }}"
 _SIP_BYTES = 4096  # of a compressed file at once, so that the bytes read follow the text closely
 _FEW_BYTES = 256
 _KINDS: dict[str, Kind] = {".txt": "txt", ".csv": "csv", ".tsv": "tsv", **dict.fromkeys(formats.PARQUET, "parquet")}

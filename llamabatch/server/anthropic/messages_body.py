@@ -375,14 +375,14 @@ def _form(given: Body, config: Json) -> Json:
     Args:
         config: output_config.
     """
-    format_ = given.take("output_format")
+    name, format_ = "output_format", given.take("output_format")
     if config.get("format") is not None:
         if format_ is not None:
             raise PromptError("output_format and output_config.format are both given; give the latter")
-        format_ = config["format"]
+        name, format_ = "output_config.format", config["format"]
     if format_ is None:
         return {}
     if not isinstance(format_, Mapping) or format_.get("type") != "json_schema":
-        raise PromptError(f'output_format is {show(format_)}; give {{"type": "json_schema", "schema": …}}')
+        raise PromptError(f'{name} is {show(format_)}; give {{"type": "json_schema", "schema": …}}')
     named = {"name": "output", "schema": format_.get("schema")}
     return {"response_format": {"type": "json_schema", "json_schema": named}}

@@ -200,12 +200,16 @@ class ModelPool:
     # The use of a model
 
     @contextlib.asynccontextmanager
-    async def using(self, model: PooledModel, loads: bool | None = None, *, looks: bool = False) -> AsyncIterator[None]:
+    async def using(
+        self, model: PooledModel, loads: bool | None = None, *, looks: bool = False, holds: bool = True
+    ) -> AsyncIterator[None]:
         """Loads a model, unless it is loaded, and keeps it until the end of the block.
 
         Args:
             loads: in place of that of the pool.
-            looks: the block does no work, and does not keep the model: it may look on for as long as a page is open.
+            looks: the block does no work, and is no use after which the model has its idle time.
+            holds: the model is not unloaded before the end of the block; False for one that looks on for as long as a
+                page is open.
 
         Raises:
             ApiError: it is not loaded, and `loads` is False (400); it cannot be loaded (503); this server ends (503).
@@ -221,7 +225,7 @@ class ModelPool:
                 400, f"the model {model.name} is not loaded; POST /models/load loads it", code="model_not_loaded",
                 param="model",
             )  # fmt: skip
-        if looks:
+        if not holds:
             model.n_users -= 1
             self._look()
             yield
@@ -230,7 +234,8 @@ class ModelPool:
             yield
         finally:
             model.n_users -= 1
-            model.used_s = _now()
+            if not looks:
+                model.used_s = _now()
             self._look()
 
     def is_open(self, model: PooledModel) -> bool:
@@ -288,7 +293,7 @@ class ModelPool:
             try:
                 found = await asyncio.get_running_loop().run_in_executor(None, self._look_again, known)
                 check_names([*(model.spec for model in self.models), *found.new])
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:
                 raise ApiError(503, f"the models cannot be looked for again: {error}") from error
             self.models += map(self.make, found.new)
             for model in self.models[1:]:  # the first is that of requests without a model

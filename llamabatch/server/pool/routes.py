@@ -97,7 +97,7 @@ class _Endpoints:
 
     async def list_models(self, request: HttpRequest) -> Response:
         """The models and their adapters, with the state of each; with `reload` in the query after a look for others."""
-        if request.query_params.get("reload", "0") not in ("0", "false", ""):
+        if request.query_params.get("reload", "").lower() in ("1", "true"):
             await self._pool.reload()
         found: list[Json] = []
         entries: list[Json] = []
@@ -204,7 +204,7 @@ class _Dispatch:
             raise ApiError(501, "a server of several models has no files and batches; start one of a single model")
         request = HttpRequest(scope)
         query = request.query_params
-        name, keep, streams = query.get("model") or None, None, False
+        name, keep, streams, ping_s = query.get("model") or None, None, False, None
         if is_post:
             body, receive = await _read(request, receive)
             given = body.get("model")
@@ -214,7 +214,7 @@ class _Dispatch:
             if path.startswith(_OLLAMA) and name is not None and not pool.has(name):
                 name = name.removesuffix(LATEST)
             keep = body.get("keep_alive") if path.startswith(_OLLAMA) else None
-            streams = is_event_stream(path, body)
+            streams, ping_s = is_event_stream(path, body), _whole_seconds(body.get("sse_ping_interval"))
             if body:
                 scope[SCOPE_BODY] = body
             del body
@@ -227,9 +227,10 @@ class _Dispatch:
             return
         loads = {"true": True, "1": True, "false": False, "0": False}.get(query.get("autoload", ""))
         looks = scope["method"] in ("GET", "HEAD")
-        use = pool.using(model, False if path in _NO_LOAD else loads, looks=looks)
+        holds = not looks or path.startswith(_FILES)
+        use = pool.using(model, False if path in _NO_LOAD else loads, looks=looks, holds=holds)
         if streams and not pool.is_open(model):
-            await _streamed(pool, model, use, scope, receive, send)
+            await _streamed(pool, model, use, ping_s, scope, receive, send)
         else:
             async with use:
                 await model.app(scope, receive, send)
@@ -241,12 +242,14 @@ async def _streamed(
     pool: ModelPool,
     model: PooledModel,
     use: contextlib.AbstractAsyncContextManager[None],
+    ping_s: float | None,
     scope: Scope,
     receive: Receive,
     send: Send,
 ) -> None:
     """Hands a request for a stream to a model that is loaded first."""
-    stream = WaitingStream(scope, send, lambda: pool.wait_in_words(model), model.serving.options.sse_ping_s)
+    every_s = model.serving.options.sse_ping_s if ping_s is None else ping_s
+    stream = WaitingStream(scope, send, lambda: pool.wait_in_words(model), every_s)
     try:
         async with contextlib.AsyncExitStack() as stack:
             await stream.until(stack.enter_async_context(use))
@@ -309,6 +312,12 @@ def _props(pool: ModelPool) -> App:
             "is_sleeping": all(model.state == "sleeping" for model in pool.models),
         }
     )
+
+
+def _whole_seconds(interval: object) -> float | None:
+    """The sse_ping_interval of a body; None for what its model's application will refuse."""
+    is_whole = isinstance(interval, int) and not isinstance(interval, bool)
+    return float(max(0, interval)) if is_whole else None  # type: ignore[call-overload]
 
 
 def _seconds(keep_alive: object) -> float | None:

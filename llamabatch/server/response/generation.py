@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from llamabatch.errors import SamplingError
+from llamabatch.errors import PromptError, SamplingError
 from llamabatch.llama.model import Model
 from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutput
 from llamabatch.server.http.errors import ApiError
@@ -58,6 +58,8 @@ async def respond(
             stream=in_pieces,
             media=body.has_media,
         )
+    except PromptError as error:  # of the template
+        raise ApiError.of(error, "messages" if "messages[" in str(error) else None) from error
     except SamplingError as error:
         if body.form is None or "structured_outputs" not in str(error):
             raise

@@ -9,6 +9,7 @@ from llamabatch.tools.compare.report import Advice, Row
 from llamabatch.utils.format import seconds, significant, times
 
 NOISE = 0.05  # two runs of the same thing differ by as much
+_FAR = 0.5  # so much slower than the fastest, auto is not recommended by a short run
 LEAST_ROUNDS, LEAST_S = 3, 60.0  # of a figure that another strategy than auto is advised for
 EQUAL = 0.99  # the share of equal outputs that the project promises
 
@@ -68,6 +69,11 @@ def _for_auto(auto: Row, faster: list[Row], measured: list[Row]) -> str:
         name = _LOOP if best.strategy == BASELINE else best.name
         more = 100 * (best.tokens_per_s / auto.tokens_per_s - 1)
         after = f" So short a run cannot tell from chance that {name} was {more:.0f} % faster: try --rounds 3."
+    if best is not None and best.tokens_per_s > auto.tokens_per_s * (1 + _FAR):
+        return (
+            f"So short a run says little: try --rounds 3. Here {name} was the fastest with "
+            f"{significant(best.tokens_per_s)} tokens/s, and {auto.name} had {significant(auto.tokens_per_s)}."
+        )
     soonest = min(measured, key=_latency)
     if _latency(soonest) < _latency(auto) * (1 - NOISE):
         name = _LOOP if soonest.strategy == BASELINE else soonest.name

@@ -146,7 +146,7 @@ def test_content_in_parts_and_calls_of_tools():
     [
         ({"role": "user", "content": 5}, r"content of messages\[0\] is 5"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "type 'image_url'; give parts of text"),
-        ({"role": "user", "content": ["a"]}, "type 'str'"),
+        ({"role": "user", "content": ["a"]}, r"content of messages\[0\] has the part 'a'; give parts of text"),
         ({"role": "assistant", "tool_calls": [{"name": "x"}]}, r"a tool call of messages\[0\] is"),
         ({"role": "usr", "content": "a"}, r"role of messages\[0\] is 'usr'; did you mean 'user'\?"),
         ({"role": "Assistant", "content": "a"}, "did you mean 'assistant'"),
@@ -162,11 +162,11 @@ def test_bad_messages_say_what_is_wrong(message, says):
 
 
 def test_a_role_is_what_the_template_names_or_no_slip_of_a_known_one():
-    message = [{"role": "tools", "content": "a"}]
+    message = [{"role": "tol", "content": "a"}]
     with pytest.raises(PromptError, match="did you mean 'tool'"):
         render("{% for m in messages %}{{ m.role }}{% endfor %}", message, "", "")
-    assert render("{% for m in messages if m.role == 'tools' %}{{ m.role }}{% endfor %}", message, "", "") == "tools"
-    for role in ("developer", "function", "ipython", "critic"):
+    assert render("{% for m in messages if m.role == 'tol' %}{{ m.role }}{% endfor %}", message, "", "") == "tol"
+    for role in ("developer", "function", "ipython", "critic", "tool_call", "function_call", "user2", "superuser", ""):
         assert render("{{ messages[0].role }}", [{"role": role, "content": "a"}], "", "") == role
 
 

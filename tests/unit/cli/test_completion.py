@@ -51,6 +51,10 @@ def completed(line, monkeypatch, breaks=" :="):
         ("llamabatch generate -m owner/repo:Q4", ["Q4_K_M"]),
         ("llamabatch generate --model=owner/repo:", ["Q4_K_M", "Q8_0"]),
         ("llamabatch rm owner/repo:Q8", ["Q8_0"]),
+        ("llamabatch plan m", ["mine.gguf", "models/"]),
+        ("llamabatch chat --n-ctx 512 t", ["tiny"]),
+        ("llamabatch plan tiny m", []),
+        ("llamabatch plan -m tiny m", []),
         ("llamabatch completion ", ["bash", "zsh", "fish"]),
     ],
 )

@@ -114,6 +114,10 @@ def test_config_shows_the_variables_and_who_reads_them(write):
         "run.n-ctx 512 config.toml, line 3; LLAMABATCH_N_CTX goes before it",
         "chat.n-ctx 256 config.toml, line 5",
     ]
+    found = json.loads(run("config", "--json", LLAMABATCH_N_SLOTS="2", LLAMABATCH_N_CTX="1024").output)["defaults"]
+    assert [each["in_force"] for each in found] == [True, True, True, False, True]  # chat has the file's n-slots
+    refused = run("config", LLAMABATCH_N_SLOTS="x")
+    assert (refused.exit_code, "LLAMABATCH_N_SLOTS is 'x'; 'x' is neither" in refused.output) == (2, True)
 
 
 def test_without_a_file(monkeypatch, tmp_path):

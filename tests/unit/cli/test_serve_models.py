@@ -2,6 +2,7 @@
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -65,18 +66,29 @@ def test_the_models_of_a_folder(several, folder):
     assert "which fit together, without a key" in result.stderr
 
 
-def test_a_folder_with_an_mmproj_file_holds_a_model_that_reads_pictures(several, folder, tmp_path):
+def test_a_folder_with_an_mmproj_file_holds_a_model_that_reads_pictures(several, folder, tmp_path, monkeypatch):
     for name in ("sees", "blind"):
         (folder / name).mkdir()
         shutil.copy(bundled_model(), folder / name / "model.gguf")
         write_projector(folder / name / "a-mmproj.gguf", ProjectorShape("mlp"), 192, seed=1)
     (folder / "empty.gguf").mkdir()
+    closed = folder / "closed"
+    closed.mkdir()
+    listed = Path.iterdir
+
+    def iterdir(path):
+        if path == Path("my models") / "closed":
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
     (tmp_path / "p.toml").write_text("[blind]\nno-mmproj = true\n[sees]\nn-ctx = 512\n")
     result, specs, _ = several("--models-dir", "my models", "--models-preset", "p.toml")
     assert result.exit_code == 0, result.output
     assert {name: spec.config.mmproj for name, spec in specs.items()} == {
         **{"a c": None, "b": None, "blind": None, "sees": "auto"}
     }
+    assert "'closed' is left out: Permission denied" in result.stderr
 
 
 def test_a_second_look_on_another_thread_finds_what_has_come(several, folder):
@@ -86,12 +98,14 @@ def test_a_second_look_on_another_thread_finds_what_has_come(several, folder):
         (folder / "a c.gguf").unlink()
         with ThreadPoolExecutor(1) as threads:
             found = threads.submit(look_again, ["a c", "b"]).result()
+        again = look_again(["a c", "b", "new"])
+        assert not again.new
         assert found.names == {"b", "new", "bad", "in parts"}
         assert [(each.config.model, each.config.n_ctx) for each in found.new] == [(str(folder / "new.gguf"), 512)]
 
     result, _, _ = several("--models-dir", "my models", "--n-ctx", "512", during=[look])
     assert result.exit_code == 0, result.output
-    assert "'bad' is left out" in result.stderr
+    assert result.stderr.count("'bad' is left out") == 1
 
 
 def test_named_models_and_those_named_by_their_files(several, folder):

@@ -255,7 +255,7 @@ def test_idle_models_sleep_and_requests_wake_them():
         assert house.states == {"a": "sleeping", "b": "sleeping"}
         await house.ask("a")
         for _ in range(6):
-            async with house.pool.using(house["a"], looks=True):
+            async with house.pool.using(house["a"], looks=True, holds=False):
                 await asyncio.sleep(0.95)
         await asyncio.sleep(0.1)
         assert house.states == {"a": "sleeping", "b": "sleeping"}
@@ -279,7 +279,7 @@ def test_a_look_that_loads_a_model_holds_nobody_up(in_order):
         done = asyncio.Event()
 
         async def look() -> None:
-            async with house.pool.using(house["a"], looks=True):
+            async with house.pool.using(house["a"], looks=True, holds=False):
                 await done.wait()  # a page that stays open
 
         looking = asyncio.ensure_future(look())
@@ -287,7 +287,7 @@ def test_a_look_that_loads_a_model_holds_nobody_up(in_order):
         await asyncio.wait_for(house.ask("b"), 20)
         done.set()
         await looking
-        async with house.pool.using(house["a"], looks=True):
+        async with house.pool.using(house["a"], looks=True, holds=False):
             pass
         await asyncio.sleep(51)
         assert house.states == {"a": "sleeping", "b": "unloaded"}

@@ -286,6 +286,11 @@ def test_a_stream_is_told_that_its_model_is_being_loaded(path, body, says, named
         waits.clear()
         threading.Timer(0.2, waits.set).start()
         refused = client.post(path, json={"model": "red", "stream": True, **body, "temperature": "hot"}).content
+        client.post("/models/unload", json={"model": "red"})
+        waits.clear()
+        threading.Timer(0.1, waits.set).start()
+        silent = client.post(path, json={"model": "red", "stream": True, **body, "sse_ping_interval": -1}).content
+        assert b"being loaded" not in silent
         assert b"red is being loaded since 0 s; the last load took 0 s" in refused
         event = refused.split(b"\n\n")[-2]
         assert event.startswith(named + b'data: {"')

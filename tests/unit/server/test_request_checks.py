@@ -175,6 +175,13 @@ def refused(text):
     return future
 
 
+def test_a_role_that_the_template_does_not_know_is_told_with_its_field(client):
+    response = client.post(CHAT_PATH, json={"messages": [{"role": "usr", "content": "a"}]})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages")
+    assert "role of messages[0] is 'usr'; did you mean 'user'?" in error["message"]
+
+
 def test_each_form_is_tried_once():
     forms = [structure({"regex": each}) for each in ("a", "b", "a")]
     asked = [request(at, structured_outputs=form) for at, form in enumerate(forms)]

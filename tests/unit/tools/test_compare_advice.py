@@ -159,6 +159,19 @@ def test_another_is_advised_where_long_runs_show_it(auto, static, advised):
     assert (short in sentence) == (advised == "auto")
 
 
+def test_a_short_run_in_which_auto_is_far_behind_says_little():
+    strategy, sentence = chosen(
+        figures(BASELINE, 500, latency=1),
+        figures("sequential", 700, latency=1),
+        figures("auto", 200, latency=4, chosen="batched"),
+    )
+    assert strategy == "auto"
+    assert sentence == (
+        "So short a run says little: try --rounds 3. Here sequential was the fastest with 700 tokens/s, and "
+        "auto (batched) had 200."
+    )
+
+
 def test_the_winner_of_latency_is_named_beside_that_of_throughput():
     _, sentence = chosen(figures("length-sorted", 180, latency=2), figures("auto", 200, latency=4, chosen="batched"))
     assert "Half of the requests are done soonest with length-sorted, in 2.00 s instead of 4.00 s" in sentence

@@ -308,6 +308,9 @@ def test_a_file_that_is_not_named_as_lines_of_json_must_begin_as_such(name, tmp_
 def test_a_text_file_has_a_prompt_in_each_line_that_is_not_empty(name, tmp_path):
     path = tmp_path / name
     pack = gzip.compress if name.endswith(".gz") else bytes
+    for text in ("{curly} braces", "{{ name }}", "[[note]] of a wiki", '["Quote" he said]', "[1] is a source"):
+        path.write_bytes(pack(f"{text}\nplain\n".encode()))
+        assert [row.prompt for row in read(find([path]))] == [text, "plain"]
     path.write_bytes(pack("\ufeff[INST] a\r\n\n  \n b\u00e4 {x} \n".encode() + b"\xff\nc"))
     rows = list(read(find([path])))
     assert [getattr(row, "prompt", None) for row in rows] == ["[INST] a", " b\u00e4 {x} ", None, "c"]
