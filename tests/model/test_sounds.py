@@ -69,7 +69,7 @@ def files(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("model", ["tiny", "qwen2vl"])  # the second has M-RoPE
+@pytest.mark.parametrize("model", [pytest.param("tiny", marks=pytest.mark.guard), "qwen2vl"])  # the second has M-RoPE
 def test_as_the_helper_of_libmtmd_alone_and_in_company(files, model):
     if model not in files:
         pytest.skip("the program that writes this model cannot be compiled")
