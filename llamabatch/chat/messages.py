@@ -91,11 +91,13 @@ def checked_message(index: int, message: object, template: str | None = None) ->
 def _check_role(place: str, role: str, template: str) -> None:
     """Raises PromptError for a mistyped role, which many a template would write as it is. Any other name may be a
     role of the model."""
-    if role in _ROLES or re.search(rf"['\"]{re.escape(role)}['\"]", template):
+    if role in _ROLES:
         return
     name = role.lower()
     meant = difflib.get_close_matches(name, _ROLES, n=1, cutoff=0.8)
-    if meant and (name == meant[0] or meant[0] not in name):  # tool_call and user2 are names of their own
+    if not meant or (name != meant[0] and meant[0] in name):  # tool_call and user2 are names of their own
+        return
+    if not re.search(rf"['\"]{re.escape(role)}['\"]", template):
         raise PromptError(f"role of {place} is {show(role)}; did you mean {meant[0]!r}?")
 
 

@@ -264,7 +264,9 @@ def serve(
     if named is None:
         _serve_several([NamedModel("", tagged[0], on_startup=True)], options, pool)
         return None
-    _serve_several(named, options, pool, lambda: named_models(tagged, models_dir, models_preset) or [])
+    can_change = models_dir is not None or models_preset is not None
+    look_again = (lambda: named_models(tagged, models_dir, models_preset) or []) if can_change else None
+    _serve_several(named, options, pool, look_again)
     return None
 
 

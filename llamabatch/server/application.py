@@ -137,8 +137,8 @@ def make_pool_app(
     Args:
         models: the first is that of requests without a model. Each has options of its own for its requests.
         options: for what all requests pass: keys, limits, logs.
-        look_again: finds the models that have come since, for GET /models?reload=1; None: there are never others.
         connect: starts an engine; tests have others.
+        look_again: finds the models that have come since, for GET /models?reload=1; None: there are never others.
 
     Raises:
         ConfigError: two models have one name.
@@ -146,8 +146,6 @@ def make_pool_app(
     check_names(models)
     has_nameless = any(not spec.options.served_model_names for spec in models)
     has_batches = options.batches and len(models) == 1 and look_again is None  # lines name no model of several
-    pool = ModelPool(pool_options, takes_any=options.any_model or has_nameless, look_again=look_again)
-    made = _passed(options, pool, pool_routes(pool), _routes(options))
     kept = KeptResponses(options.max_responses_bytes)
 
     def pooled(spec: ModelSpec) -> PooledModel:
@@ -158,7 +156,8 @@ def make_pool_app(
         app.state.http_counts, app.state.keys = made.state.http_counts, made.state.keys
         return PooledModel(spec, serving, app)
 
-    pool.make = pooled
+    pool = ModelPool(pool_options, takes_any=options.any_model or has_nameless, look_again=look_again, make=pooled)
+    made = _passed(options, pool, pool_routes(pool), _routes(options))
     pool.models += map(pooled, models)
     return made
 

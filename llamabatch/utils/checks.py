@@ -170,4 +170,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if len(names) <= 12 or (not meant and len(names) <= _MOST_NAMES):
         return f"{meant} (known: {', '.join(names)})"
     least_far = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=5, cutoff=0.0)
-    return meant or f" (known are {len(names)} names, as {', '.join(least_far)})"
+    return meant or f" ({len(names)} are known; the nearest: {', '.join(least_far)})"

@@ -105,18 +105,24 @@ class ModelPool:
     Args:
         takes_any: requests with an unknown name use the first model.
         look_again: finds the models that have come since the start; None: there are never others.
+        make: makes a model of the spec of one that has come.
 
     Attributes:
         models: the first is that of requests without a model.
-        make: makes a model of a spec.
         load_error: None, as of a Serving that could be loaded.
     """
 
-    make: Callable[[ModelSpec], PooledModel]
-
-    def __init__(self, options: PoolOptions, *, takes_any: bool = False, look_again: LookAgain | None = None) -> None:
+    def __init__(
+        self,
+        options: PoolOptions,
+        *,
+        takes_any: bool = False,
+        look_again: LookAgain | None = None,
+        make: Callable[[ModelSpec], PooledModel] | None = None,
+    ) -> None:
         self.models: list[PooledModel] = []
         self._look_again = look_again
+        self._make = make
         self._looking = asyncio.Lock()
         self.options = options
         self.load_error: BaseException | None = None
@@ -286,7 +292,7 @@ class ModelPool:
 
         Raises ApiError: the folder of the models, or the file of presets, cannot be read (503).
         """
-        if self._look_again is None:
+        if self._look_again is None or self._make is None:
             return
         async with self._looking:
             known = [name for model in self.models for name in model.serving.names]
@@ -295,20 +301,18 @@ class ModelPool:
                 check_names([*(model.spec for model in self.models), *found.new])
             except (ConfigError, OSError) as error:
                 raise ApiError(503, f"the models cannot be looked for again: {error}") from error
-            self.models += map(self.make, found.new)
+            self.models += map(self._make, found.new)
             for model in self.models[1:]:  # the first is that of requests without a model
                 is_idle = model.state in ("unloaded", "sleeping") and model not in self._waiting
                 if is_idle and not found.names & set(model.serving.names):
                     self.models.remove(model)
 
     def wait_in_words(self, model: PooledModel) -> str:
-        """What a request for a model that is not loaded waits for."""
+        """The reason why a request for a model has to wait, in one line."""
         if model.state != "loading":
-            return f"{model.name} waits until other models have ended their work"
-        passed_s = _now() - model.began_s
-        if model.last_load_s is None:
-            return f"{model.name} is being loaded since {passed_s:.0f} s"
-        return f"{model.name} is being loaded since {passed_s:.0f} s; the last load took {model.last_load_s:.0f} s"
+            return f"{model.name} waits for the end of other models' requests"
+        last = "" if model.last_load_s is None else f"; its last load took {model.last_load_s:.0f} s"
+        return f"{model.name} has been loading for {_now() - model.began_s:.0f} s{last}"
 
     # The inside
 

@@ -68,7 +68,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Found:
-    """What a second look for models finds.
+    """The result of a second look for models.
 
     Attributes:
         names: of all models that are there.

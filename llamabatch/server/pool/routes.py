@@ -214,7 +214,7 @@ class _Dispatch:
             if path.startswith(_OLLAMA) and name is not None and not pool.has(name):
                 name = name.removesuffix(LATEST)
             keep = body.get("keep_alive") if path.startswith(_OLLAMA) else None
-            streams, ping_s = is_event_stream(path, body), _whole_seconds(body.get("sse_ping_interval"))
+            streams, ping_s = is_event_stream(path, body), _ping_s(body.get("sse_ping_interval"))
             if body:
                 scope[SCOPE_BODY] = body
             del body
@@ -314,10 +314,11 @@ def _props(pool: ModelPool) -> App:
     )
 
 
-def _whole_seconds(interval: object) -> float | None:
-    """The sse_ping_interval of a body; None for what its model's application will refuse."""
-    is_whole = isinstance(interval, int) and not isinstance(interval, bool)
-    return float(max(0, interval)) if is_whole else None  # type: ignore[call-overload]
+def _ping_s(interval: object) -> float | None:
+    """The seconds of a body's sse_ping_interval; None: there is none, or one that the model's application refuses."""
+    if isinstance(interval, bool) or not isinstance(interval, int):
+        return None
+    return float(max(0, interval))
 
 
 def _seconds(keep_alive: object) -> float | None:

@@ -63,27 +63,28 @@ def _for_auto(auto: Row, faster: list[Row], measured: list[Row]) -> str:
     slow = next((row for row in measured if row.strategy == BASELINE), None)
     slow = slow or next((row for row in measured if row.strategy == "sequential"), None)
     best = max(faster, key=lambda row: row.tokens_per_s, default=None)
-    found, after = ", and nothing is more than 5 % faster", ""
-    if best is not None:
-        found = ""
-        name = _LOOP if best.strategy == BASELINE else best.name
-        more = 100 * (best.tokens_per_s / auto.tokens_per_s - 1)
-        after = f" So short a run cannot tell from chance that {name} was {more:.0f} % faster: try --rounds 3."
     if best is not None and best.tokens_per_s > auto.tokens_per_s * (1 + _FAR):
         return (
-            f"So short a run says little: try --rounds 3. Here {name} was the fastest with "
+            f"So short a run says little: try --rounds 3. Here {_named(best)} was the fastest with "
             f"{significant(best.tokens_per_s)} tokens/s, and {auto.name} had {significant(auto.tokens_per_s)}."
         )
+    ours = [row for row in measured if row.strategy != BASELINE]
+    lead = ", and nothing is more than 5 % faster" if best is None else ""
+    said = f"For work like this use {auto.name}: {_speed(auto, slow)}{lead}{_first_words(auto, ours)}{_texts(auto)}."
+    if best is not None:
+        more = 100 * (best.tokens_per_s / auto.tokens_per_s - 1)
+        said += f" So short a run cannot tell from chance that {_named(best)} was {more:.0f} % faster: try --rounds 3."
     soonest = min(measured, key=_latency)
     if _latency(soonest) < _latency(auto) * (1 - NOISE):
-        name = _LOOP if soonest.strategy == BASELINE else soonest.name
-        after += (
-            f" Half of the requests are done soonest with {name}, in {seconds(_latency(soonest))} instead of "
-            f"{seconds(_latency(auto))}."
+        said += (
+            f" Half of the requests are done soonest with {_named(soonest)}, in {seconds(_latency(soonest))} instead "
+            f"of {seconds(_latency(auto))}."
         )
-    ours = [row for row in measured if row.strategy != BASELINE]
-    why = f"{_speed(auto, slow)}{found}{_first_words(auto, ours)}{_texts(auto)}"
-    return f"For work like this use {auto.name}: {why}.{after}"
+    return said
+
+
+def _named(row: Row) -> str:
+    return _LOOP if row.strategy == BASELINE else row.name
 
 
 def _is_double(row: Row) -> bool:
@@ -103,8 +104,7 @@ def _speed(pick: Row, slow: Row | None) -> str:
     speed = f"{significant(pick.tokens_per_s)} tokens/s"
     if slow is None:
         return f"it makes {speed}"
-    name = _LOOP if slow.strategy == BASELINE else slow.name
-    return f"its {speed} are {times(pick.tokens_per_s / slow.tokens_per_s)} times those of {name}"
+    return f"its {speed} are {times(pick.tokens_per_s / slow.tokens_per_s)} times those of {_named(slow)}"
 
 
 def _ahead(pick: Row, others: list[Row]) -> str:

@@ -107,6 +107,12 @@ def test_a_second_look_on_another_thread_finds_what_has_come(several, folder):
     assert result.exit_code == 0, result.output
     assert result.stderr.count("'bad' is left out") == 1
 
+    def none(look_again):
+        assert look_again is None  # names on the command line stay what they are
+
+    result, _, _ = several("-m", f"chat={folder}/b.gguf", during=[none])
+    assert result.exit_code == 0, result.output
+
 
 def test_named_models_and_those_named_by_their_files(several, folder):
     result, specs, pool = several("-m", f"chat={folder}/b.gguf", "-m", f"{folder}/a c.gguf", "--models-max", "1")

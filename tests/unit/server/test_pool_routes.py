@@ -7,8 +7,8 @@ import contextlib
 import dataclasses
 import functools
 import json
+import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from llamabatch.errors import ConfigError, ModelFileError
 from llamabatch.gguf.resolve import resolve
 from llamabatch.server.application import make_pool_app
 from llamabatch.server.options import ServerOptions
+from llamabatch.server.pool.model_pool import ModelPool
 from llamabatch.server.pool.options import Found, ModelSpec, PoolOptions
 from llamabatch.server.pool.waiting_stream import WaitingStream
 from llamabatch.testing.answers import Script
@@ -271,41 +272,53 @@ STREAMS = [
 ]
 
 
+def told(monkeypatch):
+    """Is set whenever a client is told of a load."""
+    event, words = threading.Event(), ModelPool.wait_in_words
+
+    def wait_in_words(pool, model):
+        event.set()
+        return words(pool, model)
+
+    monkeypatch.setattr(ModelPool, "wait_in_words", wait_in_words)
+    return event
+
+
 @pytest.mark.parametrize(("path", "body", "says", "named"), STREAMS)
-def test_a_stream_is_told_that_its_model_is_being_loaded(path, body, says, named):
-    waits = threading.Event()
+def test_a_stream_is_told_that_its_model_is_being_loaded(path, body, says, named, monkeypatch):
+    waits = told(monkeypatch)
     with pool_client("red", "blue", options={"sse_ping_s": 0.01}, before_load=waits.wait) as client:
-        threading.Timer(0.2, waits.set).start()
         response = client.post(path, json={"model": "red", "stream": True, **body})
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
         comment, _, rest = response.content.partition(b"\n\n")
-        assert comment == b": red is being loaded since 0 s"
+        assert re.fullmatch(rb": red has been loading for \d+ s", comment)
         assert says in rest
         client.post("/models/unload", json={"model": "red"})
         waits.clear()
-        threading.Timer(0.2, waits.set).start()
         refused = client.post(path, json={"model": "red", "stream": True, **body, "temperature": "hot"}).content
         client.post("/models/unload", json={"model": "red"})
         waits.clear()
         threading.Timer(0.1, waits.set).start()
         silent = client.post(path, json={"model": "red", "stream": True, **body, "sse_ping_interval": -1}).content
-        assert b"being loaded" not in silent
-        assert b"red is being loaded since 0 s; the last load took 0 s" in refused
+        assert b"loading" not in silent
+        assert re.match(rb": red has been loading for \d+ s; its last load took \d+ s\n\n", refused)
         event = refused.split(b"\n\n")[-2]
         assert event.startswith(named + b'data: {"')
         assert b"temperature is 'hot'" in event
 
 
 @pytest.mark.parametrize(("path", "body", "says", "named"), STREAMS)
-def test_a_load_that_fails_ends_a_stream_that_has_begun(path, body, says, named):
+def test_a_load_that_fails_ends_a_stream_that_has_begun(path, body, says, named, monkeypatch):
+    waits = told(monkeypatch)
+
     def fails():
-        time.sleep(0.1)
+        waits.wait()
         raise ModelFileError("it is no model")
 
     with pool_client("red", "blue", options={"sse_ping_s": 0.01}, before_load=fails) as client:
         content = client.post(path, json={"model": "red", "stream": True, **body}).content
-        assert content.startswith(b": red is being loaded")
+        assert content.startswith(b": red has been loading")
         event = content.split(b"\n\n")[-2]
         assert event.startswith(named + b'data: {"')
         assert b"the model red could not be loaded: it is no model" in event

@@ -470,7 +470,7 @@ def test_a_whole_number_with_a_fraction_is_one_in_a_parameter(kind, tmp_path):
         ({"params_from": ("max_tokns",)}, "params_from names 'max_tokns', which is no parameter; did you mean 'max_t"),
         (
             {"params_from": ("tools",)},
-            r"'tools', which is no parameter \(known are \d+ names, as top_logprobs, stop",
+            r"'tools', which is no parameter \(\d+ are known; the nearest: top_logprobs, stop",
         ),
         ({"params_from": "all"}, "params_from is 'all'; give the names of columns"),
         ({"params_from": ()}, r"params_from is \(\); give the names of columns"),
