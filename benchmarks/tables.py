@@ -62,17 +62,16 @@ ROWS = {
 }
 _NAMES = {report.OURS: "llamabatch", report.LOOP: "loop over `llama_cpp.Llama`"}
 _IS_STOCK = (
-    "llama-server, stock is llama.cpp's own from the same source and with the same flags of the compiler, without our "
-    "patches but for the one without which it crashes on AMX."
+    "The stock llama-server comes from the same source with the same compiler flags, without our patches except a fix "
+    "of a crash on AMX."
 )
 _MEANINGS = {
     report.STOCK: f"{_IS_STOCK} It has its defaults with `-np 32`.",
-    report.STOCK_BEST: "Best flags are the best of the defaults and a grid of eight, without a grid its usual winner.",
-    report.PATCHED: "llama-server, patched is built from the same tree as llamabatch, our kernels included, and has "
-    "its defaults with `-np 32`.",
-    report.OPENVINO: "OpenVINO GenAI reads the same file, and has its defaults, among them a cache of 8 bits.",
-    report.OPENVINO_BEST: "OpenVINO GenAI has the better of its defaults and a grid's settings, without a grid 2,048 "
-    "tokens in a batch and the prefix cache; its cache has 8 bits.",
+    report.STOCK_BEST: "Best flags are the best of its defaults and eight combinations.",
+    report.PATCHED: "The patched llama-server has our kernels, and its defaults with `-np 32`.",
+    report.OPENVINO: "OpenVINO GenAI reads the same file with its defaults, among them a KV cache of 8 bits.",
+    report.OPENVINO_BEST: "Best settings of OpenVINO GenAI are the better of its defaults and 2,048 tokens in a batch "
+    "with the prefix cache; its KV cache has 8 bits.",
     report.LIMIT: "The limit is llama-batched-bench of the patched tree, which samples nothing.",
 }
 _NO_STOCK = "The stock llama-server was not measured."
@@ -183,8 +182,8 @@ def block(figures: Figures, peers: Sequence[str], results: str) -> str:
     links = ", ".join(f"[{number}]({results}/{name}.json)" for number, name in enumerate(figures.names, 1))
     counted = " to ".join(map(str, sorted({figures.rounds[0], figures.rounds[-1]})))
     caption = (
-        f"Medians of {counted} rounds on {figures.machine}, with the factor by which llamabatch is faster in brackets "
-        f"(JSON: {links}). {' '.join(sentences)}"
+        f"Medians of {counted} rounds on {figures.machine}; in brackets, how many times as fast llamabatch is (JSON: "
+        f"{links}). {' '.join(sentences)}"
     )
     lines = textwrap.wrap(caption, _WIDTH, break_long_words=False, break_on_hyphens=False)
     header = ["workload", *(_NAMES.get(peer, peer) for peer in columns)]

@@ -6,7 +6,7 @@ import sys
 
 from llamabatch.utils.version import __version__
 
-TYPE_CHECKING = False  # typing itself takes longer to import than all the rest
+TYPE_CHECKING = False  # typing is not imported, because its import takes longer than all other imports here
 if TYPE_CHECKING:
     from llamabatch.client.base import Heartbeat
     from llamabatch.config import EngineConfig
@@ -90,7 +90,7 @@ __all__ = [
     "__version__",
 ]
 
-# Imported on first use: the command line takes over signals before, and few programs need asyncio as well as numpy.
+# Imported on first use: the command line takes over signals before slow imports, and few programs need all of them.
 _NAMES = {
     "client.base": ("Heartbeat",),
     "config": ("EngineConfig",),
@@ -161,11 +161,11 @@ def __getattr__(name: str) -> object:
 
 
 class _OtherModules:
-    """Python's last finder of modules: of vLLM's and llama_cpp's, the error says what there is in their place."""
+    """A module finder that Python asks last. For a module of vLLM or llama_cpp, its error names the replacement."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """None, for any module but those. Raises ModuleNotFoundError."""
+        """Finds nothing. Raises ModuleNotFoundError for a module of vLLM or llama_cpp that has a replacement here."""
         package, _, rest = name.partition(".")
         if package != __name__ or not rest:
             return

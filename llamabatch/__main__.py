@@ -4,7 +4,7 @@ from llamabatch.utils import interrupts
 
 
 def main() -> None:
-    """The entry point: takes over signals before it imports anything slow."""
+    """Runs the command line. Signals are taken over before the slow imports."""
     interrupts.guard()
     from llamabatch.cli import main as run
 

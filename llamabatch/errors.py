@@ -29,22 +29,22 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# Control characters but tab and newline, marks that turn the direction of text, separators of lines, lone surrogates.
+# Control characters except tab and newline, marks of text direction, line separators, lone surrogates.
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    """A text for people, with Python's escapes in place of characters that a terminal would obey or cannot show: the
-    name of a file may hold any."""
+    """Returns the text with Python's escapes for the characters that a terminal would obey or cannot show. The name of
+    a file, for example, can contain any character."""
     return _INVISIBLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class LlamaBatchError(Exception):
-    """The root: `except LlamaBatchError` catches every error that llamabatch raises on purpose.
+    """The base class: `except LlamaBatchError` catches every error that llamabatch raises on purpose.
 
     Attributes:
-        outputs: if the error ended a call for a list of prompts: for each prompt its RequestOutput, or None if it had
-            not ended; otherwise empty.
+        outputs: for an error that ended a call with a list of prompts: the RequestOutput of each prompt, or None for a
+            prompt that had not ended. Empty for any other error.
     """
 
     outputs: tuple[Any, ...] = ()
@@ -89,8 +89,8 @@ class ContextLengthError(PromptError):
     """A prompt or text has more tokens than a request of this engine may use.
 
     Attributes:
-        n_tokens: of the prompt. n_allowed: n_ctx; for a text to embed, the smaller of n_ctx and n_batch.
-        is_cured_by_n_ctx: a larger n_ctx takes it, as n_tokens are counted and nothing else bounds them.
+        n_tokens: the prompt's length. n_allowed: n_ctx; for a text to embed, the smaller of n_ctx and n_batch.
+        is_cured_by_n_ctx: True if the prompt fits with a larger n_ctx: n_tokens is exact, and n_ctx is the only limit.
     """
 
     n_tokens: int = 0
@@ -99,18 +99,18 @@ class ContextLengthError(PromptError):
 
 
 class JobStoppedError(InputError):
-    """The first rows of a job all ended with the same error. None of them is written: the same job runs them again."""
+    """The first rows of a job all ended with the same error. None is written, so the same job runs them again."""
 
 
 class ModelFileError(InputError):
     """The model file is missing, unreadable, truncated or not GGUF."""
 
 
-class QueueFull(LlamaBatchError):  # the name that servers give it
-    """As many requests wait as max_queue allows. No request of the refused call was queued; try it again later.
+class QueueFull(LlamaBatchError):  # named as other servers name this error
+    """The queue is full: max_queue requests wait. No request of the refused call was queued; try again later.
 
     Attributes:
-        retry_after_s: seconds after which there should be room; None: not known.
+        retry_after_s: seconds until the queue should have room; None: not known.
     """
 
     retry_after_s: float | None = None
@@ -125,11 +125,11 @@ class MemoryPlanError(LlamaBatchError):
 
 
 class OutputError(LlamaBatchError):
-    """A job's output cannot be written: the disk is full, or fails. The same job goes on after the rows written."""
+    """A job's output cannot be written: the disk is full or fails. The same job continues after the written rows."""
 
 
 class EngineError(LlamaBatchError):
-    """The engine cannot go on with this call."""
+    """The engine cannot finish this call."""
 
 
 class EngineClosedError(EngineError):
@@ -137,7 +137,7 @@ class EngineClosedError(EngineError):
 
 
 class PromptWarning(UserWarning):
-    """Some prompts of a call failed. Their outputs have the reason in `error`; the others are complete.
+    """Some prompts of a call failed. Their outputs have the reason in `error`; the other outputs are complete.
 
     Attributes:
         outputs: as in LlamaBatchError, for programs that turn warnings into errors.
@@ -147,18 +147,18 @@ class PromptWarning(UserWarning):
 
 
 def error_type(error: BaseException) -> str | None:
-    """The name of the nearest class of this module that an error belongs to; None: it is no LlamaBatchError."""
+    """Returns the name of the error's class or nearest base class in this module; None: not a LlamaBatchError."""
     return next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__), None)
 
 
 def error_class(name: str | None) -> type[LlamaBatchError]:
-    """The class of this module that `error_type` named; EngineError for None and for any other name."""
+    """Returns the class for a name from `error_type`; EngineError for None and for an unknown name."""
     kind = globals().get(name or "")
     return kind if isinstance(kind, type) and issubclass(kind, LlamaBatchError) else EngineError
 
 
 def describe(error: BaseException) -> str:
-    """The text of an error for the output of a request, with the name of its type unless it is a LlamaBatchError."""
+    """Returns an error's text for the output of a request, after the name of its type if not a LlamaBatchError."""
     try:
         text = str(error)
     except Exception:  # a caller's class can raise anything

@@ -1,4 +1,4 @@
-"""Conversations to prompts, by the GGUF's own jinja2 template in jinja2's sandbox."""
+"""Turns conversations into prompts, with the GGUF's own jinja2 template in jinja2's sandbox."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from llamabatch.chat.template import BoundedTemplate
 
 
-# Variables of a template that a caller cannot set: those that llamabatch sets, and the functions of the environment.
-# A template is a program: what it reads under these names must be what its author meant.
+# A caller cannot set these variables of a template: llamabatch sets them, or they are functions of the environment.
+# A template is a program, and must find under these names the things that its author meant.
 _OPTIONS_OF_THEIR_OWN = ("tools", "tool_choice", "add_generation_prompt", "continue_final_message")
 RESERVED = (
     *("messages", "bos_token", "eos_token", *_OPTIONS_OF_THEIR_OWN),
@@ -34,10 +34,10 @@ RESERVED = (
     *("loop", "self", "super", "caller", "varargs", "kwargs", "true", "false", "none"),
 )
 
-_MARKS = ("{{", "{%", "{#")  # of jinja2: a text with one of them is no path
+_MARKS = ("{{", "{%", "{#")  # a text with one of them is jinja2 and no path
 _MAX_FILE = 2**20  # bytes; a template may have 256 Ki characters
-_MAX_DEPTH = 64  # of lists in the value of a variable
-_MAX_ITEMS = 2**20  # of them on one level
+_MAX_DEPTH = 64  # levels of lists in the value of a variable
+_MAX_ITEMS = 2**20  # values on one level of such lists
 
 
 ToolChoice = Literal["auto", "none", "required"] | Mapping[str, Any] | None
@@ -51,23 +51,24 @@ class ChatOptions:
     Attributes:
         tools: OpenAI's function tools, [{"type": "function", "function": {"name": …, "parameters": …}}]. A template
             that has no place for them gets them described in a message.
-        kwargs: variables of the template by name, of plain values as in JSON. One that the template does not read is
-            refused.
-        usual: the same for any template: those that it reads, and `kwargs` has not, are given.
+        kwargs: Variables of the template by name, with plain values as in JSON. A variable that the template does not
+            read is refused.
+        usual: Default variables for any template. A variable is passed on if the template reads it and `kwargs` does
+            not have it.
         template: jinja2 source in place of the model's own template; None: the model's.
         add_generation_prompt: the prompt ends with the header of the assistant's answer; None: yes, unless
             continue_final_message.
-        continue_final_message: the prompt ends with the content of the last message, an assistant's, to be continued.
-        tool_choice: "auto": the model decides whether it calls; "none": its text is not read for calls; "required": it
-            can only call; {"type": "function", "function": {"name": …}}: it can only call this one; {"type":
-            "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": […]}}: it may, or can only, call
-            these. None: "auto".
-        parallel_tool_calls: more than one call may come.
-        reasoning_format: "none": thinking stays in the text; None: as the engine has it.
+        continue_final_message: the prompt ends with the last message, an assistant's, and the answer continues it.
+        tool_choice: "auto": the model decides whether to call a tool; "none": its text is not searched for calls;
+            "required": it must call a tool; {"type": "function", "function": {"name": …}}: it must call this tool;
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": […]}}: it may, or must,
+            call one of these tools. None: "auto".
+        parallel_tool_calls: an answer may have more than one call.
+        reasoning_format: "none": thinking stays in the text; None: the engine's setting.
 
     Raises:
-        PromptError: the tools are no such list, or tool_choice fits none of them; a variable has a reserved name or a
-            value that is not plain; or both add_generation_prompt and continue_final_message are asked for.
+        PromptError: the tools are no such list, or tool_choice does not fit them; a variable has a reserved name or a
+            value that is not plain; or both add_generation_prompt and continue_final_message are True.
     """
 
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -110,18 +111,18 @@ class ChatOptions:
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """The schema of the parameters of each tool, by its name."""
+        """The schema of the parameters of each tool, by the name of the tool."""
         functions = [tool["function"] for tool in self.tools or ()]
         return {function["name"]: function.get("parameters") or {} for function in functions}
 
     @property
     def reads_calls(self) -> bool:
-        """True if answers are read for calls."""
+        """True if answers are searched for calls."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def allows_some(self) -> bool:
-        """True if not every function may be called."""
+        """True if tool_choice allows only some of the functions."""
         return _allowed(self.tool_choice) is not None
 
     @property
@@ -132,7 +133,7 @@ class ChatOptions:
 
     @property
     def forced_tools(self) -> dict[str, Mapping[str, Any]] | None:
-        """The tools of which one must be called, as `schemas`; None: none must."""
+        """`schemas` of the tools of which one must be called; None: no call is required."""
         allowed = _allowed(self.tool_choice)
         if self.tool_choice == "required" or (allowed is not None and allowed.mode == "required"):
             return self._callable
@@ -141,12 +142,12 @@ class ChatOptions:
 
     @property
     def strict_tools(self) -> set[str]:
-        """Names of the functions that are strict."""
+        """The names of the functions with "strict": true."""
         return {tool["function"]["name"] for tool in self.tools or () if tool["function"].get("strict") is True}
 
     @property
     def free_schemas(self) -> dict[str, Mapping[str, Any]]:
-        """The schemas to which calls are held where the model decides; of functions that are not strict, any object."""
+        """The schemas of calls if the model decides whether to call; any object for functions that are not strict."""
         strict, loose = self.strict_tools, {"type": "object"}
         return {name: schema if name in strict else loose for name, schema in self._callable.items()}
 
@@ -167,7 +168,7 @@ class ChatOptions:
             )
         for each in (name,) if allowed is None else allowed.names:
             if each is not None and each not in known:
-                raise PromptError(f"tool_choice names {show(each)}, which is none of the tools{nearest(each, known)}")
+                raise PromptError(f"tool_choice names {show(each)}, which is not in tools{nearest(each, known)}")
 
 
 class _Allowed(NamedTuple):
@@ -176,7 +177,7 @@ class _Allowed(NamedTuple):
 
 
 def _allowed(choice: object) -> _Allowed | None:
-    """The mode and the functions of a tool_choice that allows some of the tools."""
+    """Returns the mode and the functions of a valid tool_choice of type "allowed_tools"; None for any other."""
     if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
         return None
     inner = choice.get("allowed_tools")
@@ -187,7 +188,7 @@ def _allowed(choice: object) -> _Allowed | None:
 
 
 def _chosen(choice: object) -> str | None:
-    """The name in a tool_choice that names a function."""
+    """Returns the name in a tool_choice that names a function; None for any other."""
     if not isinstance(choice, Mapping) or choice.get("type", "function") != "function":
         return None
     function = choice.get("function")
@@ -196,8 +197,11 @@ def _chosen(choice: object) -> str | None:
 
 
 def template_source(given: str | os.PathLike[str] | None) -> str | None:
-    """The source of a chat template that a caller gives: a text of jinja2, which has "{{", "{%" or "{#" in it, the path
-    of a file of it, or one of llama.cpp's names in named_templates.TEMPLATES; None stays None.
+    """Returns the source of a chat template that a caller gives; None stays None.
+
+    Args:
+        given: jinja2 (a text with "{{", "{%" or "{#"), the path of a file with jinja2, or one of llama.cpp's names in
+            named_templates.TEMPLATES.
 
     Raises:
         ConfigError: there is no such file, or it cannot be read as UTF-8 of up to 1 MiB.
@@ -229,10 +233,10 @@ def template_source(given: str | os.PathLike[str] | None) -> str | None:
 
 
 def without_template(option: str) -> str:
-    """The message for a model without a chat template.
+    """Returns the error message for a model without a chat template.
 
     Args:
-        option: as it is written in the place of the caller, with the template that llama-server would take.
+        option: the option as the caller writes it, with the template that llama-server would use.
     """
     return f"this model has no chat template; give {option}, or the template of its family"
 
@@ -264,7 +268,7 @@ def chat_options(
     continue_final_message: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> ChatOptions:
-    """The options of a call: those of ChatOptions, with a template that may be in a file. Raises as both."""
+    """Makes ChatOptions from the keywords of a call. Raises as ChatOptions and template_source."""
     kwargs = {} if chat_template_kwargs is None else chat_template_kwargs
     template = template_source(chat_template)
     ends = (add_generation_prompt, continue_final_message)
@@ -272,14 +276,14 @@ def chat_options(
 
 
 def check_template(source: str) -> None:
-    """Raises ConfigError for a template that cannot be compiled, and for one that says nothing."""
+    """Raises ConfigError for a template that is empty or cannot be compiled."""
     if not source.strip():
         raise ConfigError("the chat template is empty; give one in jinja2")
     _compile(source)
 
 
 def template_variables(source: str) -> frozenset[str]:
-    """Names of the variables that a template reads. Raises ConfigError for one that cannot be compiled."""
+    """Returns the names of the variables that a template reads. Raises ConfigError if it cannot be compiled."""
     return _compile(source).variables
 
 
@@ -291,26 +295,26 @@ def render(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> str:
-    """The prompt of a conversation, ending where the assistant's answer begins or goes on.
+    """Returns the prompt of a conversation, up to the point where the assistant's answer begins or continues.
 
     Args:
         template: jinja2 source from the model's metadata; options.template takes its place.
         conversation: messages with "role" and "content"; content is a text, or OpenAI's list of text parts.
         bos, eos: text of these special tokens, for templates that write them.
         options: tools, variables, and the end of the prompt.
-        cancelled: returns True when the text is needed no more; called every few milliseconds.
+        cancelled: returns True if the text is not needed any more; called every few milliseconds.
 
     Raises:
-        ConfigError: the model has no chat template, or none that can be compiled.
-        PromptError: a message has no role or content, the template refuses the conversation or takes too much time or
-            memory for it (see template.BUDGET), it does not know a variable that was given, or there is no message to
+        ConfigError: the model has no chat template, or the template cannot be compiled.
+        PromptError: a message has no role or content; the template refuses the conversation, takes too much time or
+            memory for it (see template.BUDGET), or does not know a variable that was given; or there is no message to
             continue.
         CancelledError: `cancelled` returned True.
     """
     options = options or ChatOptions()
     source = template if options.template is None else options.template
     if source is None:
-        raise ConfigError(f"{without_template(IN_PYTHON)}, or use generate with a prompt of its own format")
+        raise ConfigError(f"{without_template(IN_PYTHON)}, or use generate with a prompt in the model's format")
     messages = [checked_message(index, message, source) for index, message in enumerate(as_messages(conversation))]
     compiled = _compile(source)
     _check_known(compiled, options)
@@ -334,9 +338,9 @@ def render(
     most_calls = histories.most_calls(messages)
     forms = _forms_of(source, most_calls > 1) if most_calls else histories.FORMS[:1]
     shown = histories.shown(messages, source, compiled, options.tools, forms)
-    # some templates take the length of the list of tools where there are none
+    # some templates take the length of the list of tools even if there are no tools
     lists: list[Any] = [None, []] if "tools" in compiled.variables else [None]
-    if options.tools:  # and some take each field of a function for given
+    if options.tools:  # some templates rely on each field of a function
         given = [*map(_without_nulls, options.tools)]
         filled = [*map(_filled, given)]
         lists = [given] if given == filled else [given, filled]
@@ -346,16 +350,16 @@ def render(
             text = text if mark is None else _cut_at(text, mark)
             if len(systems) < 2 or all(each in text for each in systems):
                 return text
-            incomplete = incomplete or text  # some templates write the last of several alone
+            incomplete = incomplete or text  # some templates write only the last of several
         except CancelledError:
             raise
         except PromptError:
             raise
         except Exception as error:  # a template is a program: it can raise any exception
-            # without the traceback, in whose frames are this variable, a cycle, and all values that the template had
+            # The traceback is dropped: its frames hold this variable, which is a cycle, and all values of the template.
             refusal = refusal or error.with_traceback(None)
             if isinstance(error, TemplateLimit):
-                break  # other forms would each take as much again
+                break  # each other form would take as much again
     if incomplete is not None:
         return incomplete
     assert refusal is not None
@@ -363,7 +367,7 @@ def render(
 
 
 def _without_nulls(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool without fields that are null, of which templates would write "None"."""
+    """Returns a tool without the null fields of its function, which templates would write as "None"."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return tool
@@ -371,7 +375,7 @@ def _without_nulls(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _filled(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool whose function, and each of its parameters, has a description, if an empty one."""
+    """Returns a tool with a description, even an empty one, of its function and of each parameter."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return tool
@@ -383,7 +387,7 @@ def _filled(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_known(template: BoundedTemplate, options: ChatOptions) -> None:
-    """Raises PromptError for an option that the template does not read, so that it would change nothing."""
+    """Raises PromptError for an option that the template does not read, because it would change nothing."""
     given = list(options.kwargs)
     if options.add_generation_prompt is False and not options.continue_final_message:
         given.append("add_generation_prompt")
@@ -395,11 +399,11 @@ def _check_known(template: BoundedTemplate, options: ChatOptions) -> None:
 
 
 def _mark_end(messages: list[Message]) -> str:
-    """Puts a mark behind the content of the last message, an assistant's; returns it.
+    """Adds a mark to the content of the last message, which must be an assistant's; returns the mark.
 
-    The rule is that of transformers (utils/chat_template_utils.py): the prompt is cut before the mark, whatever the
-    template writes behind the content. The mark ends with a tab: a template that trims contents takes it away, and
-    would also have taken the white space before the mark.
+    As in transformers (utils/chat_template_utils.py), the prompt is cut before the mark, whatever the template writes
+    behind the content. The mark ends with a tab. If the tab is missing in the prompt, the template trims contents, and
+    would also have removed the white space before the mark.
     """
     last = messages[-1]
     content = last.get("content")
@@ -412,10 +416,10 @@ def _mark_end(messages: list[Message]) -> str:
 
 
 def _cut_at(text: str, mark: str) -> str:
-    """The text before the mark. Raises PromptError if the template has not written it."""
+    """Returns the text before the mark. Raises PromptError if the template has not written the mark."""
     at = text.rfind(mark.rstrip())
     if at < 0:
-        raise PromptError("the chat template does not write the last message as it is, so that nothing can continue it")
+        raise PromptError("the chat template changes the last message, so it cannot be continued")
     return text[:at] if text.startswith(mark, at) else text[:at].rstrip()
 
 
@@ -436,10 +440,10 @@ def to_tokens(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> tuple[str, tuple[int, ...]]:
-    """A conversation as text and token ids. Raises as render and Model.tokenize do.
+    """Returns a conversation as text and as token ids. Raises as render and Model.tokenize.
 
-    The whole text is read with its special tokens, as llama-server does: a message that spells out <|im_end|> ends its
-    turn. A program that passes on text of strangers must decide what to do about that.
+    Special tokens are read anywhere in the text, as in llama-server: a message that spells out <|im_end|> ends its
+    turn. A program that passes on text from strangers must decide how to treat this.
     """
     bos = model.special_token("bos")
     text = to_text(model, conversation, options, cancelled)
@@ -453,8 +457,8 @@ def to_pieces(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> tuple[str, list[list[int]]]:
-    """As to_tokens, for a conversation with pictures: the token ids before the first mark, between marks, and behind
-    the last one."""
+    """Returns a conversation with pictures as text, and the token ids before the first mark, between marks, and behind
+    the last mark. Raises as to_tokens."""
     bos = model.special_token("bos")
     text = to_text(model, conversation, options, cancelled)
     first, *others = text.split(mark)
@@ -464,7 +468,7 @@ def to_pieces(
 
 
 def _begins_with(text: str, bos: str) -> bool:
-    """True for a text whose template wrote BOS itself: it must not get a second one."""
+    """Returns True if the template itself wrote BOS: the text must not get a second one."""
     return bool(bos) and text.startswith(bos)
 
 
@@ -474,17 +478,17 @@ def to_text(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> str:
-    """A conversation as text. Raises as render."""
+    """Returns a conversation as text. Raises as render."""
     bos, eos = model.special_token("bos"), model.special_token("eos")
     return render(model.chat_template, conversation, bos, eos, options, cancelled)
 
 
 def _check_variable(name: object, value: object) -> None:
-    """Raises PromptError for a variable of the template that cannot be set, or not to this value."""
+    """Raises PromptError if a caller cannot set this variable of the template, or not to this value."""
     if not isinstance(name, str) or not name.isidentifier():
         raise PromptError(f"chat_template_kwargs has {show(name)}, which is no name of a variable")
     if name in _OPTIONS_OF_THEIR_OWN:
-        raise PromptError(f"chat_template_kwargs has {name!r}, an argument of its own; give chat(..., {name}=…)")
+        raise PromptError(f"chat_template_kwargs has {name!r}, which is a separate argument; give chat(..., {name}=…)")
     if name in RESERVED:
         raise PromptError(f"chat_template_kwargs has {name!r}, which cannot be set")
     level = [value]
@@ -539,7 +543,7 @@ def _forms_of(template: str, several: bool) -> list[histories.Form]:
 @functools.lru_cache(maxsize=8)
 def _compile(template: str) -> BoundedTemplate:
     with late_import("the code for chat templates"):
-        from llamabatch.chat.template import BoundedTemplate  # with jinja2, which only chats need
+        from llamabatch.chat.template import BoundedTemplate  # imports jinja2, which only chats need
 
-    # some models' files have one of llama.cpp's names in place of a template
+    # some model files have one of llama.cpp's names in place of a template
     return BoundedTemplate(TEMPLATES.get(template.strip(), template))

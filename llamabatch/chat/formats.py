@@ -1,4 +1,4 @@
-"""ChatFormat: the marks that a family of models sets around the parts of an answer, found from its chat template."""
+"""ChatFormat: the marks that a family of models sets around its thinking, found from its chat template."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class ChatFormat:
     @classmethod
     @functools.lru_cache(16)
     def of(cls, template: str | None, reasoning_tags: tuple[str, str] | None = None) -> ChatFormat:
-        """The format of a model with this chat template.
+        """Returns the format of a model with this chat template.
 
         Args:
             template: jinja2 source; None: the model has none.
-            reasoning_tags: the pair around the thinking, in place of the family's.
+            reasoning_tags: start and end tag of the thinking, in place of the family's tags.
         """
         if reasoning_tags is not None:
             start, end = (tag.strip() for tag in reasoning_tags)
@@ -40,7 +40,7 @@ class ChatFormat:
 
 
 def check_tags(given: object) -> tuple[str, str]:
-    """The pair of tags that a caller gave. Raises ConfigError."""
+    """Returns the pair of tags that a caller gave, without white space around them. Raises ConfigError."""
     pair = items(given, 3) if not isinstance(given, str) else None
     tags = [text for text in map(string, pair or ()) if text is not None and text.strip()]
     if len(tags) != 2 or len(pair or ()) != 2:
@@ -53,7 +53,7 @@ def check_tags(given: object) -> tuple[str, str]:
     return start, end
 
 
-# Name, texts that all stand in the template, and the tags. The first row that fits holds.
+# Each row: name, texts that must all be in the template, start tag, end tag. The first row that fits is used.
 _FAMILIES: Sequence[tuple[str, tuple[str, ...], str, str]] = (
     ("gemma-4", ("<|channel>thought", "<channel|>"), "<|channel>thought", "<channel|>"),
     ("magistral", ("[THINK]", "[/THINK]"), "[THINK]", "[/THINK]"),
@@ -84,7 +84,7 @@ def _reasoning_of(template: str) -> ReasoningTags | None:
 
 
 def _closing(template: str, end: str) -> str:
-    r"""`end` with as many line breaks around it as the template writes: it has them as \n, in a string of jinja2."""
+    r"""Returns `end` with the line breaks that the template writes around it (as \n, in a string of jinja2)."""
     found = re.findall(r"((?:\\n){0,2})" + re.escape(end) + r"((?:\\n){0,2})", template)
     before = max((min(len(breaks) // 2, 1) for breaks, _ in found), default=0)
     after = max((len(breaks) // 2 for _, breaks in found), default=0)
@@ -94,5 +94,5 @@ def _closing(template: str, end: str) -> str:
 def reasoning_of(
     template: str | None, reasoning_tags: tuple[str, str] | None, reasoning_format: str
 ) -> ReasoningTags | None:
-    """The marks of the thinking by the options of an engine; None: no thinking is looked for."""
+    """Returns the marks of the thinking for the options of an engine; None: answers are not searched for thinking."""
     return None if reasoning_format == "none" else ChatFormat.of(template, reasoning_tags).reasoning

@@ -1,8 +1,9 @@
-"""The forms in which a conversation can be given to its template: with calls of tools, and with turns that take turns.
+"""Rewrites a conversation into a form that its template can show: with tool calls, and with roles that alternate.
 
-Templates differ in what they read of a call: its arguments as values or as JSON text, None or "" as the content beside
-it, or nothing of it at all, so that the call would silently be missing. So a small conversation is tried in each form
-once, and those hold in which every word of it is found once, in order, and no None or null that nobody sent.
+Templates differ in how they read a call: arguments as values or as JSON text, and None or "" as the content beside the
+call. Some do not read calls at all, so that a call would silently be missing. So a small conversation is tried once in
+each form, and the forms with the fewest faults are used: every word of the conversation must be found once, in order,
+and no None or null that nobody sent.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ _NATIVE: tuple[Literal["values", "text"], ...] = ("values", "text")
 
 
 class Form(NamedTuple):
-    """How calls, and the answers to them, are given to a template.
+    """A form in which calls and the results of tools are given to a template.
 
     Attributes:
-        calls: "values": the arguments are an object; "text": they are its JSON; "content": the call stands in the text
-            of the message, as the model would write it.
-        bare: the content of a message that has calls alone.
-        short_ids: an id of a call has nine letters and digits, as Mistral's templates demand.
-        one_each: a message has one call, and its answer comes behind it.
-        answers_of: the role of an answer of a tool.
+        calls: "values": the arguments are an object; "text": they are JSON text; "content": the call is part of the
+            text of the message, as the model would write it.
+        bare: the content of a message that has calls and no text.
+        short_ids: the id of a call has nine letters and digits, as Mistral's templates demand.
+        one_each: each message has one call, and its result comes directly behind.
+        answers_of: the role of the result of a tool.
     """
 
     calls: Literal["values", "text", "content"]
@@ -50,7 +51,7 @@ class Form(NamedTuple):
     answers_of: Literal["tool", "user"] = "tool"
 
     def of(self, messages: Sequence[Message], tool_format: ToolFormat) -> list[Message]:
-        """The messages in this form. Raises PromptError for arguments that JSON cannot have."""
+        """Returns the messages in this form. Raises PromptError for arguments that cannot be written as JSON."""
         return [self._of(message, tool_format) for message in (_one_each(messages) if self.one_each else messages)]
 
     def _of(self, message: Message, tool_format: ToolFormat) -> Message:
@@ -76,9 +77,9 @@ class Form(NamedTuple):
         return {**message, "content": self.bare if content is None else content, "tool_calls": made}
 
 
-_FOREIGN = Form("content")  # calls as text, and answers in a role of their own
+_FOREIGN = Form("content")  # calls as text, and the results of tools in a role of their own
 
-# By preference. `one_each` matters where a message has several calls.
+# The preferred forms come first. `one_each` matters only if a message has several calls.
 FORMS = (
     *(
         Form(calls, bare, short_ids, one_each)
@@ -93,7 +94,7 @@ FORMS = (
 
 
 def _one_each(messages: Sequence[Message]) -> list[Message]:
-    """The messages with one call in each, and behind it the answer that names it."""
+    """Returns the messages with one call in each, and the result that has the call's id directly behind."""
     made: list[Message] = []
     left = deque(messages)
     while left:
@@ -113,7 +114,7 @@ def _one_each(messages: Sequence[Message]) -> list[Message]:
 
 
 def _short(call_id: object) -> str:
-    """An id of nine letters and digits, the same for the same id."""
+    """Returns an id of nine letters and digits, always the same one for the same id."""
     text = str(call_id)
     return text if _NINE.fullmatch(text) else hashlib.sha256(text.encode(errors="replace")).hexdigest()[:9]
 
@@ -133,7 +134,7 @@ def _values(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _text(function: Mapping[str, Any]) -> str:
-    """The arguments of a call as they were written."""
+    """Returns the arguments of a call as JSON text, unchanged if they are text."""
     given = function.get("arguments")
     if given is None or (isinstance(given, str) and not given.strip()):
         return "{}"
@@ -152,16 +153,16 @@ _NAME = "qx_function"
 
 
 def _trial(several: bool) -> tuple[list[Message], list[str]]:
-    """Messages, and their words in order, which no template has.
+    """Returns a trial conversation, and its words in order. No template contains these words.
 
     Args:
-        several: a message has two calls.
+        several: one message has two calls.
     """
     numbers = itertools.count()
     words: list[str] = []
 
     def word() -> str:
-        words.append(f"qx {next(numbers)} word")  # none is a part of another
+        words.append(f"qx {next(numbers)} word")  # no word is a part of another
         return words[-1]
 
     def calls(content: str | None, count: int) -> Iterator[Message]:
@@ -183,8 +184,8 @@ def _trial(several: bool) -> tuple[list[Message], list[str]]:
 
 
 def _faults(text: str, words: list[str]) -> int:
-    """Words that are not found once; one each where they are not in order, where the function has no name, and for a
-    word that nobody sent."""
+    """Counts the faults of a rendered trial: each word that is not found exactly once, a wrong order, a missing name of
+    the function, and each word that nobody sent."""
     missing = sum(text.count(word) != 1 for word in words)
     first, last, between = text.find(words[0]), text.find(words[-1]), [text.find(word) for word in words[1:-1]]
     in_order = all(first < at < last for at in between) and between[-1] == max(between)
@@ -192,12 +193,12 @@ def _faults(text: str, words: list[str]) -> int:
 
 
 def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Form]:
-    """The forms in which a template shows calls and their answers with the fewest faults: the first of each kind.
+    """Returns the forms that a template shows with the fewest faults, one for each value of Form.calls.
 
     Args:
-        several: a message has two calls.
+        several: one message has two calls.
     """
-    from llamabatch.chat.template import TemplateLimit  # with jinja2, which only chats need
+    from llamabatch.chat.template import TemplateLimit  # imports jinja2, which only chats need
 
     messages, words = _trial(several)
     tool_format = ToolFormat.of(source)
@@ -208,7 +209,7 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
         faults = {}
         for form in FORMS:
             if (form.one_each and not several) or (form == _FOREIGN and "tool" not in source):
-                continue  # nobody has trained a model on a role that its template writes by chance
+                continue  # the template would write the role "tool" only by chance; the model was not trained on it
             variables = {
                 "messages": [*start, *form.of(messages, tool_format)],
                 "tools": [{"type": "function", "function": function}],
@@ -219,29 +220,29 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
             try:
                 faults[form] = _faults(template.render(variables), words)
             except TemplateLimit:
-                return [FORMS[0]]  # each form would take as long again, and the conversation, too
+                return [FORMS[0]]  # each other form, and the conversation itself, would take as long
             except Exception:  # a template is a program: it can raise any exception
                 continue
         if faults:
             best = [form for form in faults if faults[form] == min(faults.values())]
             return [*{form.calls: form for form in reversed(best)}.values()][::-1]
-    return [*FORMS]  # it refuses the trial, and may take another conversation
+    return [*FORMS]  # the template refuses the trial, but may accept another conversation
 
 
 def most_calls(messages: Sequence[Message]) -> int:
-    """Calls in the message that has the most; an answer of a tool is one of a call."""
+    """Returns the largest number of calls in a message; the result of a tool counts as one call."""
     return max(len(message.get("tool_calls") or ()) or (message["role"] == "tool") for message in messages)
 
 
 def shown(
     messages: Sequence[Message], source: str, template: BoundedTemplate, tools: Tools | None, forms: Sequence[Form]
 ) -> Iterator[list[Message]]:
-    """The messages as the template can show them, each once; of several the first that it accepts counts.
+    """Yields the messages in each form that the template may accept, the best first.
 
-    The last ones have turns that take turns, which some templates demand.
+    In the last forms the roles alternate, as some templates demand.
 
     Args:
-        forms: of the template.
+        forms: the forms of the template, from best_forms().
     """
     tool_format = ToolFormat.of(source)
     made: list[list[Message]] = []
@@ -258,7 +259,7 @@ def shown(
 
 
 def _without_system(messages: list[Message]) -> list[Message]:
-    """As _joined, with the system's message as the start of a user's, for templates that refuse the role."""
+    """Joins as _joined does, and puts the system message at the start of the user's, for templates that refuse it."""
     messages = _joined(messages)
     if len(messages) < 2 or [message["role"] for message in messages[:2]] != ["system", "user"]:
         return messages
@@ -267,9 +268,8 @@ def _without_system(messages: list[Message]) -> list[Message]:
 
 
 def _joined(messages: list[Message]) -> list[Message]:
-    """The messages with one system message, at the start: those behind it at once are part of it, and a later one is a
-    user's. Neighbours of a user, and of the assistant, are one message. Agents send such conversations, and some
-    templates refuse them."""
+    """Joins neighbours of the same role, other than results of tools, to one message; a system message behind another
+    role becomes a user message. Agents send conversations with such messages, and some templates refuse them."""
     made: list[dict[str, Any]] = []
     for message in messages:
         last = made[-1] if made else None

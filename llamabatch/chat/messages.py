@@ -1,4 +1,4 @@
-"""The messages of a conversation: their form, and their content as one text."""
+"""Checks the messages of a conversation, and joins the content of a message to one text."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from llamabatch.utils.checks import show
 
 Message = Mapping[str, Any]
 PICTURE_TYPES = ("image_url", "input_image", "image", "image_pil")
-"""Types of parts with a picture, in the words of OpenAI's chats, of its responses, of transformers and of vLLM."""
+"""The `type` of a part with a picture: in OpenAI's chats, in its responses, in transformers and in vLLM."""
 SOUND_TYPES = ("input_audio", "audio_url", "audio")
-"""The same with a sound."""
-MEDIA_MARK = "media_mark"  # type of the part that stands for a picture or a sound, for which the mark is written
+"""The `type` of a part with a sound."""
+MEDIA_MARK = "media_mark"  # `type` of a part that only has the mark of a picture or a sound
 Conversation = Sequence[Message]
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def check_conversation(conversation: object, *, media: bool = False) -> Conversation:
-    """The conversation itself, if it has the form of one. Raises PromptError.
+    """Returns the conversation unchanged. Raises PromptError if it is no list of valid messages.
 
     Args:
-        media: its messages may have parts with pictures and sounds, which are not looked at.
+        media: allow parts with pictures and sounds; these parts are not checked.
     """
     messages = as_messages(conversation)
     for index, message in enumerate(messages):
@@ -34,7 +34,7 @@ def check_conversation(conversation: object, *, media: bool = False) -> Conversa
 
 
 def as_messages(conversation: object) -> Conversation:
-    """A conversation, if it is a list with a message at least. Raises PromptError."""
+    """Returns the conversation unchanged. Raises PromptError unless it is a list with at least one message."""
     if isinstance(conversation, (str, Mapping)) or not isinstance(conversation, Sequence):
         raise PromptError(f"a conversation is a list of messages, not {type(conversation).__name__}")
     if not conversation:
@@ -50,20 +50,20 @@ def _without_media(message: Any) -> Any:
 
 
 def media_kind(part: object) -> Kind | None:
-    """The kind of the picture or sound that a part of a message has; None: it has none."""
+    """Returns the kind of media in a part of a message; None: the part has no picture or sound."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     return IMAGE if kind in PICTURE_TYPES else SOUND if kind in SOUND_TYPES else None
 
 
 def checked_message(index: int, message: object, template: str | None = None) -> Message:
-    """A message with its content as one text, and calls that have the form of calls.
+    """Returns a message with its content joined to one text, after a check of its form and its tool calls.
 
     Args:
-        index: its place in the conversation.
-        template: the one that will render it; with it a mistyped role is found.
+        index: position of the message in the conversation, for error messages.
+        template: the chat template of the conversation; if given, a mistyped role is an error.
 
     Raises:
-        PromptError: a message has no role or no content, or one of another form.
+        PromptError: the message has no role or no content, or a field has the wrong form.
     """
     place = f"messages[{index}]"
     form = 'a message is {"role": "user" | "assistant" | "system" | "tool", "content": text}'
@@ -89,13 +89,13 @@ def checked_message(index: int, message: object, template: str | None = None) ->
 
 
 def _check_role(place: str, role: str, template: str) -> None:
-    """Raises PromptError for a mistyped role, which many a template would write as it is. Any other name may be a
-    role of the model."""
+    """Raises PromptError for a mistyped role, which many templates would write as it is. A role that resembles no
+    usual one is allowed, because a model may have roles of its own."""
     if role in _ROLES:
         return
     name = role.lower()
     meant = difflib.get_close_matches(name, _ROLES, n=1, cutoff=0.8)
-    if not meant or (name != meant[0] and meant[0] in name):  # tool_call and user2 are names of their own
+    if not meant or (name != meant[0] and meant[0] in name):  # tool_call and user2 are not mistyped
         return
     if not re.search(rf"['\"]{re.escape(role)}['\"]", template):
         raise PromptError(f"role of {place} is {show(role)}; did you mean {meant[0]!r}?")
@@ -107,7 +107,7 @@ def _content(place: str, content: object) -> str | None:
     if not isinstance(content, (list, tuple)):
         raise PromptError(f"content of {place} is {show(content)}; give a text, or a list of text parts")
     joined, behind_mark = "", True
-    for part in content:  # a line break stands between two texts, none beside a picture, as in llama-server
+    for part in content:  # as in llama-server, a line break separates two texts, but not a text and a picture
         text, is_mark = _text_of(place, part)
         joined += text if is_mark or behind_mark else f"\n{text}"
         behind_mark = is_mark
@@ -115,7 +115,7 @@ def _content(place: str, content: object) -> str | None:
 
 
 def _text_of(place: str, part: object) -> tuple[str, bool]:
-    """The text of a part, and True if it is the mark of a picture."""
+    """Returns the text of a part, and True if the text is the mark of a picture or a sound."""
     if not isinstance(part, Mapping):
         raise PromptError(f"content of {place} has the part {show(part)}; give parts of text, pictures or sounds")
     kind = part.get("type")
@@ -126,7 +126,7 @@ def _text_of(place: str, part: object) -> tuple[str, bool]:
 
 
 def _check_call(place: str, call: object) -> None:
-    """Raises PromptError for what has not the form of a call."""
+    """Raises PromptError if `call` is not a tool call."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise PromptError(f'a tool call of {place} is {show(call)}; give {{"function": {{"name": …, "arguments": …}}}}')

@@ -1,6 +1,6 @@
-"""Chat templates by the names that llama.cpp has for them (src/llama-chat.cpp), as jinja2.
+"""llama.cpp's named chat templates (src/llama-chat.cpp), written in jinja2.
 
-For models whose file has none, or a wrong one. llama.cpp writes these prompts in C++; a test compares.
+They serve models whose file has no template, or a wrong one. llama.cpp writes these prompts in C++; a test compares.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Mapping
 
 
 def _turns(parts: Mapping[str, tuple[str, str]], opening: str, *, trim: bool = False, start: str = "") -> str:
-    """A template whose turns differ by their role alone.
+    """Returns a template in which a turn depends only on its role.
 
     Args:
-        parts: for each role the texts around a content; {role} is the role. "": of all other roles.
-        opening: of the answer.
-        trim: contents are without the white space around them.
-        start: of the whole prompt.
+        parts: by role, the texts before and after the content. {role} in a text becomes the role; the role "" stands
+            for all other roles.
+        opening: text that opens the answer.
+        trim: remove the white space around each content.
+        start: text at the start of the prompt.
     """
     content = "message['content'] | trim" if trim else "message['content']"
     cases = []
@@ -52,7 +53,7 @@ _GEMMA = (
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
 )
 
-DEFAULT = "chatml"  # what llama-server takes for a model without one (common_chat_templates_init)
+DEFAULT = "chatml"  # llama-server's choice for a model without a template (common_chat_templates_init)
 IN_PYTHON, ON_A_LINE = f'chat_template="{DEFAULT}"', f"--chat-template {DEFAULT}"
 TEMPLATES: dict[str, str] = {
     "chatml": _turns({"": ("<|im_start|>{role}\n", "<|im_end|>\n")}, "<|im_start|>assistant\n"),

@@ -1,4 +1,4 @@
-"""OutputParser: generated text, as it comes, into thinking, answer and tool calls."""
+"""OutputParser: splits generated text, as it comes, into thinking, answer and tool calls."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ MakeToolParser = Callable[[], TextParser]
 class OutputParser:
     """The parser of one continuation: a TextParser.
 
-    The thinking goes to `Delta.reasoning`, without white space around it; the rest to the tool parser, or to
-    `Delta.text`. Of the line breaks between the two up to len(GAP) are dropped.
+    The thinking goes to `Delta.reasoning`, without white space around it. The rest goes to the tool parser, or to
+    `Delta.text`. Up to len(GAP) line breaks between the two are dropped.
 
     Args:
-        chat_format: of the model.
-        thinking: its state where the prompt ends.
-        special: marks that are special tokens of the vocabulary. No text can quote them, so that they count anywhere;
-            other tags count at the beginning of the answer only.
-        ends_thinking: marks of calls that end a thinking, too.
+        chat_format: the format of the model.
+        thinking: the state of the thinking where the prompt ends.
+        special: Marks that are special tokens of the vocabulary. No text can quote them, so they count anywhere; other
+            tags count only at the beginning of the answer.
+        ends_thinking: marks of calls that also end the thinking.
         make_tool_parser: makes the parser of the text behind the thinking; None: that text is the answer.
 
     Attributes:
-        has_reasoned: the continuation has a thinking part, be it empty.
+        has_reasoned: the continuation has a thinking part, even an empty one.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class OutputParser:
         return self._parts.take()
 
     def finish(self, text: str = "") -> Delta:
-        """Takes the last piece; gives all that was held back."""
+        """Takes the last piece; returns everything that is still held back."""
         self._splitter.feed(text)
         self._splitter.finish()
         self._parts.finish()
@@ -88,7 +88,7 @@ class OutputParser:
 
 
 def joined_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    """The calls that deltas make up, in their order."""
+    """Joins deltas to calls, in the order of their index."""
     calls: dict[int, ToolCall] = {}
     for delta in deltas:
         before = calls.get(delta.index)
@@ -100,7 +100,7 @@ def joined_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
 
 
 class _Parts:
-    """Gathers the parts of a delta: thinking without white space around it, and the rest through the tool parser."""
+    """A collector of the parts of a delta: thinking without white space around it, and text through the tool parser."""
 
     def __init__(self, tool_parser: TextParser | None) -> None:
         self.has_reasoned = False
@@ -112,7 +112,7 @@ class _Parts:
         self._has_thought = False  # some thinking besides white space has come
 
     def begin_reasoning(self) -> None:
-        """A thinking part begins; a second one stands on a new line."""
+        """Begins a thinking part; a second one starts on a new line."""
         self.has_reasoned = True
         self._space = "\n" if self._has_thought else ""
 
@@ -134,7 +134,7 @@ class _Parts:
             self._take_in(self.tool_parser.finish())
 
     def take(self) -> Delta:
-        """The parts since the last call."""
+        """Returns the parts since the last call."""
         delta = Delta(self._reasoning, self._text, tuple(self._calls))
         self._reasoning, self._text, self._calls = "", "", []
         return delta
@@ -147,7 +147,7 @@ class _Parts:
 
 
 class _Splitter(Protocol):
-    """Tells thinking from the rest and hands both to a _Parts."""
+    """The interface of a splitter, which separates thinking from the rest and hands both to a _Parts."""
 
     def feed(self, text: str) -> None: ...
 
@@ -155,7 +155,7 @@ class _Splitter(Protocol):
 
 
 class _Plain:
-    """A format without thinking."""
+    """The splitter for a format without thinking."""
 
     def __init__(self, parts: _Parts) -> None:
         self._parts = parts
@@ -168,11 +168,11 @@ class _Plain:
 
 
 class _Tags:
-    """Thinking between two tags.
+    """The splitter for thinking between two tags.
 
     Args:
         anywhere: the tags count wherever they stand, not only before the answer.
-        stops: other texts that end the thinking, and are part of the answer.
+        stops: other texts that end the thinking; they are part of the answer.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class _Tags:
             self._parts.add_text(held)
 
     def _before(self) -> bool:
-        """Only white space has come. Each step returns False when it waits for more text."""
+        """Looks for a tag while only white space has come. Each step returns False if it needs more text."""
         begun = self._held.lstrip()
         for tag in (self._start, self._end):
             if begun.startswith(tag):
@@ -222,7 +222,7 @@ class _Tags:
         self._gap = len(GAP)
 
     def _opened(self) -> bool:
-        """The prompt has opened the thinking; some models write the tag once more."""
+        """Skips a repeated start tag: the prompt has opened the thinking, but some models write the tag again."""
         begun = self._held.lstrip()
         if begun.startswith(self._start):
             self._held = begun[len(self._start) :]
@@ -246,7 +246,7 @@ class _Tags:
         return False
 
     def _after(self) -> bool:
-        """Between the thinking and the answer."""
+        """Drops line breaks between the thinking and the answer."""
         while self._gap and self._held.startswith("\n"):
             self._held, self._gap = self._held[1:], self._gap - 1
         if self._held or not self._gap:
@@ -275,21 +275,22 @@ class _Tags:
 
 _MARK = re.compile("|".join(map(re.escape, CHANNEL_MARKS)))
 _HEADER_BEGINS = (START, CHANNEL, CONSTRAIN, "to=", END)
-_MOST_HEADER = 512  # characters of a header up to its next mark; what is longer is none
+_MOST_HEADER = 512  # characters of a header up to its next mark; a longer text is no header
 _MOST_HELD = _MOST_HEADER + max(map(len, CHANNEL_MARKS))
 
 
 class _Channels:
-    """Messages in channels: analysis is thinking, final and commentary are the answer, one with a recipient is a call.
+    """The splitter for messages in channels.
 
-    A call goes to the tool parser with its header and its marks, as the model wrote it; without a tool parser its body
-    is a part of the answer.
+    Analysis is thinking, final and commentary are the answer, and a message with a recipient is a call. A call goes to
+    the tool parser as the model wrote it, with its header and marks. Without a tool parser, the body of the call is
+    part of the answer.
     """
 
     def __init__(self, parts: _Parts, thinking: Thinking) -> None:
         self._parts = parts
         self._held = ""
-        self._header: str | None = ""  # of the message to come; None: inside a message
+        self._header: str | None = ""  # the header of the next message so far; None: inside a message
         self._add: Callable[[str], None] = parts.add_text
         self._is_call = False
         self._n_texts = 0  # messages of the answer so far
@@ -307,7 +308,7 @@ class _Channels:
         held, self._held = self._held, ""
         if self._header is None:
             self._add(held)
-        elif self._header == "" and not held.lstrip().startswith(("<|", "to=")):  # "to" alone, say
+        elif self._header == "" and not held.lstrip().startswith(("<|", "to=")):  # the text may be "to" alone
             self._parts.add_text(held)
 
     def _step(self) -> bool:
@@ -318,7 +319,7 @@ class _Channels:
         if may_be_header and found is None and len(self._held) < _MOST_HELD:
             return False
         if not may_be_header or found is None or found.start() > _MOST_HEADER:
-            self._begin(f"{CHANNEL}final")  # a text without channels
+            self._begin(f"{CHANNEL}final")  # the text has no channels
             return True
         before, mark = self._held[: found.start()], found[0]
         self._held = self._held[found.end() :]
@@ -367,13 +368,13 @@ class _Channels:
 
 
 def _may_be_header(text: str) -> bool:
-    """True if a header may begin so: with a mark or a recipient, or a part of one."""
+    """Returns True if the text may begin a header: it begins with a mark, a recipient, or a part of one."""
     begun = text.lstrip(" ")
     return any(begun.startswith(mark) or mark.startswith(begun) for mark in _HEADER_BEGINS)
 
 
 def held_length(text: str, marks: Iterable[str]) -> int:
-    """Characters at the end of the text that may become one of these marks with more text behind them."""
+    """Returns the number of characters at the end of the text that more text may turn into one of these marks."""
     longest = 0
     for mark in marks:
         for length in range(min(len(mark) - 1, len(text)), longest, -1):

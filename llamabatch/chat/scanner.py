@@ -1,8 +1,8 @@
 """Scanner: generated text as it comes, for parsers that are written as generators.
 
 A parser reads as if all text were there, and yields where it needs more: `yield from scanner.accept("<tool_call>")`.
-What it emits cannot be taken back, so that a part which may still become a marker is held until that is certain. Then
-the emitted parts, joined, do not depend on how the text was cut.
+Emitted text cannot be taken back. So a part that may still become a marker is held until its meaning is certain. As a
+result, the joined output does not depend on how the text was cut.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SPACES = re.compile(r"\s*")
 
 
 class Scanner:
-    """Text that is read once, in order, with marks to go back to.
+    """Text that is read once, in order, with a mark to go back to.
 
     Attributes:
         ended: no more text comes.
         at: position of the next character in `buffer`.
-        buffer: text from the lowest mark on.
+        buffer: text that is still needed: from the mark on, or else from the next character on.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Scanner:
         self._mark = self.at - length
 
     def unmark(self) -> None:
-        """Forgets the mark: there is no way back any more."""
+        """Forgets the mark: the scanner cannot go back any more."""
         self._mark = None
 
     def back(self, length: int) -> None:
@@ -60,25 +60,25 @@ class Scanner:
 
     @property
     def rest(self) -> str:
-        """Text that is there and not read."""
+        """The text that has come and is not read yet."""
         return self.buffer[self.at :]
 
     def more(self) -> Reading[bool]:
-        """Waits for more text. False: it has ended."""
+        """Waits for more text; returns False if the text has ended."""
         before = self._num_pushed
         while self._num_pushed == before and not self.ended:
             yield
         return self._num_pushed > before
 
     def peek(self) -> Reading[str]:
-        """The next character, not read; "" at the end."""
+        """Returns the next character without reading it; "" at the end."""
         while self.at == len(self.buffer):
             if not (yield from self.more()):
                 return ""
         return self.buffer[self.at]
 
     def accept(self, *texts: str) -> Reading[str]:
-        """Reads the one of these texts that comes next, the longest if several do; "": none comes."""
+        """Reads the longest of these texts that comes next, and returns it; "": none of them comes."""
         longest_first = sorted(texts, key=len, reverse=True)
         while True:
             if not any(len(text) > len(self.buffer) - self.at and text.startswith(self.rest) for text in texts):
@@ -92,7 +92,7 @@ class Scanner:
         return ""
 
     def spaces(self) -> Reading[str]:
-        """Reads whitespace."""
+        """Reads whitespace and returns it."""
         read = ""
         while True:
             match = _SPACES.match(self.buffer, self.at)
@@ -102,7 +102,7 @@ class Scanner:
                 return read
 
     def until(self, markers: tuple[str, ...], emit: Callable[[str], object]) -> Reading[str]:
-        """Emits text up to the first of the markers and reads that, too; "": there is none to the end."""
+        """Emits text up to the first marker, then reads the marker and returns it; "": the text ended without one."""
         while True:
             first, marker = self._find(markers, self.at)
             held = self._held(markers)
@@ -116,7 +116,7 @@ class Scanner:
                 return ""
 
     def text_until(self, markers: tuple[str, ...], most: int) -> Reading[tuple[str, str]]:
-        """The text up to the first of the markers, and that marker; "" for it: none comes within `most` characters."""
+        """Reads up to the first marker; returns text and marker, or "", "" if none is within `most` characters."""
         longest = max(map(len, markers))
         while True:
             first, marker = self._find(markers, self.at)
@@ -128,7 +128,7 @@ class Scanner:
                 return "", ""
 
     def _find(self, markers: tuple[str, ...], start: int) -> tuple[int, str]:
-        """Place of the first marker, and the marker; "": there is none."""
+        """Returns the position of the first marker, and the marker; "": there is none."""
         places = [(at, marker) for marker in markers if (at := self.buffer.find(marker, start)) >= 0]
         return min(places, default=(-1, ""))
 
@@ -138,7 +138,7 @@ class Scanner:
             self.at = end
 
     def _held(self, markers: tuple[str, ...]) -> int:
-        """Position from which on the text may become a marker."""
+        """Returns the position from which the text may still become a marker."""
         longest = max(map(len, markers))
         for start in range(max(self.at, len(self.buffer) - longest + 1), len(self.buffer)):
             tail = self.buffer[start:]
@@ -155,9 +155,9 @@ _MOST_DEPTH = 100
 
 
 class JsonScan:
-    """Follows one JSON value, a piece at a time, and finds its end.
+    """A scanner that follows one JSON value, piece by piece, and finds its end.
 
-    Control characters within strings, which JSON forbids and models write, come out as escapes.
+    JSON forbids control characters within strings, but models write them; they come out as escapes.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class JsonScan:
 
     @property
     def done(self) -> bool:
-        """True behind the end of the value."""
+        """True if the value has ended."""
         return self._state == _DONE
 
     @property
@@ -178,7 +178,7 @@ class JsonScan:
         return self._state == _BAD
 
     def read(self, text: str, at: int) -> tuple[int, str]:
-        """Reads on from a position; returns the position behind the part that belongs to the value, and that part."""
+        """Reads on from position `at`; returns the end of the part that belongs to the value, and that part."""
         made: list[str] = []
         while at < len(text) and self._state not in (_DONE, _BAD):
             if self._state == _STRING:
@@ -202,7 +202,7 @@ class JsonScan:
         return at, "".join(made)
 
     def end(self) -> None:
-        """Ends a number that only the end of the text ends."""
+        """Ends the value at the end of the text: a number on its own has no other end."""
         if self._state == _SCALAR and not self._closers:
             self._state = _DONE if _SCALARS.fullmatch(self._scalar) else _BAD
 

@@ -1,4 +1,4 @@
-"""The arguments of a call between tags as rules of a grammar: which names come, in which order, and how many."""
+"""Makes the grammar rules of arguments between tags: their names, their order, and their number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llamabatch.request.json_schema import referred
 from llamabatch.request.lark_rules import MAX_CHARS, PARAMETERS, Raw, Rules, quoted
 from llamabatch.utils.checks import show
 
-NAME = Raw(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}", "x")  # of an argument that the schema does not name
+NAME = Raw(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}", "x")  # name of an argument that the schema does not name
 _MOST_FORMS = 64  # of one schema
 _MOST_COUNTS = 4096  # rules that count arguments
 _DEEPEST = 64  # schemas within schemas
@@ -24,7 +24,7 @@ _DEEPEST = 64  # schemas within schemas
 
 @dataclass(frozen=True)
 class Tags:
-    """Text before the name of an argument, before its value, and behind that."""
+    """The texts before the name of an argument, before its value, and behind its value."""
 
     key: str
     value: str
@@ -36,11 +36,11 @@ class Form:
     """One way in which arguments fit a schema.
 
     Attributes:
-        named: schemas by name, in the order in which they come.
-        is_listed: the names are all that there are, unless something is said of others.
-        patterns: schemas of other names, by a regular expression that is found in these.
-        other: the schema of all other names; None: nothing is said of them.
-        least, most: number of arguments; None: any.
+        named: schemas of arguments by name, in the order in which the arguments come.
+        is_listed: no other names are allowed, unless `patterns` or `other` allows them.
+        patterns: schemas of other arguments, by a regular expression that is found in the name.
+        other: the schema of all remaining arguments; None: the schema does not mention them.
+        least, most: bounds of the number of arguments; None: no bound.
     """
 
     named: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Form:
     most: int | None = None
 
     def of(self, name: str) -> Any:
-        """The schema of a name, as far as it is known: a name may have a pattern, or not."""
+        """Returns the schema of a name; True if there are patterns, as the name may or may not match one."""
         return self.named.get(name, True if self.other is None or self.patterns else self.other)
 
 
@@ -60,9 +60,9 @@ class Forms:
     """The forms of the arguments of a function.
 
     Args:
-        about: what has the schema, for messages.
+        about: the owner of the schema, for messages.
         root: the whole schema.
-        budget: of the request.
+        budget: the budget of the request.
     """
 
     def __init__(self, about: str, root: Mapping[str, Any], budget: Budget) -> None:
@@ -85,7 +85,7 @@ class Forms:
         if isinstance(reference := schema.get("$ref"), str):
             target = referred(reference, self._root)
             if target is None:
-                raise self._error(f"have the $ref {show(reference)}, where its schema has nothing")
+                raise self._error(f"have the $ref {show(reference)}, which the schema does not have")
             found = self._both(found, self.of(target, depth + 1))
         for part in checked_parts(schema, "allOf", self._about):
             found = self._both(found, self.of(part, depth + 1))
@@ -101,13 +101,13 @@ class Forms:
         return found
 
     def _own(self, schema: Mapping[str, Any]) -> Form:
-        """The form of a schema without those that it joins."""
+        """Returns the form of a schema's own keywords, without the schemas that it joins."""
         named, patterns = self._by_name(schema, "properties"), self._by_name(schema, "patternProperties")
         required = schema.get("required", ())
         if not isinstance(required, (list, tuple)) or not all(isinstance(each, str) for each in required):
             raise self._error(f"have {show(required)} for required; give a list of names")
         if patterns and (named or required):
-            raise self._error("have patternProperties beside other names, which no call in this notation can hold")
+            raise self._error("have patternProperties beside other names, which this notation cannot express")
         self._budget.spend(self._about, len(named) + len(patterns))
         return Form(
             named,
@@ -131,12 +131,12 @@ class Forms:
 
     def _check_number(self, n_forms: int) -> None:
         if n_forms > _MOST_FORMS:
-            raise self._error(f"can be fitted in more than {_MOST_FORMS} ways, by anyOf and oneOf")
+            raise self._error(f"have more than {_MOST_FORMS} combinations of anyOf and oneOf")
 
     def _met(self, one: Form, other: Form) -> Form:
         names = [*one.named, *one.required, *other.named, *other.required]
         if (one.patterns or other.patterns) and (names or (one.patterns and other.patterns)):
-            raise self._error("have patternProperties beside other names, which no call in this notation can hold")
+            raise self._error("have patternProperties beside other names, which this notation cannot express")
         self._budget.spend(self._about, len(one.named) + len(other.named))
         counts = [each for each in (one.most, other.most) if each is not None]
         patterns = [
@@ -155,7 +155,7 @@ class Forms:
         )
 
     def _check_apart(self, each: Sequence[Sequence[Form]]) -> None:
-        """Raises SamplingError unless arguments fit one of these schemas at most."""
+        """Raises SamplingError unless arguments can fit at most one of these schemas."""
         for some, others in itertools.combinations(each, 2):
             if not all(self._are_apart(one, other) for one in some for other in others):
                 raise self._error("have a oneOf of which two parts may fit at once; give anyOf, or a const to each")
@@ -164,7 +164,7 @@ class Forms:
         return any(self._exclude(one.of(name), other.of(name)) for name in {*one.required, *other.required})
 
     def _exclude(self, one: object, other: object) -> bool:
-        """True if no value fits both schemas for sure."""
+        """Returns True if it is certain that no value fits both schemas."""
         if one is False or other is False:
             return True
         if not self._types_of(one) & self._types_of(other):
@@ -174,15 +174,15 @@ class Forms:
         )
         return any(
             not any(value in others for value in values) for values in lists for others in other_lists
-        )  # Python takes 0 for False, and then they count as the same
+        )  # 0 == False in Python, so these two count as the same value
 
     def _error(self, what: str) -> SamplingError:
         return SamplingError(f"tools are refused: {self._about} {what}")
 
 
 def _both(one: object, other: object) -> object:
-    """The schema of what fits two schemas."""
-    if one is True or json.dumps(one) == json.dumps(other):  # Python takes 0 for False
+    """Returns the schema of the values that fit both schemas."""
+    if one is True or json.dumps(one) == json.dumps(other):  # as JSON, because 0 == False in Python
         return other
     return one if other is True else {"allOf": [one, other]}
 
@@ -200,16 +200,17 @@ def arguments(
     check: Callable[[Sequence[str]], None],
     budget: Budget,
 ) -> str:
-    """The rules of all arguments of a function.
+    """Adds the rules of all arguments of a function; returns the expression that uses them.
 
     Args:
-        number: which no other function has.
-        root: the schema, with what a grammar can hold.
-        check: raises SamplingError for names that a reader does not find.
-        budget: of the request.
+        number: a number that no other function has.
+        root: the schema, as far as a grammar can express it.
+        check: raises SamplingError for names that the reader could not find in a call.
+        budget: the budget of the request.
 
     Raises:
-        SamplingError: no arguments fit the schema, or a notation with tags cannot hold it; it says what of it.
+        SamplingError: no arguments fit the schema, or a notation with tags cannot express it. The message names the
+            part at fault.
     """
     about = f"{PARAMETERS} of {show(function)}"
     forms = [closed(form) for form in Forms(about, root, budget).of(root)]
@@ -232,20 +233,20 @@ def arguments(
 
 
 def closed(form: Form) -> Form:
-    """A form with all names that it requires, and no other names than it has, unless it says so."""
+    """Returns a form with a schema for every required name, and without other names unless it allows them."""
     named = {**form.named, **{name: form.of(name) for name in form.required if name not in form.named}}
     other = not (form.is_listed or form.patterns) if form.other is None else form.other
     return replace(form, named=named, other=other)
 
 
 class _Arguments:
-    """The rules of one form.
+    """A writer of the rules of one form.
 
     Args:
-        names: that some form of the arguments has, so that no other argument may have them.
+        names: the names in all forms of the arguments; an argument that the schema does not name cannot have them.
 
     Attributes:
-        impossible: a required argument that no value fits.
+        impossible: the name of a required argument that no value fits; None: none was found.
     """
 
     def __init__(self, rules: Rules, tags: Tags, place: str, about: str, values: Values, names: Iterable[str]) -> None:
@@ -258,7 +259,7 @@ class _Arguments:
         self.impossible: str | None = None
 
     def of(self, form: Form) -> str | None:
-        """The rules of a form; None: nothing fits it."""
+        """Adds the rules of a form; returns the expression that uses them; None: nothing fits the form."""
         items: list[tuple[str, bool]] = []
         for k, (name, schema) in enumerate(form.named.items()):
             start = quoted(self._tags.key + name + self._tags.value)
@@ -274,7 +275,7 @@ class _Arguments:
         if most is not None and most < 0:
             return None
         if least > 1 and free:
-            raise self._error(f"have minProperties {form.least}, of which all but one must be in required")
+            raise self._error(f"have minProperties {form.least}; required must then name all but one")
         self._rules.about = self._about
         if least <= 0 and (most is None or (most >= len(items) - n_required and not free)):
             parts = [text if is_required else f"({text})?" for text, is_required in items]
@@ -282,7 +283,7 @@ class _Arguments:
         return self._counted(items, free, max(0, least), most)
 
     def _free(self, form: Form) -> Iterator[str]:
-        """Arguments that the schema does not name, each pattern's, then all others."""
+        """Yields the rules of arguments that the schema does not name: for each pattern, then for all other names."""
         patterns = {pattern: f"({found_in_text(pattern)})" for pattern in form.patterns or ()}
         if len(patterns) * sum(map(len, patterns.values())) > MAX_CHARS:
             raise self._error(f"have {len(patterns)} patternProperties, which are too many")
@@ -294,7 +295,7 @@ class _Arguments:
             terms = [f"/{NAME.regex}/", *list(patterns.values())[k : k + 1]]
             terms += [f"~({' | '.join(others)})"] if others else []
             name = self._rules.rule(f"NAME{self._place}_{k}", " & ".join(terms))
-            # one terminal, as the start of a named argument is: the lexer would not go back from that
+            # The start is one terminal, like the start of a named argument, from which the lexer could not go back.
             start = f"{quoted(self._tags.key)} {name} {quoted(self._tags.value)}"
             start = self._rules.rule(f"START{self._place}_{k}", start)
             made = self._values.rule(f"{self._place}_free{k}", "", start, schema)
@@ -302,7 +303,7 @@ class _Arguments:
                 yield made
 
     def _counted(self, items: Sequence[tuple[str, bool]], free: str, least: int, most: int | None) -> str | None:
-        """Rules that count the arguments that are not required: a rule for each of these and each count before it."""
+        """Adds rules that count the optional arguments: a rule for each argument and each count before it."""
         n_counts = 1 + (least if most is None else most)
         if (len(items) + 1) * n_counts > _MOST_COUNTS:
             many = f"{len(items)} arguments up to {n_counts - 1}"

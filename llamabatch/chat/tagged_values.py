@@ -1,5 +1,7 @@
-"""A value between tags as rules of a grammar. A string stands there as it is, so that its schema becomes one regular
-expression, which null, true, false and numbers join; lists and objects are JSON.
+"""Makes the grammar rules of a value between tags.
+
+A string stands there as it is, so its schema becomes one regular expression. This expression also has null, true, false
+and numbers. Lists and objects are JSON.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from llamabatch.request.lark_rules import ANY, GUIDANCE, MAX_CHARS, Rules, quote
 from llamabatch.utils.checks import show
 
 LARK = "x-lark"
-"""Of the schema of an argument that is a string: a grammar in Lark's notation, which it follows where a notation holds
-strings as they are. As JSON they have escapes, which no grammar of the text has."""
+"""Key in the schema of a string argument: a Lark grammar of the string. It counts only where the notation writes
+strings as they are. Strings in JSON have escapes, which the grammar of a text does not have."""
 
-_NO_NAME = "\0"  # which no argument has
+_NO_NAME = "\0"  # a name that no argument has
 _DEEPEST = 64  # schemas within schemas
-_SPACE = r"[\s\x1c-\x1f]*"  # that the readers strip
-# Texts that may be JSON of a type, so that a reader does not take them as strings where the type is allowed.
+_SPACE = r"[\s\x1c-\x1f]*"  # white space that the readers strip
+# Texts that look like JSON of a type. Where the type is allowed, a reader does not take them as strings.
 _WHOLE, _FRACTION = "-?(0|[1-9][0-9]*)", r"(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _LOOKS = {
     "null": "null",
@@ -51,17 +53,17 @@ _LOOKS = {
 _BEGINS = {"number": "[0-9-]", "integer": "[0-9-]", "array": r"\[", "object": r"\{"}
 _NUMBERS = frozenset(("number", "integer"))
 _BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
-_SOME_WHOLE, _SOME_NUMBER = 7919 * 10**12 + 1, 0.7919e-12  # that no schema lists
+_SOME_WHOLE, _SOME_NUMBER = 7919 * 10**12 + 1, 0.7919e-12  # numbers that no schema lists
 
 
 class Values:
-    """Values of the arguments of one function.
+    """A writer of the rules for the values of one function's arguments.
 
     Args:
-        rules: which the values add to.
-        end: behind each value.
-        root: the schema of all arguments, with what a grammar can hold.
-        budget: of the request.
+        rules: the grammar to add rules to.
+        end: text behind each value.
+        root: the schema of all arguments, as far as a grammar can express it.
+        budget: the budget of the request.
     """
 
     def __init__(self, rules: Rules, end: str, function: str, root: Mapping[str, Any], budget: Budget) -> None:
@@ -73,13 +75,13 @@ class Values:
         self._root = root
 
     def rule(self, place: str, name: str, start: str, schema: object) -> str | None:
-        """The rules of an argument; None: no value fits its schema.
+        """Adds the rules of an argument; returns the expression that uses them; None: no value fits its schema.
 
-        A string stands in one terminal with the text around it: where no string fits, none of that may come.
+        One terminal holds a string together with the text around it. It is left out where no string fits.
 
         Args:
-            place: which no other argument has.
-            name: of the argument; "": of any that the schema does not name.
+            place: suffix for the names of rules, which no other argument has.
+            name: name of the argument; "": any name that the schema does not mention.
             start: the text before the value, as an expression of a terminal.
         """
         about = f"argument {show(name)}" if name else "an argument"
@@ -105,17 +107,17 @@ class Values:
         return f"{start} ({text} | {self._json(place, schema, nested)})"
 
     def _read_as(self, name: str) -> frozenset[str]:
-        """The types as which a reader may take the value."""
+        """Returns the types that a reader may take the value for."""
         return self._types_of(of_argument(self._root, name or _NO_NAME))
 
     def _json(self, place: str, schema: object, types: frozenset[str]) -> str:
-        """The values of some types, as JSON."""
+        """Adds a rule for the values of these types, as JSON."""
         whole = schema if types >= self._types_of(schema) else {"allOf": [schema, {"type": sorted(types)}]}
         made = json.dumps({**self._with_definitions(whole), "x-guidance": GUIDANCE})
         return f"{self._rules.rule(f'json{place}', f'%json {made}')} {quoted(self._end)}"
 
     def _with_definitions(self, schema: object) -> dict[str, Any]:
-        """A schema with all that it refers to, wherever in the root that stands."""
+        """Returns a schema with all that it refers to, copied from anywhere in the root to its $defs."""
         names: dict[str, str] = {}
 
         def renamed(part: Any) -> Any:
@@ -159,10 +161,10 @@ def _refused(about: str, what: str) -> SamplingError:
 class _Words:
     """The words of JSON that a schema allows: null, true, false and numbers.
 
-    Between tags they are spelled as texts are, so that one terminal has to hold both.
+    Between tags, words and strings are written alike, so that one terminal has to hold both.
 
     Attributes:
-        is_bounded: there is more to numbers than a list or a type, which no words tell.
+        is_bounded: the schema restricts numbers by more than a list or a type, which words cannot express.
     """
 
     def __init__(
@@ -173,11 +175,11 @@ class _Words:
         self._types_of = types_of
         self._schema = schema
         self._root = root
-        self._numbers: dict[int | float, None] = {}  # that the schema lists
+        self._numbers: dict[int | float, None] = {}  # numbers that the schema lists
         self._look(schema, set())
 
     def expressions(self) -> list[str]:
-        """Those that fit, as expressions of a terminal; no numbers if there are bounds."""
+        """Returns the words that fit, as expressions of a terminal; no numbers if `is_bounded`."""
         words = [value for value in (None, True, False) if self._fits(self._schema, value)]
         found = [quoted(json.dumps(value)) for value in words]
         if self.is_bounded:
@@ -189,7 +191,7 @@ class _Words:
         return found + [quoted(json.dumps(each)) for each in self._numbers if self._fits(self._schema, each)]
 
     def _look(self, schema: object, seen: set[str]) -> None:
-        """Notes what the schema and all that it joins say of numbers."""
+        """Collects what the schema, and all schemas that it joins, say about numbers."""
         if not isinstance(schema, Mapping):
             return
         self._spend(1)
@@ -206,7 +208,7 @@ class _Words:
             self._look(referred(reference, self._root), seen)
 
     def _fits(self, schema: object, value: object, references: tuple[str, ...] = ()) -> bool:
-        """True if a value that is no text, list or object fits a schema without bounds."""
+        """Returns True if null, a boolean or a number fits a schema, apart from bounds of numbers."""
         self._spend(1 + sum(map(len, lists_of_values(schema))) if isinstance(schema, Mapping) else 1)
         if not isinstance(schema, Mapping):
             return schema is not False
@@ -235,8 +237,8 @@ class Texts:
 
     Args:
         about: the argument, for messages.
-        closing: with which a reader ends each value.
-        read_as: types that the reader of a value knows.
+        closing: text at which a reader ends a value.
+        read_as: types that a reader may take the value for.
     """
 
     def __init__(self, root: object, about: str, closing: str, read_as: frozenset[str], budget: Budget) -> None:
@@ -247,11 +249,12 @@ class Texts:
         self._read_as = read_as
 
     def readable(self, content: str, *, as_any: bool = False, apart_from: frozenset[str] = frozenset()) -> str:
-        """Of these texts those that a reader takes as they are.
+        """Returns the part of `content` that a reader takes as it is.
 
         Args:
-            as_any: what it takes for JSON may come, too.
-            apart_from: types that other terminals hold, so that the first letter decides which of them comes.
+            as_any: allow texts that a reader takes for JSON, too.
+            apart_from: types that other terminals hold. Texts that begin like one are left out, so that the first
+                letter decides which terminal comes.
         """
         never = [containing(self._closing)]
         if self._read_as != STRING and not as_any:
@@ -261,7 +264,7 @@ class Texts:
         return f"({content}) & ~({' | '.join(never)})"
 
     def of(self, schema: object, references: tuple[str, ...] = ()) -> str | None:
-        """An expression; None: no string fits the schema."""
+        """Returns an expression of the strings that fit a schema; None: none fits."""
         self._budget.spend(self._about)
         if len(references) > _DEEPEST:
             raise _refused(self._about, f"has a chain of more than {_DEEPEST} $refs")
@@ -278,7 +281,7 @@ class Texts:
             terms.append(self.of(part, references))
         if isinstance(reference := schema.get("$ref"), str):
             if reference in references:
-                return None  # no value of a finite depth
+                return None  # no value of finite depth fits a schema that refers to itself here
             terms.append(self.of(_target(reference, self._root, self._about), (*references, reference)))
         if "anyOf" in schema:
             each = [self.of(part, references) for part in checked_parts(schema, "anyOf", self._about)]
@@ -329,6 +332,6 @@ def _any_of(terms: Sequence[str | None]) -> str | None:
 
 
 def _alone(terms: Sequence[str], n: int) -> str:
-    """Texts of one term that are in no other."""
+    """Returns an expression of the texts that match the nth term and no other."""
     others = [f"({term})" for k, term in enumerate(terms) if k != n]
     return f"({terms[n]}) & ~({' | '.join(others)})" if others else terms[n]

@@ -1,10 +1,10 @@
-"""Chat templates within bounds: jinja2's sandbox, in which every step and every byte is paid for from a budget.
+"""Runs chat templates within bounds: in jinja2's sandbox, with a budget that pays for every step and every byte.
 
-A template is a program from a model's file, and jinja2's sandbox bounds what it may touch, not what it may use: three
-nested loops run for ever, and `'a' * 10**10` is one native call that nothing can interrupt. So the compiled template
-pays before it acts: for entering a block (every loop and every macro does), for the operands of operators, for the
-input of filters, tests and methods, and for the output that they can make of it. An operation without a price is
-refused. The same input costs the same on every machine, so that a template either fits or does not.
+A template is a program from a model's file. jinja2's sandbox limits access, but neither time nor memory: three nested
+loops run forever, and `'a' * 10**10` is one native call that nothing can interrupt. So the compiled template pays
+before it acts: for entering a block (every loop and every macro enters blocks), for the operands of operators, for the
+input of filters, tests and methods, and for the output that they can make of the input. An operation without a price
+is refused. The same input costs the same on every machine, so that a template fits on all machines or on none.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ from markupsafe import EscapeFormatter, Markup
 from llamabatch.errors import ConfigError
 from llamabatch.utils.checks import show
 
-MAX_SOURCE = 256 * 2**10  # characters; compiling takes seconds for more, and the longest known template has 40 KB
+MAX_SOURCE = 256 * 2**10  # characters; longer templates take seconds to compile, and the longest known one has 40 KB
 # One unit is the time of writing a byte: some nanoseconds.
 BUDGET = 128 * 2**20
-PER_BYTE = 2048  # more for each byte of the conversation: templates may walk it for each of its messages
+PER_BYTE = 2048  # added for each byte of the conversation: templates may walk all of it for each message
 MAX_BUDGET = 2**31
-MAX_DEPTH = 100  # of lists in lists
+MAX_DEPTH = 100  # levels of lists in lists
 MAX_BITS = 2**14  # of a whole number
 MAX_VALUE = 2**27  # units of one value that is worked on as a whole
 _STEP, _NODE, _CALL, _ITEM, _HELD = 128, 48, 256, 64, 64
-_LETTER = 84  # of a text that becomes a list of letters: most are objects of their own
+_LETTER = 84  # for each letter of a text that becomes a list: most letters are objects of their own
 _LOOK_EVERY = 2**20  # units between two calls of `cancelled`
 
-_CHANGES = ("append", "pop")  # of lists that a template has made, as Kimi-K2's does
+_CHANGES = ("append", "pop")  # allowed on lists that the template itself has made; Kimi-K2's template uses them
 
-# No chat template needs them, and their cost is unknown before they run.
+# No chat template needs these filters, and their cost is unknown before they run.
 _NO_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 
 
 class TemplateLimit(Exception):
-    """A template asks for more than it may use."""
+    """The error of a template that needs more than it may use."""
 
 
 class Meter:
-    """The rest of the budget of one rendering.
+    """The budget of one rendering, and the rest that is left.
 
     Args:
         budget: units.
         cancelled: called now and then; True ends the rendering.
-        given: ids of the lists that the template is given, and may not change.
+        given: ids of the lists that are passed to the template, which it may not change.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Meter:
         self.next_look = budget - _LOOK_EVERY
 
     def look(self) -> None:
-        """Raises TemplateLimit when the budget is spent, and CancelledError when the text is needed no more."""
+        """Raises TemplateLimit if the budget is spent, and CancelledError if the text is not needed any more."""
         if self.left < 0:
             raise TemplateLimit(
                 f"it takes more than the {self.budget:,} steps and bytes that a conversation of this size allows"
@@ -88,16 +88,17 @@ class Meter:
 Written = Callable[[Any], "str | None"]
 
 _GO = re.compile(r"\{\{-?\s*(?:(?:if|range|with|else if)\s+[^}]*)?[.$]\w*")
-_OF_GO = "; it looks like one of ollama's, in Go's language: give the model's own in jinja2, as its page has it"
+_OF_GO = "; it looks like an ollama template in Go's language: give the model's own jinja2 template"
 
 
 class BoundedTemplate:
-    """A compiled template: of conversations, or of the rows of a table.
+    """A compiled template, for conversations or for the rows of a table.
 
     Args:
         source: jinja2, as Hugging Face's transformers read it.
-        written: of the rows of a table: the text of a value that is written; None: it has none, which is an error, as
-            it is to write a missing variable. A chat template writes "" for that, and anything as Python has it.
+        written: For the rows of a table: returns the text of a value, or None for a value without a text, which is an
+            error. To write a missing variable is an error, too. Without `written`, as for chats, a missing variable
+            is written as "", and any value as Python writes it.
 
     Attributes:
         variables: names that the template reads.
@@ -122,7 +123,7 @@ class BoundedTemplate:
             raise ConfigError(f"{name} cannot be compiled: {describe(error)}{advice}") from error
 
     def render(self, variables: Mapping[str, Any], cancelled: Callable[[], bool] | None = None) -> str:
-        """The text. Raises TemplateLimit, CancelledError, and any exception of the template."""
+        """Returns the text. Raises TemplateLimit, CancelledError, and any exception of the template."""
         size = weight(variables, MAX_BUDGET)
         given = frozenset(_lists(variables)) if self._changes_lists else frozenset()
         meter = Meter(min(BUDGET + PER_BYTE * size, MAX_BUDGET), cancelled, given)
@@ -131,7 +132,7 @@ class BoundedTemplate:
 
 
 def describe(error: BaseException) -> str:
-    """The error of a template in a few words, never empty."""
+    """Returns the error of a template in a few words, never an empty text."""
     if isinstance(error, RecursionError):
         return "it nests too deeply"
     if isinstance(error, MemoryError):
@@ -141,10 +142,10 @@ def describe(error: BaseException) -> str:
 
 
 def weight(value: Any, most: int) -> int:
-    """Approximate bytes of a value with all items in it, each counted as often as it occurs.
+    """Returns the approximate bytes of a value with all items in it; each item counts as often as it occurs.
 
     Raises:
-        TemplateLimit: it weighs more than `most`, or its lists nest deeper than MAX_DEPTH.
+        TemplateLimit: the value weighs more than `most`, or its lists nest deeper than MAX_DEPTH.
     """
     total, level, depth = 0, [value], 0
     while level:
@@ -178,13 +179,13 @@ def weight(value: Any, most: int) -> int:
             elif isinstance(item, Namespace):
                 below.append(object.__getattribute__(item, "_Namespace__attrs"))
             if total > most:
-                raise TemplateLimit("a value is too large to be worked on")
+                raise TemplateLimit("a value is too large")
         level = below
     return total
 
 
 def _lists(value: Any) -> Iterator[int]:
-    """The ids of all lists in a value that `weight` has bounded."""
+    """Yields the ids of all lists in a value. `weight` must have bounded the value before."""
     left = [value]
     while left:
         item = left.pop()
@@ -197,8 +198,8 @@ def _lists(value: Any) -> Iterator[int]:
 
 
 class _Items:
-    """An iterator of a filter such as `map`, paid for item by item. A long chain of them needs no stack to end, as one
-    of generators would."""
+    """The iterator of a filter such as `map`, paid for item by item. Python frees a long chain of these without
+    recursion; a chain of generators would need the stack."""
 
     __slots__ = ("_items", "_spend")
 
@@ -214,8 +215,8 @@ class _Items:
 
 
 class _Generation(Extension):
-    """`{% generation %}` of transformers, which marks for training what the assistant writes: its content as it is, in
-    a scope of its own."""
+    """The tag `{% generation %}` of transformers, which marks the assistant's text for training. Here its content is
+    written unchanged, in a scope of its own."""
 
     tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
@@ -225,27 +226,27 @@ class _Generation(Extension):
 
 
 class _Missing(jinja2.Undefined):
-    """A variable that a row does not have: a template may ask for it, and not write it."""
+    """A variable that a row does not have. A template may test the variable, but not write it."""
 
     def __str__(self) -> str:
         raise jinja2.UndefinedError(f"{show(self._undefined_name)} has no value")
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The settings that Hugging Face's templates are written for (transformers, chat_template_utils.py), tojson
-    included; and the prices."""
+    """The jinja2 environment that Hugging Face's templates are written for (transformers, chat_template_utils.py),
+    tojson included. It adds the prices."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self, written: Written | None = None) -> None:
         self._of_thread = threading.local()
 
-        @pass_context  # keeps jinja2 from working out constants while it compiles
+        @pass_context  # keeps jinja2 from computing constants while it compiles
         def finalize(context: Context, value: Any) -> Any:
             if written is not None and not isinstance(value, jinja2.Undefined):
                 text = written(value)
                 if text is None:
-                    raise jinja2.TemplateError(f"a value that it writes is {show(value)}, which is no text")
+                    raise jinja2.TemplateError(f"it writes {show(value)}, which is no text")
                 value = text
             return self.light(value)
 
@@ -270,20 +271,20 @@ class _Environment(ImmutableSandboxedEnvironment):
     def handle_exception(self, source: str | None = None) -> NoReturn:
         """Raises the exception of a template as it is.
 
-        jinja2 would give the traceback the lines of the template, in a cycle with all values that the template had.
+        jinja2 would put lines of the template into the traceback, in a cycle that keeps the template's values alive.
         """
-        if isinstance(sys.exc_info()[1], jinja2.TemplateSyntaxError):  # whose text has the line
+        if isinstance(sys.exc_info()[1], jinja2.TemplateSyntaxError):  # jinja2 takes the line number out of its text
             super().handle_exception(source)
-        raise  # without a variable, which would be a cycle, too
+        raise  # a variable for the exception would make a cycle, too
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """As the sandbox has it, and a template may append to lists that it has made itself, and pop from them."""
+        """Applies the sandbox's rule, and also allows append and pop on lists that the template itself has made."""
         if attr in _CHANGES and type(obj) is list:
             return id(obj) not in self._of_thread.meter.given
         return super().is_safe_attribute(obj, attr, value)
 
     def metered(self, meter: Meter) -> _Metered:
-        """A `with` block in which this thread pays from that meter."""
+        """Returns a context manager for a `with` block in which this thread pays from `meter`."""
         return _Metered(self._of_thread, meter)
 
     @property
@@ -303,7 +304,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return True
 
     def light(self, value: Any, factor: int = 4) -> Any:
-        """The value itself, paid for: its user copies, compares or writes all of it."""
+        """Pays for an operation that copies, compares or writes all of a value; returns the value."""
         kind = type(value)
         if kind is str:
             self.spend(len(value) if value.isascii() else 4 * len(value))
@@ -312,19 +313,19 @@ class _Environment(ImmutableSandboxedEnvironment):
         return value
 
     def holder(self, value: Any) -> Any:
-        """As light, for the right side of `in`: a mapping finds its key at once."""
+        """Pays for the right side of `in`; returns the value. A mapping costs nothing, as it finds its key at once."""
         if isinstance(value, Mapping):
             return value
         return self.light(list(value) if isinstance(value, _Items) else value)
 
     def cut(self, value: Any, where: slice) -> Any:
-        """value[where], paid for."""
-        piece = value[where]  # no larger than the value, which is paid for
+        """Returns value[where], and pays for it."""
+        piece = value[where]  # the piece is no larger than the value, which is paid for already
         self.spend(_CALL + _shallow(piece))
         return piece
 
     def spread(self, value: Any) -> Any:
-        """Pays for `*value` and `**value` of a call, which copies it."""
+        """Pays for `*value` or `**value` of a call, which copies the value; returns the value."""
         if isinstance(value, _Items):
             return list(value)
         self.spend(_LETTER * len(value) if isinstance(value, str) else 2 * _shallow(value))
@@ -336,8 +337,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return text
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        self.spend(_CALL)  # filters walk long paths of attributes by it, and a miss takes microseconds
-        if type(argument) is tuple:  # its hash is of all that it holds
+        self.spend(_CALL)  # filters walk long paths of attributes with getitem, and a miss takes microseconds
+        if type(argument) is tuple:  # to hash a tuple, Python reads all of its items
             self.light(argument)
         return super().getitem(obj, argument)
 
@@ -371,7 +372,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def pay_for_percent(self, form: str, values: Any) -> None:
         """Pays for `form % values`: any number in the form may be a width."""
         if "*" in form:
-            raise TemplateLimit("a '*' in a format takes its width from a value; write the width")
+            raise TemplateLimit("a format has '*' for its width; write the width")
         n_uses = form.count("%") if isinstance(values, Mapping) else 1
         self.spend(_numbers(form) + _shallow(form) + 4 * max(1, n_uses) * weight(values, MAX_VALUE))
 
@@ -394,13 +395,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.spend(_CALL + 8 * (len(args) + len(kwargs)))
-        if not isinstance(obj, (Macro, BlockReference, LoopContext)):  # all others pay before they run
+        if not isinstance(obj, (Macro, BlockReference, LoopContext)):  # these three pay while they run
             # native code would walk an iterator without paying
             args = tuple(list(value) if isinstance(value, _Items) else value for value in args)
             for value in (*args, *kwargs.values()):
                 self.light(value)
             owner = getattr(obj, "__self__", None)
-            if isinstance(owner, Markup):  # it escapes them
+            if isinstance(owner, Markup):  # Markup escapes its arguments
                 self.light([*args, *kwargs.values()], 6)
             if owner is not None and (isinstance(owner, Markup) or not isinstance(obj, MethodType)):
                 self._pay_for_method(owner, obj.__name__, (*args, *kwargs.values()))
@@ -409,7 +410,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return result
 
     def _pay_for_method(self, owner: Any, name: str, values: tuple[Any, ...]) -> None:
-        """Pays for a method of a text, a list and so on; one without a price is refused."""
+        """Pays for a method of a built-in type; a method without a price is refused."""
         for kinds, prices in _METHODS:
             if isinstance(owner, kinds) and name in prices:
                 self.spend(prices[name](owner, values))
@@ -419,12 +420,12 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise jinja2.exceptions.SecurityError(f"{name!r} of {kind.__name__!r} cannot be called in a chat template")
 
     def _now(self, form: str) -> str:
-        self.spend(256 * len(form))  # the C library may write so much
+        self.spend(256 * len(form))  # one character of the form may become this much text
         return datetime.now().strftime(form)
 
 
 class _Metered:
-    """Sets the meter of a thread for a `with` block; a rendering inside another one pays from its own."""
+    """A `with` block that sets the meter of a thread. A rendering inside another one pays from its own meter."""
 
     def __init__(self, of_thread: threading.local, meter: Meter) -> None:
         self._of_thread, self._meter = of_thread, meter
@@ -438,7 +439,7 @@ class _Metered:
 
 
 class _Formatter(SandboxedFormatter):
-    """str.format, where each field pays for its width and its value."""
+    """A str.format in which each field pays for its width and its value."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         environment: Any = self._env
@@ -457,11 +458,11 @@ class _MarkupFormatter(_Formatter, EscapeFormatter):
 
 
 class _Generator(CodeGenerator):
-    """Adds the payments to the compiled code."""
+    """A code generator that adds the payments to the compiled code."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._wrapped: dict[int, str] = {}  # id of an expression -> the call that it is the argument of
+        self._wrapped: dict[int, str] = {}  # id of an expression -> the text that opens the call around it
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         opening = self._wrapped.pop(id(node), None)
@@ -529,7 +530,7 @@ class _Generator(CodeGenerator):
         is_constant = isinstance(node, nodes.Const) or (
             isinstance(node, (nodes.List, nodes.Tuple)) and all(isinstance(item, nodes.Const) for item in node.items)
         )
-        if not is_constant:  # constants are as long as the block, which is paid for
+        if not is_constant:  # the price of a block covers the length of its constants
             self._wrapped[id(node)] = f"environment.{by}("
 
 
@@ -537,7 +538,7 @@ _Environment.code_generator_class = _Generator
 
 
 def _price(body: list[nodes.Node]) -> int:
-    """Units for running these nodes once, without the blocks inside them, which pay for themselves."""
+    """Returns the units for running these nodes once. The blocks inside them pay for themselves."""
     price, left = _STEP, list(body)
     while left:
         node = left.pop()
@@ -555,10 +556,10 @@ def _price(body: list[nodes.Node]) -> int:
 
 
 def _shallow(value: Any) -> int:
-    """Approximate bytes of a copy of the value, without its items."""
+    """Returns the approximate bytes of a copy of the value, without its items."""
     if isinstance(value, str):
         size = len(value) if value.isascii() else 4 * len(value)
-        return 6 * size if isinstance(value, Markup) else size  # text that is added to it is escaped
+        return 6 * size if isinstance(value, Markup) else size  # text that is added to Markup is escaped
     if isinstance(value, (list, tuple)):
         return 8 * len(value)
     if isinstance(value, (dict, bytes, abc.MappingView)):
@@ -567,7 +568,7 @@ def _shallow(value: Any) -> int:
 
 
 def _numbers(form: str) -> int:
-    """The sum of all numbers in a format: none of its widths is larger."""
+    """Returns the sum of all numbers in a format, as an upper bound of its widths."""
     found = re.findall(r"\d+", form)
     if any(len(number) > 9 for number in found):
         raise TemplateLimit(f"a format has a width of {max(map(len, found))} digits")
@@ -578,7 +579,7 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-# Prices of methods: for input and output of the method; arguments are paid for by the call.
+# Prices of methods cover the input and the output of a method. `call` pays for the arguments.
 
 
 def _integers(values: abc.Iterable[Any]) -> int:
@@ -598,8 +599,8 @@ def _split(text: Any, values: tuple[Any, ...]) -> int:
 
 def _replace(text: Any, values: tuple[Any, ...]) -> int:
     if len(values) < 2 or not isinstance(values[0], str) or not isinstance(values[1], str):
-        return 0  # Python refuses it
-    n_found = text.count(values[0])  # of an empty text: between all characters
+        return 0  # Python refuses the call
+    n_found = text.count(values[0])  # an empty text is found between all characters
     return _search(text, values) + int(n_found) * max(_shallow(values[1]), 8) * (4 if not text.isascii() else 1)
 
 
@@ -706,7 +707,7 @@ def _priced_filter(environment: _Environment, name: str, function: Callable[...,
 
 
 def _growth(environment: _Environment, name: str, values: list[Any], kwargs: dict[str, Any]) -> int:
-    """Units for the output of a filter beyond its input, from its parameters."""
+    """Returns the units for the output of a filter beyond its input, which depends on the filter's parameters."""
     value, parameters = values[0], (*values[1:], *kwargs.values())
     text = value if isinstance(value, str) else ""
     numbers = 4 * _integers(parameters)

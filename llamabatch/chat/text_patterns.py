@@ -1,4 +1,4 @@
-"""Texts that a JSON schema describes by a format or a pattern, as expressions of a terminal in Lark."""
+"""Translates formats and patterns of a JSON schema into expressions of a Lark terminal."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _AUTHORITY = (
     rf"(([a-zA-Z0-9\-._~!$&'()*+,;=:]|%{_HEX}{{2}})*@)?(\[({_IPV6})\]|([a-zA-Z0-9\-._~!$&'()*+,;=]|%{_HEX}{{2}})*)"
     "(:[0-9]*)?"
 )
-# Of the formats that json_schema knows: RFC 3339 (dates, times, durations), 5321 (email), 1123 (hostname), 4291 (ipv6),
-# 4122 (uuid), 3986 (uri).
+# The formats in json_schema.FORMATS follow RFC 3339 (dates, times, durations), 5321 (email), 1123 (hostname), 4291
+# (ipv6), 4122 (uuid) and 3986 (uri).
 _FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -51,25 +51,25 @@ _FORMATS = {
 
 
 def of_format(name: str) -> str:
-    """An expression of the texts of a format, of json_schema.FORMATS."""
+    """Returns an expression that matches the texts of a format in json_schema.FORMATS."""
     return f"/{slashed(_FORMATS[name])}/"
 
 
 def containing(text: str) -> str:
-    """An expression of the texts that have a text in them."""
+    """Returns an expression that matches the texts that contain `text`."""
     escaped = re.escape(text).replace("\\ ", " ").replace("\\<", "<").replace("\\>", ">")
     return f"/(?s:.*){slashed(escaped)}(?s:.*)/"
 
 
 def found_in_text(pattern: str) -> str:
-    """An expression of the texts in which a pattern of a JSON schema is found."""
+    """Returns an expression that matches the texts in which a pattern of a JSON schema is found."""
     return " | ".join(_branches(pattern))
 
 
 def _branches(pattern: str, depth: int = 0) -> Iterator[str]:
     branches = _alternatives(pattern)
     if branches is None:
-        yield f"/{_of_lark(pattern)}/"  # which llguidance refuses
+        yield f"/{_of_lark(pattern)}/"  # llguidance refuses it: its parentheses do not match
         return
     for branch in branches:
         inner = branch[1:-1].removeprefix("?:")
@@ -84,19 +84,19 @@ def _branches(pattern: str, depth: int = 0) -> Iterator[str]:
 
 
 def _of_lark(pattern: str) -> str:
-    """With the classes of ECMA-262: digits and letters are those of ASCII, as in llguidance's own schemas."""
+    """Returns the pattern for Lark. Digits and letters are ASCII only, as in ECMA-262 and llguidance's own schemas."""
     return slashed(re.sub(r"\\(.)", lambda found: _CLASSES.get(found[1], found[0]), pattern, flags=re.DOTALL))
 
 
-_DEEPEST = 8  # groups around the whole of a pattern
+_DEEPEST = 8  # nested groups around a whole pattern
 _CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9a-zA-Z_]", "W": "[^0-9a-zA-Z_]"}
 _ESCAPED_END = re.compile(r"(?<!\\)(\\\\)*\\\$$")
-# of a regular expression: an escape, a class with its escapes, any other character
+# A piece of a regular expression is an escape, a class with its escapes, or any other character.
 _PIECE = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 
 def _alternatives(pattern: str) -> list[str] | None:
-    """The parts between the bars that stand in no group; None: parentheses that do not match."""
+    """Splits a pattern at the bars outside of groups; None: its parentheses do not match."""
     found, depth, start = [], 0, 0
     for piece in _PIECE.finditer(pattern):
         depth += (piece[0] == "(") - (piece[0] == ")")
@@ -109,7 +109,7 @@ def _alternatives(pattern: str) -> list[str] | None:
 
 
 def _is_group(regex: str) -> bool:
-    """True for one group, without an operator behind it."""
+    """Returns True if the whole expression is one group, without an operator behind the group."""
     depth = 0
     for piece in _PIECE.finditer(regex):
         depth += (piece[0] == "(") - (piece[0] == ")")

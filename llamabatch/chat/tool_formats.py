@@ -1,7 +1,7 @@
 """ToolFormat: the notation in which a family of models calls tools, found from its chat template.
 
-A row of FORMATS has the reader of such text, and the notation as data, from which tool_grammar.py makes the grammar
-that holds a model to its calls (tool_choice="required").
+A row of FORMATS has the reader of the notation, and the notation as data. From the data, tool_grammar.py makes the
+grammar that forces a model to write valid calls (tool_choice="required").
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from llamabatch.request.lark_rules import Part, Raw
 
 @dataclass(frozen=True)
 class JsonNotation:
-    """Calls that hold their arguments as JSON.
+    """The notation of calls with arguments as JSON.
 
     Attributes:
-        head, middle, tail: around the name and the arguments of a call.
-        before, between, after: around all calls, and between two; None: an answer has one call at most.
-        only_if_several: `before` and `after` stand around several calls only.
+        head, middle, tail: texts before the name, between the name and the arguments, and behind the arguments.
+        before, between, after: texts before all calls, between two calls, and behind all calls. If `between` is None,
+            an answer has at most one call.
+        only_if_several: `before` and `after` are written only if there are several calls.
         quoted: the name is a JSON string.
     """
 
@@ -41,12 +42,12 @@ class JsonNotation:
 
 @dataclass(frozen=True)
 class TaggedNotation:
-    """Calls that hold each argument between tags.
+    """The notation of calls with each argument between tags.
 
     Attributes:
-        head, middle, tail: before the name, behind it, and behind the arguments.
-        key, value, end: before the name of an argument, before its value, and behind that.
-        between: between two calls.
+        head, middle, tail: texts before the name, behind the name, and behind the arguments.
+        key, value, end: texts before the name of an argument, before its value, and behind its value.
+        between: text between two calls.
     """
 
     head: str
@@ -60,19 +61,18 @@ class TaggedNotation:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """The notation of a family.
+    """The way in which a family of models writes tool calls.
 
     Attributes:
-        name: of the family.
-        signs: texts that all stand in its chat templates.
-        reader: of text in it.
-        notation: the form that the grammar makes; variants of it are read as well.
+        name: name of the family.
+        signs: texts that identify the family: its chat templates contain all of them.
+        reader: the reader of its calls.
+        notation: the notation that the grammar allows; the reader accepts variants, too.
         marks: texts of the notation that may be special tokens of a vocabulary.
-        ends_thinking: marks of calls that also end a thinking which nothing has closed.
-        thought: text that may stand before the calls: the beginning and the end of a thinking part, where the grammar
-            itself has to allow it.
-        answer: text that begins an answer without calls, there.
-        id_letters: letters and digits of the ids that are made for calls; 0: as OpenAI's, "call_" and 24 of them.
+        ends_thinking: marks of calls that also end a thinking part that was not closed.
+        thought: beginning and end of a thinking part before the calls, if the grammar itself has to allow one.
+        answer: text that begins an answer without calls, for families with `thought`.
+        id_letters: number of letters and digits in the ids made for calls; 0: "call_" and 24 of them, as OpenAI has it.
     """
 
     name: str
@@ -87,7 +87,7 @@ class ToolFormat:
 
     @classmethod
     def of(cls, template: str | None) -> ToolFormat:
-        """The format of a model with this chat template; GENERIC for one that is not known."""
+        """Returns the format of a model with this chat template; GENERIC if the template is unknown."""
         for each in FORMATS:
             if template is not None and all(sign in template for sign in each.signs):
                 return each
@@ -116,7 +116,7 @@ _KIMI = tuple(
 _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 _MISTRAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 
-# The first row with all signs in the template holds.
+# The first row with all signs in the template is used.
 FORMATS: Sequence[ToolFormat] = (
     ToolFormat(
         "gpt-oss",
@@ -209,12 +209,12 @@ FORMATS: Sequence[ToolFormat] = (
 )
 
 _BARE = JsonNotation(*_OBJECT, before="[", between=", ", after="]", only_if_several=True, quoted=True)
-# Templates without tools, and those with a notation that is not known here.
+# The format for templates without tools, or with an unknown notation.
 GENERIC = ToolFormat("generic", (), tool_parsers.bare_json, _BARE)
 
 
 def written(tool_format: ToolFormat, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Calls, each a name and arguments, as text in the notation of the family."""
+    """Writes calls, each a name and arguments, as text in the notation of the family."""
     notation = tool_format.notation
     if isinstance(notation, TaggedNotation):
         return notation.between.join(_written_tags(notation, name, arguments) for name, arguments in calls)
@@ -234,12 +234,12 @@ def _written_tags(notation: TaggedNotation, name: str, arguments: Mapping[str, A
 
 
 def _as_text(value: object) -> str:
-    """A value as the notations with tags write it."""
+    """Returns a value as the notations with tags write it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def example(tool_format: ToolFormat) -> str:
-    """The form of a call, for a model that has to be told."""
+    """Returns an example of a call, for a model that does not know the notation."""
     return written(tool_format, [("<function>", {"<parameter>": "<value>"})])
 
 
@@ -247,12 +247,12 @@ _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def call_id(tool_format: ToolFormat, seed: int, prompt_token_ids: Sequence[int], continuation: int, index: int) -> str:
-    """The id of a call, made of what decides its text, so that a retry or a resumed job gives the same.
+    """Returns the id of a call, made from all inputs that decide its text: a retry or a resumed job gets the same id.
 
     Args:
-        seed: of the request.
-        continuation: number of the continuation among those of the prompt.
-        index: number of the call in it.
+        seed: the seed of the request.
+        continuation: number of the continuation of the prompt.
+        index: number of the call in the continuation.
     """
     digest = hashlib.blake2b(struct.pack("<QII", seed & (2**64 - 1), continuation, index), digest_size=24)
     digest.update(b"".join(struct.pack("<i", token_id) for token_id in prompt_token_ids))

@@ -1,5 +1,6 @@
-"""The grammar of the calls of a family, made of the schemas of the tools: of calls that must come, of those in free
-text, and of those that may come in place of an answer in a form.
+"""Makes the grammar of a family's tool calls from the schemas of the tools.
+
+There are three grammars: of required calls, of calls within free text, and of calls in place of an answer in a form.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from llamabatch.request.lark_rules import ANY, CALL, GUIDANCE, PARAMETERS, Rules
 from llamabatch.request.tool_calls import ToolCall
 from llamabatch.utils.checks import show
 
-_PLAIN = re.compile("[a-zA-Z0-9_-]{1,64}")  # names that any family reads
+_PLAIN = re.compile("[a-zA-Z0-9_-]{1,64}")  # names that every family can read
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class CallGrammar(NamedTuple):
-    """A grammar in Lark's notation, of calls of tools.
+    """A grammar of tool calls in Lark's notation.
 
     Attributes:
-        left_out: what it does not hold: "format 'password'", and of functions that no call names "function 'f'".
+        left_out: the parts that the grammar does not enforce, as "format 'password'", and the functions that no call
+            can name, as "function 'f'".
     """
 
     lark: str
@@ -37,27 +39,29 @@ class CallGrammar(NamedTuple):
 
 
 def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: bool) -> CallGrammar:
-    """One call of one of the tools, or several, in the notation of the family.
+    """Returns the grammar of one call, or of several, in the notation of the family.
 
     Args:
-        tools: those that may be called; one whose schema cannot be held is left out where there are others.
-        spell: of a mark of the family.
-        parallel: any number of calls from one on.
+        tools: the tools that may be called. A tool that the grammar cannot express is left out if others remain.
+        spell: gives the form of a mark of the family in Lark.
+        parallel: allow more than one call.
 
     Raises:
-        SamplingError: the notation cannot hold a name or a part of a schema of any tool.
+        SamplingError: for every tool, the notation cannot express its name or a part of its schema.
     """
     return _grammar(tool_format, tool_format.notation, tools, spell, parallel, may_leave_out=True)
 
 
 def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: bool) -> CallGrammar | None:
-    """Free text in which calls are held to their form; None: calls of the family begin with no mark.
+    """Returns the grammar of free text in which every call has the right form.
+
+    None: calls of the family begin with no mark, or the family has a ToolFormat.thought.
 
     Args:
-        as for grammar(); none is left out.
+        as for grammar(); no tool is left out.
 
     Raises:
-        SamplingError: the notation cannot hold a name or a part of a schema.
+        SamplingError: the notation cannot express a name or a part of a schema.
     """
     notation = tool_format.notation
     opening = notation.before or notation.head if isinstance(notation, JsonNotation) else notation.head
@@ -79,14 +83,14 @@ def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, paral
 
 
 def answer_grammar(tool_format: ToolFormat, tools: Schemas, form: str, spell: Spell, *, parallel: bool) -> CallGrammar:
-    """Calls as of grammar(), or a text in a form.
+    """Returns the grammar of calls, as grammar() has it, or of a text of a given form.
 
     Args:
-        form: the right side of a rule.
-        as for grammar(); none is left out.
+        form: the form of the text: the right side of a Lark rule.
+        as for grammar(); no tool is left out.
 
     Raises:
-        SamplingError: the notation cannot hold a name or a part of a schema.
+        SamplingError: the notation cannot express a name or a part of a schema.
     """
     return _grammar(tool_format, tool_format.notation, tools, spell, parallel, may_leave_out=False, form=form)
 
@@ -155,14 +159,14 @@ def _add_call(
     *,
     beside_form: bool,
 ) -> tuple[str, ...]:
-    """Adds the rules of one call; returns what these do not hold. Raises SamplingError."""
+    """Adds the rules of one call; returns the parts of its schema that they do not enforce. Raises SamplingError."""
     if not _reads(tool_format, name, ()):
         raise _unreadable(tool_format, f"a function has the name {show(name)}", " 64 of them at most")
     rules.about = f"{PARAMETERS} of {show(name)}"
-    schema = {**given, "type": "object"} if given else _NO_ARGUMENTS  # of several types this one
+    schema = {**given, "type": "object"} if given else _NO_ARGUMENTS  # if several types are given, "object" counts
     schema, formats = _held(schema, name)
     if isinstance(notation, JsonNotation) and beside_form and notation.head.startswith("{"):
-        # the two may begin alike, and only where both are JSON a grammar waits for the first difference
+        # A call and the form may begin alike. The grammar waits for their first difference only if both are %json.
         call = _json(_whole_call(notation, name, _closed(schema)))
     elif isinstance(notation, JsonNotation):
         call = _json_call(rules, notation, n, name, _closed(schema))
@@ -184,7 +188,7 @@ def _json_call(rules: Rules, notation: JsonNotation, n: int, name: str, schema: 
 
 
 def _whole_call(notation: JsonNotation, name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of a call that is one JSON object."""
+    """Returns the schema of a call that is one JSON object."""
     empty = f"{notation.head}{''.join(map(str, notation.middle))}{{}}{notation.tail}"
     of_name, of_arguments = json.loads(empty)
     inner = _moved(schema, f"#/properties/{of_arguments}")
@@ -193,7 +197,7 @@ def _whole_call(notation: JsonNotation, name: str, schema: Mapping[str, Any]) ->
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema whose references hold where it stands at a place of another one."""
+    """Returns a schema with its references adjusted to the place within another schema to which it moves."""
     if isinstance(schema, list):
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, Mapping):
@@ -209,7 +213,7 @@ def _json(schema: Mapping[str, Any]) -> str:
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema that has no other arguments than it names, unless it says so."""
+    """Returns a schema without arguments that it does not name, unless it allows them."""
     names = names_of(schema)
     if names is None or "additionalProperties" in schema:
         return schema
@@ -220,7 +224,7 @@ def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _held(schema: Mapping[str, Any], function: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """The schema of a function as a grammar can hold it, and the formats that are left out of it."""
+    """Returns the schema of a function as far as a grammar can express it, and the formats that are left out."""
     about = f"{PARAMETERS} of {show(function)}"
     try:
         properties = schema.get("properties")
@@ -229,12 +233,12 @@ def _held(schema: Mapping[str, Any], function: str) -> tuple[Mapping[str, Any], 
         found, formats = held(schema, f"tools are refused: {about}: ")
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise SamplingError(f"tools are refused: {about} have half a character, a lone surrogate") from None
+        raise SamplingError(f"tools are refused: {about} have a lone surrogate, half a character") from None
     return found, formats
 
 
 def _check_names(tool_format: ToolFormat, function: str, names: Sequence[str]) -> None:
-    """Raises SamplingError for a name of an argument that the reader of the family does not find in a call."""
+    """Raises SamplingError for an argument name that the reader of the family could not find in a call."""
     if _reads(tool_format, function, names):
         return
     for name in names:
@@ -244,12 +248,12 @@ def _check_names(tool_format: ToolFormat, function: str, names: Sequence[str]) -
 
 def _unreadable(tool_format: ToolFormat, what: str, most: str = "") -> SamplingError:
     return SamplingError(
-        f"{what}, which the calls of {tool_format.name} cannot hold; give letters, digits, _ and -{most and ','}{most}"
+        f"{what}, which calls of {tool_format.name} cannot express; give letters, digits, _ and -{most and ','}{most}"
     )
 
 
 def _reads(tool_format: ToolFormat, name: str, names: Sequence[str]) -> bool:
-    """True if a call of a function with arguments of these names is read as such."""
+    """Returns True if the reader of the family reads back a call with these names."""
     if all(map(_PLAIN.fullmatch, (name, *names))):
         return True
     given = dict.fromkeys(names, "x")

@@ -1,9 +1,9 @@
-"""Calls of tools in generated text, a reader for each family of models.
+"""Finds tool calls in generated text, with one reader for each family of models.
 
-A reader goes through the text once (scanner.py) and tells ToolParser what it finds: text, or a call that begins, has
-more arguments, or ends. A call begins once its name is that of a given tool and its arguments have begun; before,
-anything that does not fit is text again, with its markers. From then on the call stays one: arguments that are no JSON,
-or are cut, stand in it as they came.
+A reader goes through the text once (scanner.py) and reports to ToolParser: text, the beginning of a call, and more of
+its arguments. A call begins when the reader has read the name of a given tool and its arguments begin. Before that, a
+part that does not fit is text after all, together with its markers. After that, the call stays a call: arguments that
+are no JSON, or are cut off, are passed on as they came.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from llamabatch.request.tool_calls import ToolCallDelta
 
 Reader = Callable[["ToolParser"], Generator[None, None, None]]
 
-_MOST_HEADER = 512  # characters of a name with its surroundings
-_NEVER = ("\0\0",)  # no text of a model has it
-_NO, _WHOLE, _BROKEN = range(3)  # no call; a call; one with arguments that are no JSON, read to the end marker
+_MOST_HEADER = 512  # characters of the part of a call that holds its name
+_NEVER = ("\0\0",)  # a marker that no model writes
+_NO, _WHOLE, _BROKEN = range(3)  # no call; a call; a call whose arguments are no JSON, read to the end marker
 
 
 class ToolParser:
-    """Text with calls of tools, read as it comes.
+    """A parser that finds tool calls in text as it comes.
 
     Args:
-        reader: of the model's family.
-        tools: the parameters of each tool.
+        reader: the reader of the model's family.
+        tools: the schemas of the parameters, by the name of the tool.
         make_id: (index, name) -> id of a call.
-        parallel: False: only the first call counts, and later ones are dropped.
+        parallel: False: calls after the first one are dropped.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class ToolParser:
         self._parallel = parallel
         self._n_calls = 0
         self._n_text = 0  # characters
-        self._spaces: str | None = ""  # whitespace that a call makes vanish; None: text came since the last call
+        self._spaces: str | None = ""  # whitespace, dropped if a call follows; None: text came since the last call
         self._text: list[str] = []
         self._deltas: list[ToolCallDelta] = []
         self._reading = reader(self)
 
     def feed(self, text: str) -> Delta:
-        """Appends text; returns what it makes certain."""
+        """Appends text; returns the parts that are certain by now."""
         self.scanner.push(text)
         return self._go_on()
 
     def finish(self, text: str = "") -> Delta:
-        """Takes the last piece; returns all that was held back."""
+        """Takes the last piece; returns everything that is still held back."""
         self.scanner.push(text)
         self.scanner.ended = True
         delta = self._go_on()
@@ -70,7 +70,7 @@ class ToolParser:
         return delta
 
     def text(self, text: str) -> None:
-        """For readers: text outside of calls. Whitespace around calls is not emitted."""
+        """Adds text outside of calls (for readers). Text of only whitespace beside a call is dropped."""
         if self._spaces is None:
             self._add(text)
         elif text and not text.isspace():
@@ -84,7 +84,7 @@ class ToolParser:
         self._n_text += len(text)
 
     def begin(self, name: str, call_id: str | None = None) -> None:
-        """For readers: a call."""
+        """Begins a call (for readers)."""
         self.scanner.unmark()
         self._spaces = ""
         index, self._n_calls = self._n_calls, self._n_calls + 1
@@ -93,7 +93,7 @@ class ToolParser:
             self._deltas.append(ToolCallDelta(index, call_id, name, text_offset=self._n_text))
 
     def arguments(self, text: str) -> None:
-        """For readers: more of the arguments of the last call."""
+        """Adds to the arguments of the last call (for readers)."""
         if not text or not self._counts:
             return
         last = self._deltas[-1] if self._deltas else None
@@ -104,7 +104,7 @@ class ToolParser:
             self._deltas.append(ToolCallDelta(index, arguments=text))
 
     def not_a_call(self, marker: str) -> None:
-        """For readers: a marker at the scanner's mark begins no call; it is text, and reading goes on behind it."""
+        """Emits the marker at the scanner's mark as text, and continues behind the marker (for readers)."""
         self.scanner.back(len(marker))
         self.text(marker)
 
@@ -113,13 +113,8 @@ class ToolParser:
         return self._parallel or self._n_calls <= 1
 
 
-def text_only(p: ToolParser) -> Reading[None]:
-    """A family without calls."""
-    yield from p.scanner.until(_NEVER, p.text)
-
-
 def hermes(p: ToolParser) -> Reading[None]:
-    """<tool_call>{"name": …, "arguments": {…}}</tool_call>; some models write several objects, or a list of them."""
+    """Reads <tool_call>{"name": …, "arguments": {…}}</tool_call>, also with several objects or a list of them."""
     s, begin, end = p.scanner, "<tool_call>", "</tool_call>"
     while marker := (yield from s.until((begin,), p.text)):
         s.mark(len(marker))
@@ -133,7 +128,7 @@ def hermes(p: ToolParser) -> Reading[None]:
 
 
 def bare_json(p: ToolParser) -> Reading[None]:
-    """{"name": …, "parameters": {…}}, or a list of these, at the beginning of the text; or behind <|python_tag|>."""
+    """Reads {"name": …, "parameters": {…}} behind <|python_tag|> or at the beginning, and there also a list of them."""
     s, tag = p.scanner, "<|python_tag|>"
     marker = ""
     s.mark(0)
@@ -152,7 +147,7 @@ def bare_json(p: ToolParser) -> Reading[None]:
 
 
 def mistral(p: ToolParser) -> Reading[None]:
-    """[TOOL_CALLS][{"name": …, "arguments": {…}}, …], or [TOOL_CALLS]name[CALL_ID]id[ARGS]{…} once for each call."""
+    """Reads [TOOL_CALLS][{"name": …, "arguments": {…}}, …], or [TOOL_CALLS]name[CALL_ID]id[ARGS]{…} for each call."""
     s, begin = p.scanner, "[TOOL_CALLS]"
     while marker := (yield from s.until((begin,), p.text)):
         s.mark(len(marker))
@@ -166,7 +161,7 @@ def mistral(p: ToolParser) -> Reading[None]:
 
 
 def _json_list(p: ToolParser, *ends: str) -> Reading[int]:
-    """The calls of a list, behind its bracket."""
+    """Reads the calls of a list, behind its opening bracket."""
     found = yield from _json_objects(p, ends, ",")
     if found == _WHOLE:
         yield from p.scanner.spaces()
@@ -175,11 +170,11 @@ def _json_list(p: ToolParser, *ends: str) -> Reading[int]:
 
 
 def _json_objects(p: ToolParser, ends: tuple[str, ...] = (), *separators: str) -> Reading[int]:
-    """Calls one after another; the first decides whether there are any.
+    """Reads calls one after another. Returns _NO only if the first one is no call.
 
     Args:
-        ends: markers to which arguments that are no JSON go on.
-        separators: between two; none: whitespace, or a semicolon.
+        ends: markers that end arguments which are no JSON.
+        separators: texts between two calls; none: whitespace, or a semicolon.
     """
     s = p.scanner
     yield from s.spaces()
@@ -212,9 +207,9 @@ def _mistral_call(p: ToolParser) -> Reading[int]:
 
 
 def deepseek(p: ToolParser) -> Reading[None]:
-    """<｜tool▁calls▁begin｜>, then for each call <｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>.
+    """Reads <｜tool▁calls▁begin｜>, then for each call <｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>.
 
-    V3 and R1 have `function` for the name, and behind the separator the name and the arguments as a block of Markdown.
+    V3 and R1 write `function` in place of the name, and behind the separator the name and a Markdown block.
     """
     s = p.scanner
     section, begin, end, last = (
@@ -251,7 +246,7 @@ def _deepseek_call(p: ToolParser, ends: tuple[str, ...]) -> Reading[int]:
 
 
 def kimi(p: ToolParser) -> Reading[None]:
-    """<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>, within section markers."""
+    """Reads <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>, in section markers."""
     s = p.scanner
     section, begin = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
     end, last = "<|tool_call_end|>", "<|tool_calls_section_end|>"
@@ -276,20 +271,20 @@ def kimi(p: ToolParser) -> Reading[None]:
 
 
 def qwen3_coder(p: ToolParser) -> Reading[None]:
-    """<tool_call><function=name><parameter=key>value</parameter></function></tool_call>, with line breaks between."""
+    """Reads <tool_call><function=name><parameter=key>value</parameter></function></tool_call>, with line breaks."""
     return _function_tags(p, "<tool_call>", "</tool_call>", "\n")
 
 
 def seed_oss(p: ToolParser) -> Reading[None]:
-    """As qwen3_coder, within other tags, and without line breaks around values."""
+    """Reads calls as qwen3_coder does, but in other tags and without line breaks around values."""
     return _function_tags(p, "<seed:tool_call>", "</seed:tool_call>", "")
 
 
 def _function_tags(p: ToolParser, begin: str, end: str, around: str) -> Reading[None]:
-    """Calls as <function=name><parameter=key>value</parameter></function>, between the tags `begin` and `end`.
+    """Reads <function=name><parameter=key>value</parameter></function>, between the tags `begin` and `end`.
 
     Args:
-        around: text around values, no part of them.
+        around: text on both sides of a value that is not part of the value.
     """
     s = p.scanner
     closing = (f"{around}</parameter>", "</parameter>") if around else ("</parameter>",)
@@ -321,7 +316,7 @@ def _function_tags(p: ToolParser, begin: str, end: str, around: str) -> Reading[
 
 
 def glm(p: ToolParser) -> Reading[None]:
-    """<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>, with line breaks between."""
+    """Reads <tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>, with line breaks."""
     s, begin, end = p.scanner, "<tool_call>", "</tool_call>"
     while marker := (yield from s.until((begin,), p.text)):
         s.mark(len(marker))
@@ -348,8 +343,9 @@ _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
 
 
 def harmony(p: ToolParser) -> Reading[None]:
-    """<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>; the recipient may stand anywhere
-    before the message. OutputParser takes the marks of other messages out.
+    """Reads <|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>.
+
+    The recipient may stand anywhere before <|message|>. OutputParser removes the marks of other messages.
     """
     s = p.scanner
     while marker := (yield from s.until(("<|start|>", "<|channel|>", " to=functions."), p.text)):
@@ -369,7 +365,7 @@ _NESTED = {"[": "array", "{": "object"}
 
 
 class _Arguments:
-    """Arguments that are made into JSON: of families that write each value between tags."""
+    """The arguments of a call in a family that writes each value between tags. They are emitted as JSON."""
 
     def __init__(self, p: ToolParser, name: str) -> None:
         self._p = p
@@ -380,12 +376,12 @@ class _Arguments:
         p.arguments("{")
 
     def between(self, text: str) -> None:
-        """Text between tags, where only whitespace belongs."""
+        """Emits text between tags as ordinary text, unless it is whitespace."""
         if not text.isspace():
             self._p.text(text)
 
     def value(self, key: str, *closing: str) -> Reading[None]:
-        """One value, up to its closing tag, by the type that the schema gives it."""
+        """Reads one value up to its closing tag, and emits it as JSON of a type that the schema allows."""
         p = self._p
         p.arguments((", " if self._n else "") + json.dumps(key, ensure_ascii=False) + ": ")
         self._n += 1
@@ -409,7 +405,7 @@ class _Arguments:
             p.arguments("".join(parts))
 
     def _nested(self, brackets: Sequence[str], closing: str) -> Reading[str | None]:
-        """A list or an object with its closing tag, which may also stand within one of its texts; None: none comes."""
+        """Reads a list or an object, and its closing tag; None: none comes. Strings in it may contain the tag, too."""
         s = self._p.scanner
         s.mark(0)
         yield from s.spaces()
@@ -431,15 +427,15 @@ def _escaped(text: str) -> str:
 
 
 def to_json(text: str, types: frozenset[str] | None) -> str:
-    """A value between tags as JSON: as one of these types if it can be read so, else as a string.
+    """Returns a value between tags as JSON: of one of these types if it can be read so, else a string.
 
     Args:
-        types: names of JSON schema; None: any.
+        types: type names of JSON schema; None: any type.
     """
     stripped = text.strip()
     candidate = stripped
     if types is not None and "string" not in types:
-        lower = stripped.lower()  # as Python writes them
+        lower = stripped.lower()  # models may write True, False and None, as Python does
         if ("boolean" in types and lower in ("true", "false")) or ("null" in types and lower in ("none", "null")):
             candidate = "null" if lower == "none" else lower
     try:
@@ -452,7 +448,7 @@ def to_json(text: str, types: frozenset[str] | None) -> str:
 
 
 def _whole(digits: str) -> int:
-    """Some whole number: only the type counts here, and Python reads no more than 4,300 digits."""
+    """Returns 0 for any whole number: only the type matters here, and Python reads at most 4,300 digits."""
     return 0
 
 
@@ -464,10 +460,10 @@ _NAME_KEYS, _ARGUMENTS_KEYS, _OTHER_KEYS = ("name",), ("arguments", "parameters"
 
 
 def _json_call(p: ToolParser, ends: tuple[str, ...]) -> Reading[int]:
-    """One object with a name and arguments, in any order.
+    """Reads a call: one object with a name and arguments, in any order.
 
     Args:
-        ends: markers to which arguments that are no JSON go on.
+        ends: markers that end arguments which are no JSON.
     """
     s = p.scanner
     if not (yield from s.accept("{")):
@@ -509,7 +505,7 @@ def _json_call(p: ToolParser, ends: tuple[str, ...]) -> Reading[int]:
 
 
 def _arguments(p: ToolParser, name: str, ends: tuple[str, ...], call_id: str | None = None) -> Reading[int]:
-    """The arguments of a call, an object, as they come; also an object within a string, and null."""
+    """Begins a call and emits its arguments as they come: an object, an object within a string, or null."""
     s = p.scanner
     if name not in p.tools:
         return _NO
@@ -539,7 +535,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _object(value: str) -> str | None:
-    """The text of an object, from a JSON value that is one, is null, or is a string with one in it."""
+    """Returns the text of an object from a JSON value: an object, null, or a string that holds one; None: no object."""
     value = value.strip()
     if value.startswith('"'):
         value = _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", json.loads(value)).strip()
@@ -551,7 +547,7 @@ def _object(value: str) -> str | None:
 
 
 def _string(s: Scanner) -> Reading[str | None]:
-    """A JSON string, decoded; None: none comes."""
+    """Reads a JSON string and decodes it; None: no string comes."""
     if (yield from s.peek()) != '"':
         return None
     value = yield from _value(s)
@@ -559,7 +555,7 @@ def _string(s: Scanner) -> Reading[str | None]:
 
 
 def _value(s: Scanner) -> Reading[str | None]:
-    """The text of one JSON value; None: there is none, or not a whole one."""
+    """Reads one JSON value and returns its text; None: no whole value comes."""
     scan, parts = JsonScan(), []
     while True:
         s.at, text = scan.read(s.buffer, s.at)

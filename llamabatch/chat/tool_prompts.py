@@ -1,4 +1,4 @@
-"""Tools in prompts whose chat template has no place for them: described in a message."""
+"""Describes tools in a message, for chat templates that have no place for tools."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 def described(messages: Sequence[Message], tools: Tools, tool_format: ToolFormat) -> list[list[Message]]:
-    """The messages with a description of the tools: in the system message; and, for templates that refuse one, in the
-    first message."""
+    """Returns the messages with a description of the tools, in one or two versions.
+
+    The description is added to the system message. If there is none, the first version has a new system message. The
+    second version, for templates that refuse a system message, has the description in the first message.
+    """
     text = description(tools, tool_format)
     first, rest = messages[0], list(messages[1:])
     with_text = {**first, "content": f"{text}\n\n{first['content'] or ''}"}
@@ -24,7 +27,7 @@ def described(messages: Sequence[Message], tools: Tools, tool_format: ToolFormat
 
 
 def description(tools: Tools, tool_format: ToolFormat) -> str:
-    """The functions with their schemas, and how to call one."""
+    """Returns a text that lists the functions with their schemas, and shows how to call one."""
     functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     return (
         f"You may call these functions, each given with the JSON schema of its parameters:\n{functions}\n"

@@ -1,4 +1,4 @@
-"""Schemas of tools: the types that each argument may have, wherever the schema names it."""
+"""Reads the schemas of tools: the names, schemas and types of arguments, wherever a schema mentions them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ STRING = frozenset(("string",))
 NESTED = frozenset(("array", "object"))
 
 _DEEPEST = 64  # schemas within schemas
-_MOST_LOOKS = 50_000  # at schemas; usual ones take some ten for each argument
-_MOST_PARTS = 2000  # that are looked at for one name
+_MOST_LOOKS = 50_000  # schemas looked at; usual tools take about ten for each argument
+_MOST_PARTS = 2000  # parts of a schema looked at for one name
 
 
 class Budget:
-    """Bounds what the schemas of one request cost: they may refer to one another again and again."""
+    """A limit of the work on the schemas of one request, as schemas may refer to one another again and again."""
 
     def __init__(self) -> None:
         self._left = _MOST_LOOKS
 
     def spend(self, about: str, looks: int = 1) -> None:
-        """Raises SamplingError when there is nothing left."""
+        """Takes looks from the budget. Raises SamplingError when it is spent."""
         self._left -= looks
         if self._left < 0:
-            raise SamplingError(f"tools are refused: {about}: too large, or full of references")
+            raise SamplingError(f"tools are refused: {about}: the schema is too large, or has too many references")
 
 
 def types_of(schema: object, root: object) -> frozenset[str] | None:
-    """Types that a JSON schema allows, "integer" beside each "number"; None: any.
+    """Returns the types that a JSON schema allows, with "integer" for each "number"; None: any type.
 
     Args:
         root: the whole schema, for "$ref".
@@ -44,7 +44,7 @@ def types_of(schema: object, root: object) -> frozenset[str] | None:
 
 
 def types_of_value(value: object) -> frozenset[str]:
-    """The types of a JSON value: 1.0 is a number and an integer."""
+    """Returns the types of a JSON value; 1.0 is a number and an integer."""
     if isinstance(value, bool):
         return frozenset(("boolean",))
     if isinstance(value, (int, float)):
@@ -55,22 +55,22 @@ def types_of_value(value: object) -> frozenset[str]:
 
 
 class TypesOf:
-    """The types of schemas that may refer to themselves: those that a value of finite depth can have.
+    """A function from a schema, which may refer to itself, to the types that it allows to values of finite depth.
 
     Args:
         root: as for types_of().
-        spend: called for each look at a schema; None: a schema that takes too many allows any type.
+        spend: called for each look at a schema; None: a schema that takes too many looks allows any type.
     """
 
     def __init__(self, root: object, spend: Callable[[], None] | None = None) -> None:
         self._root = root
         self._spend = spend
-        self._known: dict[str, frozenset[str]] = {}  # by reference, as far as it is found
+        self._known: dict[str, frozenset[str]] = {}  # types by reference, as far as they are known
         self._new: list[str] = []  # references whose schemas were not read yet
         self._left = _MOST_LOOKS
 
     def __call__(self, schema: object) -> frozenset[str]:
-        """TYPES of a schema that allows any."""
+        """Returns the types; TYPES if the schema allows any."""
         found = self._of(schema, 0)
         if not self._new:
             return found if self._left > 0 else TYPES
@@ -80,7 +80,7 @@ class TypesOf:
         before = None
         while before != self._known and self._left > 0:
             before = dict(self._known)
-            for reference in reversed(list(self._known)):  # what a schema refers to before the schema
+            for reference in reversed(list(self._known)):  # targets first, then the schemas that refer to them
                 self._known[reference] = self._of(referred(reference, self._root), 0)
         return self._of(schema, 0) if self._left > 0 else TYPES
 
@@ -107,7 +107,7 @@ class TypesOf:
 
 
 def types_named(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The types that "type" of a schema names; without one all."""
+    """Returns the types that "type" of a schema names; all types if there is no "type"."""
     names = _type_names(schema)
     if names is None:
         return TYPES
@@ -116,7 +116,7 @@ def types_named(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def unknown_type(schema: Mapping[str, Any]) -> object:
-    """The part of "type" that is no type of JSON; None: there is none."""
+    """Returns the part of "type" that is no JSON type; None: there is none."""
     names = _type_names(schema)
     if names is None:
         return schema.get("type")
@@ -124,7 +124,7 @@ def unknown_type(schema: Mapping[str, Any]) -> object:
 
 
 def lists_of_values(schema: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-    """The lists of values, of const and enum, of each of which the value must be one."""
+    """Yields the lists of allowed values, from const and enum. A value must be in each of them."""
     if "const" in schema:
         yield [schema["const"]]
     if isinstance(choices := schema.get("enum"), (list, tuple)):
@@ -138,20 +138,20 @@ def _type_names(schema: Mapping[str, Any]) -> Sequence[Any] | None:
 
 
 def parts(schema: Mapping[str, Any], key: str) -> Sequence[Any]:
-    """The schemas of allOf, anyOf or oneOf; none where that is no list."""
+    """Returns the schemas of allOf, anyOf or oneOf; none if the keyword has no list."""
     given = schema.get(key)
     return given if isinstance(given, (list, tuple)) else ()
 
 
 def checked_parts(schema: Mapping[str, Any], key: str, about: str) -> Sequence[Any]:
-    """As parts(). Raises SamplingError where it is no list."""
+    """Returns the same as parts(). Raises SamplingError if the keyword has no list."""
     if not isinstance(schema.get(key, ()), (list, tuple)):
         raise SamplingError(f"tools are refused: {about}: {key} is {show(schema[key])}; give a list of schemas")
     return parts(schema, key)
 
 
 def count(schema: Mapping[str, Any], key: str, about: str) -> int | None:
-    """A bound of lengths or numbers of things; None: it is not there. Raises SamplingError."""
+    """Returns a bound such as minLength or maxProperties; None: it is not given. Raises SamplingError."""
     given = schema.get(key)
     if given is None:
         return None
@@ -159,7 +159,7 @@ def count(schema: Mapping[str, Any], key: str, about: str) -> int | None:
 
 
 def of_argument(root: Mapping[str, Any], name: str) -> object:
-    """A schema that fits all values of an argument, joined of all places that speak of it; True: none does.
+    """Returns a schema that fits all values of an argument, joined from all places that mention it; True: none does.
 
     Args:
         root: the schema of all arguments.
@@ -169,10 +169,10 @@ def of_argument(root: Mapping[str, Any], name: str) -> object:
 
 
 class _Named(NamedTuple):
-    """The facts that a schema gives of an argument.
+    """The schema of one argument, as a part of the whole schema gives it.
 
     Attributes:
-        always: it does so in each of the ways in which arguments fit it.
+        always: `schema` applies in every way in which arguments can fit that part.
     """
 
     schema: object
@@ -197,15 +197,15 @@ def _of_argument(schema: object, name: str, root: object, budget: Iterator[int],
             found.append(_Named({"anyOf": [part.schema for part in ways]}, all(part and part.always for part in each)))
     named = [part for part in found if part is not None]
     always = [part.schema for part in named if part.always]
-    if always:  # and what only some ways say may be left unsaid
+    if always:  # schemas that apply only sometimes may be left out
         return _Named({"allOf": always}, True)
     return _Named({"anyOf": [part.schema for part in named]}, False) if named else None
 
 
 def _here(schema: Mapping[str, Any], name: str) -> object:
-    """The schema that a schema itself has for an argument; None: none.
+    """Returns the schema that a schema has for an argument, without schemas that it joins; None: none.
 
-    A name that properties do not have may be that of any pattern, since Python's own expressions can take for ever.
+    A name outside of `properties` counts as a match of any pattern, as Python's regular expressions can take forever.
     """
     properties, patterns = schema.get("properties"), schema.get("patternProperties")
     if isinstance(properties, Mapping) and name in properties:
@@ -217,7 +217,7 @@ def _here(schema: Mapping[str, Any], name: str) -> object:
 
 
 def names_of(root: Mapping[str, Any]) -> list[str] | None:
-    """The names of arguments that a schema has, wherever in it; None: it lists none, or others may come beside them."""
+    """Returns the names of arguments anywhere in a schema; None: it lists none, or a joined schema allows others."""
     is_listed, found = False, dict[str, None]()
     left: list[object] = [root]
     seen: set[str] = set()

@@ -1,8 +1,8 @@
-"""The command line: one file a command, each a thin layer over the library.
+"""The command line: one file per command, each a thin layer over the library.
 
-The answer goes to stdout, everything else to stderr. Exit codes: 0 done, 1 some of it failed, 2 usage or bad input,
-3 the engine or the installation, 141 the reader of stdout has left; 130 interrupted, 143 by SIGTERM, 129 when the
-terminal closed (see utils/interrupts.py). Imports all other rooms.
+The result goes to stdout, everything else to stderr. Exit codes: 0 done, 1 a part failed, 2 usage or bad input,
+3 an error of the engine or the installation, 141 the reader of stdout has closed it, 130 interrupted, 143 ended by
+SIGTERM, 129 the terminal was closed (see utils/interrupts.py). Imports all other packages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llamabatch.errors import InputError, LlamaBatchError, visible
 from llamabatch.utils import interrupts
 from llamabatch.utils.checks import nearest
 
-# Commands and their summaries, which --help must not import every command for.
+# Commands and their summaries. With them --help need not import every command.
 COMMANDS = {
     "chat": "Talk with a model in the terminal.",
     "generate": "Continue one prompt and stream the text to stdout.",
@@ -44,16 +44,16 @@ COMMANDS = {
     "build": "Build llama.cpp with our patches for this machine.",
     "synth": "Write random weights in the shape of a real model.",
 }
-_COMPLETING = "_LLAMABATCH_COMPLETE"  # set by the script of a shell
+_COMPLETING = "_LLAMABATCH_COMPLETE"  # a shell's completion script sets this variable
 _WITHOUT_DEFAULTS = ("config", "completion")
 
 _LEAST_WIDTH, _CLICK_LEAST_WIDTH = 24, 52
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a disk
-_NO_READER = 141  # 128 + SIGPIPE, as of other tools
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # the disk takes no more data
+_NO_READER = 141  # 128 + SIGPIPE, the exit code of other tools
 
 
 class LazyGroup(click.Group):
-    """Imports the file of a command on first use: `--help` and `doctor` must not wait for the engine."""
+    """A group that imports the file of a command on first use, so that `--help` and `doctor` need no engine."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -66,7 +66,7 @@ class LazyGroup(click.Group):
         return command
 
     def command_of(self, name: str) -> click.Command:
-        """A command of COMMANDS."""
+        """Returns a command of COMMANDS."""
         command = self.get_command(None, name)
         assert command is not None
         return command
@@ -82,12 +82,12 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds a command, and puts the user's defaults below it."""
+        """Finds a command, and sets the user's defaults for its options."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             raise click.UsageError(f"No such command {name!r}{nearest(name, COMMANDS)}", ctx)
         found, command, rest = super().resolve_command(ctx, args)
-        wants_help = {"-h", "--help", "--help-all"} & set(rest)  # which a broken file must not stop
+        wants_help = {"-h", "--help", "--help-all"} & set(rest)  # help must work with a broken config file
         if command is not None and not (ctx.resilient_parsing or wants_help or name in _WITHOUT_DEFAULTS):
             from llamabatch.cli.config_file import check_named, defaults
 
@@ -99,11 +99,11 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except LlamaBatchError as error:
-            if interrupts.came() is not None:  # an interrupted import or load may look like a failed one
+            if interrupts.came() is not None:  # an interrupted import or load may raise a LlamaBatchError, too
                 raise
             echo_wrapped(f"Error: {error}")
             ctx.exit(2 if isinstance(error, InputError) else 3)
-        except BrokenPipeError:  # click would end with 1
+        except BrokenPipeError:  # click would exit with 1
             _leave_stdout()
             ctx.exit(_NO_READER)
 
@@ -118,11 +118,12 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command line; a signal ends it with its exit code and a closed stdout with 141, without a traceback."""
+    """Runs the command line. A signal ends it with the exit code of the signal, a closed stdout with 141, both without
+    a traceback."""
     _open_streams()
     interrupts.guard()
     if _COMPLETING in os.environ:
-        importlib.import_module("llamabatch.cli.completion")  # it brings our way of reading bash's line
+        importlib.import_module("llamabatch.cli.completion")  # registers our reader of bash's line
     try:
         code = cli.main(standalone_mode=False, **_narrow())
     except (click.Abort, KeyboardInterrupt):
@@ -137,12 +138,12 @@ def main() -> None:
             code = _interrupted()
     except Exception as error:
         if interrupts.came() is not None:
-            code = _interrupted()  # the signal's exception may have become any other
+            code = _interrupted()  # code in between may have turned the signal's exception into any other
         elif isinstance(error, OSError) and error.errno in _NO_ROOM:
             code = _no_room(error)
         else:
             raise
-    interrupts.guard()  # the command has nothing left to keep
+    interrupts.guard()  # from here on a signal may end the process at once, since nothing is left to save
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -154,20 +155,20 @@ def main() -> None:
 
 
 def _no_room(error: OSError) -> int:
-    """Says that stdout, or a file, takes no more; returns the exit code."""
+    """Reports that stdout, or a file, could not be written, and returns the exit code."""
     _leave_stdout()
     echo_wrapped(f"Error: {error.filename or 'the output'} could not be written: {error.strerror}")
     return 3
 
 
 def _open_streams() -> None:
-    """Puts nowhere in the place of standard streams that are closed, as behind `2>&-`: else the next file that is
-    opened would be in that place, and get what llama.cpp writes there."""
+    """Opens os.devnull for each standard stream that is closed, as after `2>&-`. Otherwise the next opened file would
+    get the descriptor, and with it the output of llama.cpp."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # in the lowest place that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))  # noqa: SIM115  # for good
 
@@ -179,22 +180,22 @@ def _interrupted() -> int:
 
 
 def _narrow() -> dict[str, Any]:
-    """The width of help on a terminal that is narrower than click allows for."""
+    """Returns click's setting of the help's width on a terminal that is narrower than click supports."""
     columns = shutil.get_terminal_size().columns
     return {"terminal_width": max(_LEAST_WIDTH, columns - 2)} if columns < _CLICK_LEAST_WIDTH else {}
 
 
 def echo_wrapped(text: str, *, err: bool = True) -> None:
-    """Prints sentences to stderr or stdout, wrapped between words if that is a terminal, and visible."""
-    from llamabatch.utils.console import for_terminal  # with rich; most commands print no sentence
+    """Prints sentences to stderr or stdout, with control characters escaped, and wrapped on a terminal."""
+    from llamabatch.utils.console import for_terminal  # imported late, since it imports rich
 
     with contextlib.suppress(OSError) if err else contextlib.nullcontext():  # a full disk has no room for messages
         click.echo(for_terminal(visible(text), sys.stderr if err else sys.stdout), err=err)
 
 
 def _leave_stdout() -> None:
-    """Sends the rest of stdout, its reader having left, to nowhere, so that Python does not complain at its end."""
-    with contextlib.suppress(OSError):  # io.UnsupportedOperation is one: stdout is no file
+    """Redirects stdout to os.devnull after its reader has closed it, so that Python reports no error at exit."""
+    with contextlib.suppress(OSError):  # also io.UnsupportedOperation, if stdout is not a file
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

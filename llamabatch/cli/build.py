@@ -1,4 +1,4 @@
-"""`llamabatch build`: a llama.cpp with our patches for this machine, kept in the cache."""
+"""`llamabatch build`: builds llama.cpp with our patches for this machine, and keeps it in the cache."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     "--backend",
     type=click.Choice(("auto", *native.BACKENDS)),
     default=None,
-    help="What it computes with, beside the CPU.  [default: auto, which is metal or cuda where it is there, else cpu]",
+    help="Backend beside the CPU.  [default: auto: metal or cuda where available, else cpu]",
 )
-@click.option(
-    "--portable", is_flag=True, help="For any CPU of this kind with AVX2 or NEON, in place of this one alone."
-)
+@click.option("--portable", is_flag=True, help="For any CPU of this kind with AVX2 or NEON, not only for this one.")
 @click.option("--list", "list_kept", is_flag=True, help="List the builds that are kept.")
 @click.option("--remove", metavar="KEY", help="Remove the build with this key, or beginning of a key.")
 def build(backend: str | None, portable: bool, list_kept: bool, remove: str | None) -> None:
@@ -58,7 +56,7 @@ def build(backend: str | None, portable: bool, list_kept: bool, remove: str | No
             f"{error.strerror or error}{where}: check the disk and its permissions, or set LLAMABATCH_CACHE to a "
             "folder on another one"
         ) from error
-    words = "Later starts use it." if built else "It was there already, and is what later starts use."
+    words = "Later starts use it." if built else "This build existed already. Later starts use it."
     click.echo(f"{words} `llamabatch doctor` shows it.", err=True)
     click.echo(str(package))
 
@@ -83,7 +81,6 @@ def _list() -> None:
 
 
 def _display(title: str) -> Display:
-    """A bar on a terminal, a line now and then elsewhere."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -91,7 +88,7 @@ def _display(title: str) -> Display:
 
 
 class Bar:
-    """A Display: a bar of the files compiled so far, as ninja or make counts them."""
+    """A progress bar of the compiled files, as ninja or make counts them."""
 
     def __init__(self, console: object, title: str) -> None:
         from rich.console import Console
@@ -113,7 +110,7 @@ class Bar:
 
 
 def fraction(progress: str) -> float | None:
-    """The share that is done by ninja's `[7/83]` or make's `[ 45%]`; None: neither."""
+    """Returns the finished share from ninja's `[7/83]` or make's `[ 45%]`; None for any other text."""
     if counted := re.fullmatch(r"\[(\d+)/(\d+)\]", progress):
         return int(counted[1]) / max(1, int(counted[2]))
     if percent := re.fullmatch(r"\[ *(\d+)%\]", progress):

@@ -34,7 +34,7 @@ from llamabatch.tools.chat_session import NAMES, ChatSession, Leave
 from llamabatch.utils import interrupts, system
 
 _PROMPT, _MORE = "> ", ". "
-# what a model writes moves no cursor and changes no title
+# Control characters are removed, so that the text of a model cannot move the cursor or change the title.
 _CONTROLS = dict.fromkeys([n for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"])
 
 
@@ -55,7 +55,7 @@ def chat(
     stdout, the thinking to stderr, and the command ends. An answer may be as long as n_ctx allows, unless
     --max-tokens is given.
     """
-    params = SamplingParams.from_options(**sampling)  # refused before the model is loaded
+    params = SamplingParams.from_options(**sampling)  # checks the options before the model is loaded
     if params.n != 1 or params.best_of is not None:
         raise click.UsageError("a chat has one answer at a time; leave n and best_of out")
     template = template_source(chat_template)
@@ -79,7 +79,8 @@ def chat(
 
 
 def _talk(session: ChatSession) -> None:
-    """Reads lines until the user leaves. Raises EngineClosedError; KeyboardInterrupt for signals other than Ctrl-C."""
+    """Answers messages and runs commands until the user leaves. Raises EngineClosedError, and KeyboardInterrupt for
+    signals other than Ctrl-C."""
     system.edit_lines(_completed, " \n")
     while True:
         try:
@@ -105,7 +106,7 @@ def _talk(session: ChatSession) -> None:
 
 
 def _read() -> str:
-    """The next message: a line, or several where a line ends with a backslash. Raises EOFError at Ctrl-D."""
+    """Reads the next message. A line that ends with a backslash is continued. Raises EOFError at Ctrl-D."""
     lines = [_line(_PROMPT)]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
@@ -117,7 +118,7 @@ def _line(prompt: str) -> str:
     try:
         if sys.stdout.isatty():
             return interrupts.read_line(lambda: input(prompt))
-        click.echo(prompt, nl=False, err=True)  # stdout is for the answers
+        click.echo(prompt, nl=False, err=True)  # the prompt goes to stderr, since stdout is for the answers
         return interrupts.read_line(input)
     except EOFError:
         click.echo(err=not sys.stdout.isatty())
@@ -125,18 +126,17 @@ def _line(prompt: str) -> str:
 
 
 def _has_styles() -> bool:
-    """The terminal may be told to dim a text."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _completed(text: str, state: int) -> str | None:
-    """The command that Tab makes of a text, one a state; None behind the last one."""
+    """Returns command number `state` that begins with a text, for readline; None after the last command."""
     found = [name for name in NAMES if name.startswith(text)] if text.startswith("/") else []
     return found[state] if state < len(found) else None
 
 
 def _show(pieces: Generator[SequenceOutput, None, None]) -> None:
-    """Writes an answer as it comes; closes it at an interrupt."""
+    """Writes the pieces of an answer as they come. Closes the generator, also at an interrupt."""
     terminal, thinks, begun = sys.stdout.isatty(), False, False
     dim = terminal and _has_styles()
     try:

@@ -1,4 +1,4 @@
-"""`llamabatch compare`: every strategy on the same prompts; a table, a JSON file, a picture."""
+"""`llamabatch compare`: runs every strategy on the same prompts, and writes a table, a JSON file, a picture."""
 
 from __future__ import annotations
 

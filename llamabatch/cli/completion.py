@@ -1,4 +1,4 @@
-"""`llamabatch completion`: the script with which a shell completes commands, options and their values."""
+"""`llamabatch completion`: prints the script with which a shell completes commands, options and their values."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class Bash(BashComplete):
-    """Completion for bash. click's own takes the words as bash cuts them, also at the colon of owner/repo:Q4_K_M."""
+    """The completion for bash. click's own splits words as bash does, also at the colon of owner/repo:Q4_K_M."""
 
     source_template = _BASH
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the cursor, and the one that ends there."""
+        """Returns the complete words before the cursor, and the incomplete word that ends there."""
         line = os.environ.get("LLAMABATCH_LINE", "")
         words = split_arg_string(line)
         incomplete = "" if not words or line[-1:].isspace() else words.pop()
         breaks = os.environ.get("LLAMABATCH_BREAKS", ":=")
         value = incomplete.partition("=")[2] if incomplete.startswith("-") else incomplete
-        # bash puts a reply in place of what stands behind the last of these
+        # bash replaces only the text after the last of these signs, so a reply must not repeat the text before it.
         self._kept = value[: max((value.rfind(sign) + 1 for sign in ":=" if sign in breaks), default=0)]
         return words[1:], incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """A reply without what bash leaves where it is."""
+        """Returns a reply without the text that bash keeps."""
         return f"{item.type},{item.value.removeprefix(self._kept)}"
 
     @staticmethod
     def _check_version() -> None:
-        """Nothing: the shell that reads the script may be another than the one on the path."""
+        """Skips click's check of the bash on the path, since another bash may read the script."""
 
 
 add_completion_class(Bash)

@@ -1,4 +1,4 @@
-"""`llamabatch config`: the defaults of options, and where each comes from."""
+"""`llamabatch config`: shows the user's defaults of options, with their sources."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from llamabatch.utils.checks import show
 
 @dataclass(frozen=True)
 class _Variable:
-    """A variable of the environment that is set.
+    """An environment variable that is set.
 
     Attributes:
-        commands: those that read it.
+        commands: the commands that read the variable.
     """
 
     name: str
@@ -30,7 +30,7 @@ class _Variable:
 
     @property
     def readers(self) -> str:
-        """The commands in words; "" for LLAMABATCH_MODEL, which is for all."""
+        """The commands in words; "" for LLAMABATCH_MODEL, which all commands read."""
         return "" if self.name == MODEL_VARIABLE else " and ".join(self.commands)
 
 
@@ -49,7 +49,7 @@ def config(path_only: bool, as_json: bool) -> None:
         click.echo(path)
         return
     settings = read_settings(path, COMMANDS)
-    for name in COMMANDS:  # unknown keys and bad values are told here, before a command meets them
+    for name in COMMANDS:  # reports unknown keys and bad values of all commands
         defaults(name, cli.command_of(name), COMMANDS, cli.command_of)
     variables = _variables()
     rows: list[tuple[str, Any, str, bool, str]] = [
@@ -76,7 +76,7 @@ def config(path_only: bool, as_json: bool) -> None:
 
 
 def _variables() -> dict[str, _Variable]:
-    """The variables LLAMABATCH_… that are set, by the option that each is for. A key is not shown."""
+    """Returns the variables LLAMABATCH_… that are set, by their options. The values of keys and tokens are hidden."""
     found: dict[str, _Variable] = {}
     for command in COMMANDS:
         for option, param in options_of(cli.command_of(command)).items():
@@ -91,7 +91,7 @@ def _variables() -> dict[str, _Variable]:
 
 
 def _check(name: str, option: click.Option, command: str) -> None:
-    """Raises UsageError for a variable whose value its option refuses."""
+    """Raises UsageError if an option refuses the value of its variable."""
     context = click.Context(cli.command_of(command), resilient_parsing=True)
     try:
         option.type_cast_value(context, option.value_from_envvar(context))
@@ -100,9 +100,9 @@ def _check(name: str, option: click.Option, command: str) -> None:
 
 
 def _overruled(setting: Setting, variable: _Variable | None) -> tuple[bool, str]:
-    """True if a line of the file holds for a command; and the remark on one that a variable goes before."""
+    """Returns True if a setting of the file is in force for any command, and a remark if a variable overrides it."""
     if variable is None or (setting.section and setting.section not in variable.commands):
         return True, ""
     is_partial = bool(variable.readers) and not setting.section
     where = f" for {variable.readers}" if is_partial else ""
-    return is_partial, f"; {variable.name} goes before it{where}"
+    return is_partial, f"; {variable.name} overrides it{where}"

@@ -1,8 +1,7 @@
-"""The user's defaults for options: config.toml, beside LLAMABATCH_MODEL. A flag goes before the environment, and the
-environment before the file.
+"""Reads config.toml, the user's defaults for options. A flag overrides the environment, which overrides the file.
 
-Keys are names of options, with - or _; a key in a section [run] is for that command alone. Values become the texts that
-one would type, so that the option itself checks them.
+Keys are names of options, with - or _. A key in a section such as [run] is for this command alone. Values are converted
+to the texts of a command line, so that the option itself checks them.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class Setting:
     """A default in the file.
 
     Attributes:
-        section: the command that it is for; "" for all that have the option.
-        key: as the file has it.
-        value: as TOML has it.
-        line: its line, from 1; 0 if it was not found.
+        section: the command of the setting; "" for all commands with the option.
+        key: the key as written in the file.
+        value: the value as TOML gives it.
+        line: the line number, from 1; 0 if it was not found.
     """
 
     section: str
@@ -48,7 +47,7 @@ class Setting:
 
 
 def config_path() -> Path:
-    """The file, which need not exist; LLAMABATCH_CONFIG names another."""
+    """Returns the path of the file, which may not exist. LLAMABATCH_CONFIG names another file."""
     override = os.environ.get(VARIABLE)
     if override:
         return Path(absolute(override))
@@ -58,13 +57,13 @@ def config_path() -> Path:
 
 
 def check_named() -> None:
-    """Raises UsageError: the file that LLAMABATCH_CONFIG names is not there."""
+    """Raises UsageError if the file that LLAMABATCH_CONFIG names does not exist."""
     if os.environ.get(VARIABLE) and not os.path.lexists(path := config_path()):
         raise click.UsageError(f"{VARIABLE} is {path}, which is not there")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML document. Raises ValueError."""
+    """Returns the tables of a TOML document. Raises ValueError."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -73,14 +72,14 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_settings(path: Path, commands: Iterable[str]) -> list[Setting]:
-    """The defaults in a file; none if it is missing. Raises UsageError."""
+    """Returns the defaults in a file; empty if the file is missing. Raises UsageError."""
     try:
         text = path.read_text(encoding="utf-8")
         found = parse_toml(text)
     except FileNotFoundError:
         return []
     except PermissionError as error:
-        if not os.path.lexists(path):  # the folder may not be looked into: whatever is there is not for this user
+        if not os.path.lexists(path):  # The user may not look into the folder, so the file is not for this user.
             return []
         raise click.UsageError(f"{path} cannot be read: {reason(error)}") from error
     except (OSError, ValueError) as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors
@@ -98,7 +97,7 @@ def read_settings(path: Path, commands: Iterable[str]) -> list[Setting]:
 
 
 def _lines(text: str) -> dict[tuple[str, str], int]:
-    """The line of each key, by its section."""
+    """Returns the line number of each (section, key)."""
     lines: dict[tuple[str, str], int] = {}
     section = ""
     for number, row in enumerate(text.splitlines(), 1):
@@ -116,11 +115,11 @@ def _place(path: Path, line: int) -> str:
 def defaults(
     name: str, command: click.Command, commands: Iterable[str], command_of: Callable[[str], click.Command]
 ) -> dict[str, Any]:
-    """The defaults of the file for a command, by the names of its parameters.
+    """Returns the defaults of the file for a command, by the names of its parameters.
 
     Args:
         commands: names of all commands.
-        command_of: a command by its name; asked only for keys that `command` does not have.
+        command_of: returns a command by its name; called only for keys that `command` does not have.
 
     Raises:
         UsageError: an unknown key or section, or a value that its option refuses, with the file and the line.
@@ -149,7 +148,7 @@ def defaults(
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
-    """The options of a command by their long names, without dashes."""
+    """Returns the options of a command by their long names, without dashes."""
     return {
         flag[2:]: param
         for param in command.params
@@ -160,7 +159,7 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 
 
 def _checked(path: Path, setting: Setting, option: click.Option, command: click.Command) -> Any:
-    """The value as the command line would have it. Raises UsageError."""
+    """Returns the value as the command line would give it. Raises UsageError."""
     value, where = setting.value, f"{_place(path, setting.line)}: {setting.key} is {show(setting.value)}"
     if option.is_flag:
         if not isinstance(value, bool):

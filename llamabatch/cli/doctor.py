@@ -1,4 +1,4 @@
-"""`llamabatch doctor`: the installation, its faults, and the cure of each."""
+"""`llamabatch doctor`: shows the installation, its faults, and their cures."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.tools.doctor import Check, Report, Status, examine
 from llamabatch.utils.checks import counted
 
-_LEAST_DETAIL = 40  # columns that a detail needs side_by_side its name
+_LEAST_DETAIL = 40  # the fewest columns with which a detail is shown beside its name
 _UNWRAPPED = 100_000
 _EXTRA, _ABSENT = "extra ", "not installed"
-# Findings that are shown where they are well.
+# Findings that are shown even if their status is OK.
 _USUAL = ("versions", "system", "cpu", "cores", "memory", "library", "devices", "build", "sampler", "gpu", "cache")
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.ERROR: "bold red"}
 
@@ -36,7 +36,7 @@ def doctor(ctx: click.Context, as_json: bool, verbose: bool) -> None:
 
 
 def _shortened(checks: tuple[Check, ...]) -> tuple[Check, ...]:
-    """Faults first, then the findings that people ask for, and one for all extras."""
+    """Returns the faults, then the findings in _USUAL, and one finding for all extras."""
     faults = sorted((each for each in checks if each.status is not Status.OK), key=lambda each: each.status.value)
     fine = [each for each in checks if each.status is Status.OK]
     extras = [each for each in fine if each.name.startswith(_EXTRA) and each.name != "extra buffers"]
@@ -48,7 +48,8 @@ def _shortened(checks: tuple[Check, ...]) -> tuple[Check, ...]:
 
 
 def _print(report: Report, checks: tuple[Check, ...]) -> None:
-    """Prints name, status and detail side by side, on a narrow terminal one below the other; unwrapped elsewhere."""
+    """Prints name, status and detail side by side, or below each other on a narrow terminal. Lines are wrapped only on
+    a terminal."""
     from rich.text import Text
 
     from llamabatch.utils.console import Stdout, wrapped

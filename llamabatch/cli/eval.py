@@ -1,4 +1,4 @@
-"""`llamabatch eval`: tasks of the language model evaluation harness on one model, their requests all at once."""
+"""`llamabatch eval`: runs tasks of the language model evaluation harness on one model, with all requests at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from llamabatch.utils.paths import shown
 logger = logging.getLogger(__name__)
 
 _DIRECTIONS = {True: "up", False: "down", None: ""}
-_OURS = ("max_gen_toks", "think_end_token", "enable_thinking")  # of LlamaBatchLM; the others are lm_eval's
+_OURS = ("max_gen_toks", "think_end_token", "enable_thinking")  # options of LlamaBatchLM; all others are lm_eval's
 
 
 @click.command(cls=GroupedCommand)
@@ -36,10 +36,10 @@ _OURS = ("max_gen_toks", "think_end_token", "enable_thinking")  # of LlamaBatchL
 @click.option("--tasks", type=Texts(), required=True, help="Names of tasks, groups or tags, YAML files, or a folder.")
 @click.option("--include-path", "--include_path", type=File(), help="A folder with tasks of your own.")
 @click.option("-f", "--num-fewshot", "--num_fewshot", type=int, help="Examples in front of each question.")
-@click.option("-L", "--limit", type=float, help="So many questions of each task, or below 1 this part of them.")
+@click.option("-L", "--limit", type=float, help="Number of questions of each task; below 1: this share of them.")
 @click.option("--samples", help="Questions by number, as JSON: '{\"task\": [0, 3]}'; or a file of it.")
 @click.option("--gen-kwargs", "--gen_kwargs", help="For tasks that generate: 'temperature=0.7,do_sample=True'.")
-@click.option("--max-gen-toks", type=int, default=256, show_default=True, help="Tokens, where a task says no number.")
+@click.option("--max-gen-toks", type=int, default=256, show_default=True, help="Tokens, if the task sets no number.")
 @click.option("--apply-chat-template", "--apply_chat_template", is_flag=True, help="Ask through the chat template.")
 @click.option("--fewshot-as-multiturn/--no-fewshot-as-multiturn", default=None, help="Examples are turns of their own.")
 @click.option("--system-instruction", "--system_instruction", help="The system message.")
@@ -49,7 +49,7 @@ _OURS = ("max_gen_toks", "think_end_token", "enable_thinking")  # of LlamaBatchL
 @click.option("--output", "--output-path", "--output_path", type=File(), help="Write results into this folder.")
 @click.option("--log-samples", "--log_samples", is_flag=True, help="With --output: each question with its answer, too.")
 @click.option("--predict-only", "--predict_only", is_flag=True, help="With --output: write answers, count no metric.")
-@click.option("--seed", help="Of examples and draws, as 42 or 0,1234,1234,1234: python, numpy, torch, few-shot.")
+@click.option("--seed", help="Seed, such as 42; or four of them for python, numpy, torch, few-shot: 0,1234,1234,1234.")
 @click.option("--trust-remote-code", "--trust_remote_code", is_flag=True, help="Let data sets run their code.")
 @click.option(
     "--confirm-run-unsafe-code", "--confirm_run_unsafe_code", is_flag=True, help="Let tasks run code of the model."
@@ -61,10 +61,10 @@ _OURS = ("max_gen_toks", "think_end_token", "enable_thinking")  # of LlamaBatchL
 def eval(model: str, json_file: Path | None, engine: dict[str, Any], **given: Any) -> None:
     """Run tasks of lm_eval (EleutherAI's lm-evaluation-harness) on a model. Needs llamabatch[lm-eval].
 
-    Options named as in lm_eval, with dashes or underscores, are given to it. Each kind of request of all tasks goes to
-    the engine in one call.
+    Options named as in lm_eval, with dashes or underscores, are passed on to it. The engine gets the requests of all
+    tasks in one call for each kind of request.
     """
-    from llamabatch.integrations.lm_eval import SEED, LlamaBatchLM  # with lm_eval, which takes seconds to import
+    from llamabatch.integrations.lm_eval import SEED, LlamaBatchLM  # imported late: lm_eval takes seconds to import
 
     check_targets(json_file, None)
     ours = {name: given.pop(name) for name in _OURS}
@@ -85,11 +85,11 @@ def eval(model: str, json_file: Path | None, engine: dict[str, Any], **given: An
 
 
 def table(results: dict[str, Any], column: str = "results") -> Table:
-    """A row for each metric.
+    """Returns a table with a row for each metric.
 
     Args:
-        results: of simple_evaluate.
-        column: "results", of the tasks, or "groups".
+        results: the result of simple_evaluate.
+        column: "results" for the tasks, or "groups".
     """
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in (
@@ -125,10 +125,10 @@ def _number(value: Any) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leaves stdout to the results, and stderr to the bars of the engine.
+    """Keeps other output from stdout, and other progress bars than the engine's from stderr.
 
-    lm_eval and datasets have a bar for each phase of each task, and git, which lm_eval asks for a commit, complains
-    outside of a repository.
+    lm_eval and datasets show a bar for each phase of each task. lm_eval also runs git, which prints an error outside of
+    a repository.
     """
     import datasets
     import tqdm
@@ -143,7 +143,7 @@ def _quiet() -> Iterator[None]:
 
     def quiet_bootstrap(*args: Any, **given: Any) -> Any:
         with contextlib.redirect_stdout(io.StringIO()), _replaced((tqdm, "tqdm", no_bar)):
-            return bootstrap(*args, **given)  # replaces it, so it is there
+            return bootstrap(*args, **given)  # not None, since this function replaces an existing one
 
     had_bars = not datasets.are_progress_bars_disabled() and "HF_DATASETS_DISABLE_PROGRESS_BARS" not in os.environ
     with (
@@ -166,8 +166,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Gives modules other attributes: (module, name, value) each. One that a module does not have is left out: they are
-    no part of lm_eval's interface, and another version may have none."""
+    """Replaces attributes of modules during the block, each given as (module, name, value). An attribute that a module
+    lacks is skipped. The attributes are not part of lm_eval's public interface, so another version may lack them."""
     changes = tuple(each for each in changes if hasattr(each[0], each[1]))
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]
     try:
@@ -180,7 +180,7 @@ def _replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def _commit() -> str | None:
-    """The commit of the working folder, for lm_eval's results; None: it is in no repository, or git is not there."""
+    """Returns the commit of the working folder, for lm_eval's results; None without a repository or without git."""
     with contextlib.suppress(OSError):
         found = subprocess.run(["git", "describe", "--always"], capture_output=True, text=True)
         return found.stdout.strip() if found.returncode == 0 else None
@@ -188,7 +188,7 @@ def _commit() -> str | None:
 
 
 def _configured(model: str, given: dict[str, Any]) -> tuple[Any, Any]:
-    """lm_eval's configuration of the run, and its tasks. Raises ConfigError."""
+    """Returns lm_eval's configuration of the run, and its tasks. Raises ConfigError."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
     named = dict(given, tasks=list(given["tasks"]), output_path=given.pop("output"), model="llamabatch")
@@ -203,19 +203,19 @@ def _configured(model: str, given: dict[str, Any]) -> tuple[Any, Any]:
         tasks = config.process_tasks({**config.metadata, "model": model})
     except LlamaBatchError:
         raise
-    except Exception as error:  # a YAML file of the user is read here, and may name functions
+    except Exception as error:  # the user's YAML file, which may name functions, can raise any exception
         raise ConfigError(f"lm_eval refuses this: {error}") from error
     return config, tasks
 
 
 def _seed(seeds: list[int | None] | None, default: int) -> int:
-    """The seed of draws: that of torch, which other models of lm_eval draw with."""
+    """Returns the seed for sampling: torch's seed, with which other models of lm_eval sample."""
     found = None if seeds is None else seeds[2]
     return default if found is None else found
 
 
 def _evaluated(lm: Any, model: str, config: Any, tasks: Any) -> dict[str, Any]:
-    """The results, written where --output says. Raises SetupError: a task or its data cannot be had."""
+    """Runs the tasks, writes the results to --output, and returns them. Raises SetupError if lm_eval fails."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 
@@ -247,7 +247,7 @@ def _evaluated(lm: Any, model: str, config: Any, tasks: Any) -> dict[str, Any]:
         )
     except LlamaBatchError:
         raise
-    except Exception as error:  # data sets are fetched and tasks run code here, so that any exception can come
+    except Exception as error:  # downloads of data sets and the tasks' code can raise any exception
         logger.debug("lm_eval failed", exc_info=True)
         raise SetupError(f"lm_eval ended with {type(error).__name__}: {error}") from error
     samples = results.pop("samples", {})
@@ -263,7 +263,7 @@ def _save(config: Any, tracker: Any, results: dict[str, Any], samples: dict[str,
     if config.log_samples:
         for task in results["configs"]:
             tracker.save_results_samples(task_name=task, samples=samples[task])
-    if not set(_files(config.output_path)) - before:  # the tracker logs its errors, and raises none
+    if not set(_files(config.output_path)) - before:  # the tracker logs its errors instead of raising them
         raise OutputError(f"the results could not be written to {shown(config.output_path)}")
 
 
@@ -273,7 +273,7 @@ def _files(path: str) -> list[Path]:
 
 
 def _plain(results: dict[str, Any]) -> dict[str, Any]:
-    """Results without what JSON cannot hold: functions of tasks, as their names."""
+    """Returns the results as plain values for JSON, with names in place of the tasks' functions."""
     from lm_eval.utils import handle_non_serializable
 
     plain: dict[str, Any] = json.loads(json.dumps(results, default=handle_non_serializable))

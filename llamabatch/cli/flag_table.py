@@ -1,4 +1,4 @@
-"""Reads flags.toml: the flags of llama-server and of `vllm serve`, and their meaning in `llamabatch serve`."""
+"""Reads flags.toml: the flags of llama-server and `vllm serve`, and their meaning in `llamabatch serve`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from llamabatch.utils.checks import reason, show
 Args = tuple[str, ...]
 TRUE = ("on", "enabled", "true", "1")  # common/arg.cpp, is_truthy and is_falsey
 FALSE = ("off", "disabled", "false", "0")
-MANY = -1  # one value or more, up to the next flag
+MANY = -1  # the flag takes one value or more, up to the next flag
 LLAMA, VLLM = "llama-server", "vLLM"
 
 
 @dataclass(frozen=True)
 class Row:
-    """Flags of one meaning.
+    """A flag of another server, with its meaning here.
 
     Attributes:
-        program: LLAMA or VLLM.
-        names: its names. negatives: names that turn it off.
-        env: environment variable of llama-server, behind older names of it; "": none.
+        program: the server, LLAMA or VLLM.
+        names: the names of the flag.
+        negatives: names that turn the flag off.
+        env: environment variables of llama-server, older names first; "": none.
         takes: number of values; MANY: one or more.
-        args: arguments of ours for a value; None: no arguments.
-        on, off: those of a flag without a value.
-        note: said when the flag is given; "": nothing, as it asks for what happens anyway.
-        cure: said where a value is refused. fine: values that are not.
+        args: returns our arguments for a value; None: no arguments.
+        on, off: our arguments for a flag without a value.
+        note: the reason why the flag has no effect, shown when it is given; "": nothing is shown.
+        cure: advice, shown when a value is refused.
+        fine: values that are accepted although `cure` refuses the others.
     """
 
     program: str
@@ -52,7 +54,7 @@ class Row:
 
 
 def read_rows() -> tuple[Row, ...]:
-    """The rows of flags.toml, llama-server's first."""
+    """Returns the rows of flags.toml, llama-server's first."""
     table = parse_toml(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8"))
     return tuple(
         _row(program, flag, {"to": entry, "on": entry} if isinstance(entry, (str, list)) else entry, table["texts"])
@@ -68,7 +70,7 @@ def _row(program: str, flag: str, entry: Mapping[str, Any], texts: Mapping[str, 
         head, tail = f"--{head[7:]}", f"--no-{head[7:]}"
     names = head.split()
     takes = MANY if names[-1] == "N..." else names.count("N")
-    if "field" in entry:  # the policy of a field of a body
+    if "field" in entry:  # the flag follows the rules for a field of request bodies
         setting = SETTINGS[entry["field"]]
         usual = [str(value) for value in setting.usual if value != ""]
         entry = {**entry, "note" if setting.optional else "cure": setting.advice, "fine": usual}
@@ -92,7 +94,7 @@ def _words(text: str | list[str]) -> Args:
 
 
 def _args(entry: Mapping[str, Any]) -> Callable[[str], Args] | None:
-    """The options that an entry makes of a value."""
+    """Returns a function from a value to our options; None if the entry has none."""
     if "call" in entry:
         return CALLS[entry["call"]]
     if "values" in entry:
@@ -163,7 +165,7 @@ def _list(value: str) -> str:
 
 
 def _counted(value: str) -> str:
-    """vLLM's short forms of numbers: 8k is 8000, 8K is 8192."""
+    """Expands vLLM's short forms of numbers: 8k is 8000, 8K is 8192."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG])", value)
     if not match:
         return value
@@ -172,7 +174,7 @@ def _counted(value: str) -> str:
 
 
 def _module(value: str) -> str:
-    """An adapter that requests name: name=path, or vLLM's JSON."""
+    """Returns name=path of an adapter from name=path or vLLM's JSON."""
     if not value.lstrip().startswith("{"):
         return value
     try:
@@ -182,7 +184,7 @@ def _module(value: str) -> str:
         raise click.UsageError(f"{show(value)} is no JSON object with name and path") from None
 
 
-# {name} in flags.toml: a value as an option of ours writes it
+# {name} in flags.toml -> a function that converts a value for our option.
 VALUES: Mapping[str, Callable[[str], str]] = {
     "": str,
     "json": json.dumps,
@@ -206,13 +208,13 @@ VALUES: Mapping[str, Callable[[str], str]] = {
 
 
 def _each(value: str) -> Args:
-    """An adapter for each part of a list; a file whose name has a comma in it is one part."""
+    """Returns --lora for each part of a list. An existing file with a comma in its name is one part."""
     parts = [value] if os.path.exists(value) else [part for part in value.split(",") if part]
     return tuple(arg for part in parts for arg in ("--lora", part))
 
 
 def _scaled(value: str) -> Args:
-    """Paths with scales behind colons, as llama-server's, as ours with equals signs."""
+    """Converts llama-server's path:scale to our path=scale, each with --lora."""
     found: list[str] = []
     for part in value.split(","):
         path, colon, scale = part.rpartition(":")
@@ -236,7 +238,7 @@ def _spec_type(value: str) -> Args:
 
 
 def _speculative(value: str) -> Args:
-    """vLLM's JSON: {"method": "ngram", "num_speculative_tokens": 5}, or with "model"."""
+    """Converts vLLM's JSON: {"method": "ngram", "num_speculative_tokens": 5}, or with "model"."""
     try:
         given = json.loads(value)
         method, n_draft = given.get("method"), given.get("num_speculative_tokens")
@@ -251,7 +253,7 @@ def _speculative(value: str) -> Args:
 
 
 def _generation(value: str) -> Args:
-    """vLLM's JSON of sampling defaults."""
+    """Converts vLLM's JSON of sampling defaults to -P options."""
     try:
         given = json.loads(value)
         return tuple(arg for name, each in given.items() for arg in ("-P", f"{name}={json.dumps(each)}"))
@@ -267,7 +269,7 @@ def _kv_dtype(value: str) -> Args:
     return ("--type-k", kind, "--type-v", kind) if kind else ()
 
 
-# `call` in flags.toml: all options for a value
+# `call` in flags.toml -> a function that returns all options for a value.
 CALLS: Mapping[str, Callable[[str], Args]] = {
     "each": _each,
     "generation": _generation,

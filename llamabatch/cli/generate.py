@@ -1,4 +1,4 @@
-"""`llamabatch generate`: one prompt, streamed to stdout."""
+"""`llamabatch generate`: continues one prompt, and streams the text to stdout."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def generate(
         if not chat:
             raise click.UsageError(f"{'--image' if images else '--audio'} needs --chat")
         engine.setdefault("mmproj", AUTO)
-    template = template_source(chat_template)  # refused before the model is loaded
+    template = template_source(chat_template)  # checks the template before the model is loaded
     engine["adapters"], scales = adapters_of(loras)
     if chat and template is None:
         check_chat_template(EngineConfig.from_options(model, engine), ON_A_LINE)
     text = sys.stdin.buffer.read().decode(errors="replace") if prompt == "-" else prompt
     if not text:
         raise PromptError("the prompt is empty; give at least one character")
-    engine.setdefault("n_slots", 1)  # one prompt: more slots would only cost memory and time at the start
+    engine.setdefault("n_slots", 1)  # for one prompt, more slots would only cost memory and start time
     with LLM(model, **engine) as llm:
         interrupts.careful()
         if show_plan:
@@ -96,7 +96,7 @@ def _conversation(
 def _print(
     llm: LLM, prompt: Any, params: SamplingParams, adapters: dict[str, float] | None, template: str | None
 ) -> None:
-    """Writes the pieces as they come, or several continuations one after another. Errors as LLM.stream."""
+    """Writes the pieces as they come, or several continuations one after another. Raises as LLM.stream."""
     pieces = llm.stream(prompt, params, chat_template=template, adapters=adapters)
     thinks = False
     try:
@@ -111,10 +111,10 @@ def _print(
 
 
 def _echo_thinking(piece: SequenceOutput, thinks: bool) -> bool:
-    """Writes thinking to stderr, with a line break where the answer begins; True while the thinking goes on.
+    """Writes thinking to stderr, with a line break before the answer. Returns True while the thinking continues.
 
     Args:
-        thinks: of the piece before.
+        thinks: the result for the previous piece.
     """
     click.echo(piece.reasoning, nl=False, err=True)
     if thinks and (piece.text or piece.finished is not None):

@@ -1,4 +1,4 @@
-"""Options in groups in `--help`: a command's own first, then those that commands share."""
+"""Shows options by groups in `--help`: first the command's own options, then the options that commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-# Groups of shared options by the names of their parameters. What is in none belongs to the command itself.
+# Groups of shared options, by the names of their parameters. An option in no group belongs to the command itself.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Sampling": (
         *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
@@ -64,7 +64,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx"),
     ),
 }
-# Groups of `llamabatch serve` alone, behind its own options.
+# Groups that only `llamabatch serve` has. Its help shows them after its own options.
 SERVER_GROUPS: dict[str, tuple[str, ...]] = {
     "Several models": (*("models_preset", "models_max", "models_autoload", "models_fifo", "sleep_idle_seconds"),),
     "Address": ("host", "port", "uds", "reuse_port", "root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"),
@@ -82,7 +82,7 @@ SERVER_GROUPS: dict[str, tuple[str, ...]] = {
 }
 _SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "others")
 _ENGINE = ("n_ctx", "n_threads", "n_gpu_layers")
-# The options that `--help` of a command with many shows; `--help-all` shows all.
+# For commands with many options: the options that `--help` shows; `--help-all` shows all.
 SHORT: dict[str, tuple[str, ...]] = {
     "generate": (
         *(
@@ -124,11 +124,11 @@ SHORT: dict[str, tuple[str, ...]] = {
     ),
 }
 ALL = "--help-all"
-_UNDERSCORED = re.compile(r", --[a-z]+_\w+")  # second spellings, which need no place in the help
+_UNDERSCORED = re.compile(r", --[a-z]+_\w+")  # spellings with underscores, which the help leaves out
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options by groups; one of SHORT shows all of them with ALL alone."""
+    """A command whose help shows its options by groups. A command in SHORT shows all options only with ALL."""
 
     groups = GROUPS
 
@@ -143,16 +143,16 @@ class GroupedCommand(click.Command):
 
     @property
     def takes_model(self) -> bool:
-        """Its one argument is the model, as a second way to give --model."""
+        """True if the command takes the model as its only argument, instead of --model."""
         has_model = any(each.name == "model" for each in self.params)
         return has_model and not any(isinstance(each, click.Argument) for each in self.params)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """The parts of the line of usage."""
+        """Returns the parts of the usage line."""
         return [*super().collect_usage_pieces(ctx), *(["[MODEL]"] if self.takes_model else [])]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reads a line; an error of a value names the variable of the environment that gave it."""
+        """Parses the arguments. An error of a value from the environment names its variable."""
         if self.takes_model and not ctx.resilient_parsing:
             given, rest, _ = self.make_parser(ctx).parse_args(list(args))
             if len(rest) == 1 and "model" not in given:
@@ -165,7 +165,7 @@ class GroupedCommand(click.Command):
             raise
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The words that may stand here: options, and models where the model may be the argument."""
+        """Returns completions: options, and models where the argument may be a model."""
         found = super().shell_complete(ctx, incomplete)
         is_given = ctx.args or ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
         if self.takes_model and not is_given and not incomplete.startswith("-"):
@@ -174,11 +174,11 @@ class GroupedCommand(click.Command):
         return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes its own options, then a section for each group."""
+        """Writes the command's own options, then a section for each group."""
         self.write_options(ctx, formatter, SHORT.get(str(self.name), ()))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Says where the other options are, if some are not shown."""
+        """Adds a line on ALL if not all options are shown."""
         super().format_epilog(ctx, formatter)
         short = SHORT.get(str(self.name))
         if short is not None and not ctx.meta.get(ALL):
@@ -187,7 +187,7 @@ class GroupedCommand(click.Command):
             formatter.write_text(f"{ALL} shows all {shown} options.")
 
     def write_options(self, ctx: click.Context, formatter: click.HelpFormatter, short: Collection[str]) -> None:
-        """Writes the options of these names, or all."""
+        """Writes the options named in `short`, or all if `short` is empty."""
         group_of = {name: group for group, names in self.groups.items() for name in names}
         rows: dict[str, list[tuple[str, str]]] = {"Options": [], **{group: [] for group in self.groups}}
         for param in self.get_params(ctx):
@@ -203,7 +203,7 @@ class GroupedCommand(click.Command):
 
 
 def _variable_of(ctx: click.Context, param: click.Parameter) -> str | None:
-    """The variable of the environment that a value came from; None: it came from elsewhere."""
+    """Returns the environment variable of a parameter's value; None if the value is from elsewhere."""
     if ctx.get_parameter_source(str(param.name)) is not ParameterSource.ENVIRONMENT or not param.envvar:
         return None
     names = [param.envvar] if isinstance(param.envvar, str) else param.envvar

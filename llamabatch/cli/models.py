@@ -1,4 +1,4 @@
-"""`llamabatch models`: the models in the caches."""
+"""`llamabatch models`: lists the models in the caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands share. Those of the engine are generated from EngineConfig, so that both agree."""
+"""Options that several commands share. The engine's options are generated from EngineConfig, so that both agree."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ lora_option = click.option(
     help="A LoRA or control vector to apply, and its scale; may be given several times.",
 )
 
-# fields with an option of their own: --model, --lora
-_NO_OPTIONS = ("model", "adapters", "seed")  # --seed is that of SamplingParams
+# These fields get no generated option: --model and --lora are defined above, --seed is SamplingParams'.
+_NO_OPTIONS = ("model", "adapters", "seed")
 
 
 _VALUES: dict[str, tuple[str, ...]] = {name: tuple(values) for name, values in CHOICES}
 
 
 def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
-    """Adds an option for each field of EngineConfig but the excluded ones; the command gets `engine`, a dict of those
-    given."""
+    """Returns a decorator that adds an option for each field of EngineConfig except the excluded ones. The command gets
+    the given options as a dict in `engine`."""
     chosen = [field for field in fields(EngineConfig) if field.name not in (*_NO_OPTIONS, *exclude)]
 
     def decorate(command: Command) -> Command:
@@ -79,12 +79,12 @@ def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command
 
 
 def variable_of(name: str) -> str:
-    """The variable of the environment for an option, by the name of its parameter."""
+    """Returns the environment variable of an option from the name of its parameter."""
     return f"LLAMABATCH_{name.upper()}"
 
 
 def engine_variables(command: click.Command) -> None:
-    """Lets the options of the engine take their values from LLAMABATCH_…: LLAMABATCH_N_SLOTS."""
+    """Lets the engine's options take their values from the environment, such as LLAMABATCH_N_SLOTS."""
     names = {field.name for field in fields(EngineConfig)}
     for each in command.params:
         if isinstance(each, click.Option) and each.name in names and each.envvar is None:
@@ -95,10 +95,10 @@ def _option(field: Field[Any]) -> Callable[[Command], Command]:
     flag = "--" + field.name.replace("_", "-")
     default = "" if field.default in (None, ()) else f"  [default: {str(field.default).lower()}]"
     text = field.metadata["help"] + default
-    # the default is None here: the library chooses the value of an option that is not given
+    # The default of the click option is None, since the library chooses the value of an option that is not given.
     if isinstance(field.default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", field.name, default=None, help=text)
-    kind: Any = str  # also of those that EngineConfig reads from llama.cpp's text
+    kind: Any = str  # also for options that EngineConfig parses from llama.cpp's notation
     if field.name in _VALUES:
         kind = Text(_VALUES[field.name])
     elif field.name in ("draft_model", "mmproj"):
@@ -141,8 +141,8 @@ _LONG = (
 )
 _SAMPLING_OPTIONS = (
     click.option("--top-k", type=int, help=_help("Draw from the k likeliest tokens.", "top_k")),
-    click.option("--top-p", type=float, help=_help("Draw from the fewest that weigh p together.", "top_p")),
-    click.option("--min-p", type=float, help=_help("Draw from those p times as likely as the likeliest.", "min_p")),
+    click.option("--top-p", type=float, help=_help("Draw from the likeliest tokens that sum to p.", "top_p")),
+    click.option("--min-p", type=float, help=_help("Draw from tokens p times as likely as the likeliest.", "min_p")),
     click.option(
         "--repetition-penalty",
         type=float,
@@ -151,12 +151,12 @@ _SAMPLING_OPTIONS = (
     click.option(
         "--presence-penalty",
         type=float,
-        help=_help("Taken from the logit of each token of the output.", "presence_penalty"),
+        help=_help("Subtracted from the logit of each token of the output.", "presence_penalty"),
     ),
     click.option(
         "--frequency-penalty",
         type=float,
-        help=_help("The same for each time that it is in the output.", "frequency_penalty"),
+        help=_help("Subtracted from a token's logit once for each time that it is in the output.", "frequency_penalty"),
     ),
     click.option(
         "--logit-bias", type=Bias(), multiple=True, help="Added to the logit of a token; may be given several times."
@@ -181,12 +181,11 @@ _SAMPLING_NAMES = (
 
 
 def sampling_options(command: Command, short: bool = True, is_chat: bool = False) -> Command:
-    """Adds the options of sampling; the command gets `sampling`, a dict of the fields of SamplingParams that were
-    given.
+    """Adds the sampling options. The command gets the given fields of SamplingParams as a dict in `sampling`.
 
     Args:
-        short: with -n and -t, which mean other things in llama-server.
-        is_chat: the length of an answer is open unless it is given.
+        short: also add -n and -t, which have other meanings in llama-server.
+        is_chat: the length of an answer has no limit but n_ctx unless --max-tokens is given.
     """
 
     @functools.wraps(command)
@@ -206,6 +205,6 @@ def sampling_options(command: Command, short: bool = True, is_chat: bool = False
 
 
 def adapters_of(loras: tuple[tuple[str, float], ...]) -> tuple[tuple[tuple[str, str], ...], dict[str, float] | None]:
-    """The values of --lora as names and paths for the engine to load, and as names and scales for the requests."""
+    """Returns the values of --lora as names with paths, for the engine, and as names with scales, for the requests."""
     paths = tuple((f"lora-{i}", path) for i, (path, _) in enumerate(loras))
     return paths, {f"lora-{i}": scale for i, (_, scale) in enumerate(loras)} or None

@@ -1,4 +1,4 @@
-"""Types of command line parameters: a text from the command line becomes a value, or a usage error with an example."""
+"""Types of command line parameters, which convert a text to a value, or to a usage error with an example."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from llamabatch.utils.paths import TINY, absolute
 
 
 class AutoInt(click.ParamType):  # type: ignore[type-arg]  # generic in some releases of click only
-    """A whole number, "auto", or another word.
+    """A whole number, "auto", or one of further words.
 
     Args:
-        words: the others.
+        words: the further words.
     """
 
     def __init__(self, *words: str) -> None:
@@ -37,7 +37,7 @@ class AutoInt(click.ParamType):  # type: ignore[type-arg]  # generic in some rel
 
 
 class Shares(click.ParamType):  # type: ignore[type-arg]
-    """Numbers with commas between them, as a tuple."""
+    """A tuple of numbers, given with commas between them."""
 
     name = "numbers"
 
@@ -51,7 +51,7 @@ class Shares(click.ParamType):  # type: ignore[type-arg]
 
 
 class Tags(click.ParamType):  # type: ignore[type-arg]
-    """Two texts with a comma between them, as a pair."""
+    """A pair of texts, given with a comma between them."""
 
     name = "start,end"
 
@@ -65,7 +65,7 @@ class Tags(click.ParamType):  # type: ignore[type-arg]
 
 
 class Bias(click.ParamType):  # type: ignore[type-arg]
-    """A token id and the bias of its logit, as a pair."""
+    """A pair of a token id and the bias of its logit."""
 
     name = "id=bias"
 
@@ -78,7 +78,7 @@ class Bias(click.ParamType):  # type: ignore[type-arg]
 
 
 class Param(click.ParamType):  # type: ignore[type-arg]
-    """A field of SamplingParams, or an alias of one, and its value, as a pair. A value that is no JSON is a text."""
+    """A pair of a field of SamplingParams, or an alias, and its value. A value that is not JSON is a text."""
 
     name = "name=value"
 
@@ -94,7 +94,7 @@ class Param(click.ParamType):  # type: ignore[type-arg]
             if text.lstrip()[:1] in ("[", "{", '"'):
                 quoted = json.dumps(text, ensure_ascii=False)
                 self.fail(
-                    f"the value of {field} is no valid JSON ({error}); write a text that begins so as {quoted}",
+                    f"the value of {field} is no valid JSON ({error}); to give it as a text, write {quoted}",
                     param,
                     ctx,
                 )
@@ -102,7 +102,7 @@ class Param(click.ParamType):  # type: ignore[type-arg]
 
 
 class File(click.ParamType):  # type: ignore[type-arg]
-    """A path, resolved; "-" stays as it is, for stdout."""
+    """An absolute path. "-" and "" stay as they are; "-" means stdout."""
 
     name = "path"
 
@@ -111,7 +111,7 @@ class File(click.ParamType):  # type: ignore[type-arg]
 
 
 class ScaledFile(click.ParamType):  # type: ignore[type-arg]
-    """A path and a scale, as a pair: the number after the last equals sign, by default 1."""
+    """A pair of a path and a scale, which is the number after the last equals sign, by default 1."""
 
     name = "file[=scale]"
 
@@ -126,7 +126,7 @@ class ScaledFile(click.ParamType):  # type: ignore[type-arg]
 
 
 class Names(click.ParamType):  # type: ignore[type-arg]
-    """Names of strategies with commas between them, as a tuple; () for "all"."""
+    """A tuple of names of strategies, given with commas between them; () for "all"."""
 
     name = "all|names"
 
@@ -140,7 +140,7 @@ class Names(click.ParamType):  # type: ignore[type-arg]
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]
-    """Whole numbers with commas between them, as a tuple; () for "auto"."""
+    """A tuple of whole numbers, given with commas between them; () for "auto"."""
 
     name = "auto|integers"
 
@@ -154,7 +154,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 
 
 def _values(line: str) -> list[str]:
-    """The values of a line of CSV; those of a line that is none are empty."""
+    """Returns the values of a CSV line; empty if the line is not valid CSV."""
     try:
         return next(csv.reader([line], skipinitialspace=True), [])
     except csv.Error:
@@ -162,8 +162,8 @@ def _values(line: str) -> list[str]:
 
 
 class Columns(click.ParamType):  # type: ignore[type-arg]
-    """Names of columns with commas between them, as a tuple; "all" stays as it is. A name with a comma in it is in
-    double quotes, as in CSV."""
+    """A tuple of names of columns, given with commas between them; "all" stays as it is. A name with a comma in it is
+    in double quotes, as in CSV."""
 
     name = "all|names"
 
@@ -186,12 +186,12 @@ class CachedName(click.ParamType):  # type: ignore[type-arg]
 
 
 class ModelName(click.ParamType):  # type: ignore[type-arg]
-    """The name of a model: completed with folders, *.gguf files and the names in the caches."""
+    """The name of a model, completed with folders, *.gguf files and the names in the caches."""
 
     name = "model"
 
     def split_envvar_value(self, rv: str) -> list[str]:
-        """One name, although it may have blanks and the option may be given several times."""
+        """Returns the value as one name, which may have blanks, although the option may be given several times."""
         return [rv]
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -200,7 +200,7 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]
-    """A text that the library checks; completed with the values that it may have."""
+    """A text that the library checks, completed with the allowed values."""
 
     name = "text"
 
@@ -212,13 +212,13 @@ class Text(click.ParamType):  # type: ignore[type-arg]
 
 
 def _cached(incomplete: str) -> list[str]:
-    from llamabatch.gguf.model_cache import cached_models  # reads two folders; only a completion waits for it
+    from llamabatch.gguf.model_cache import cached_models  # imported late, since only completions need it
 
     return [model.name for model in cached_models() if model.name.startswith(incomplete)]
 
 
 def _files(incomplete: str, endings: tuple[str, ...]) -> list[str]:
-    """Folders, with a slash behind them, and files of these endings."""
+    """Returns folders, with a slash after the name, and files with these endings."""
     folder, start = os.path.split(incomplete)
     try:
         entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)
@@ -233,7 +233,7 @@ def _files(incomplete: str, endings: tuple[str, ...]) -> list[str]:
 
 
 class Texts(click.ParamType):  # type: ignore[type-arg]
-    """Texts with commas between them, as a tuple. A text with a comma in it is in double quotes, as in CSV."""
+    """A tuple of texts, given with commas between them. A text with a comma in it is in double quotes, as in CSV."""
 
     name = "texts"
 
@@ -247,7 +247,7 @@ class Texts(click.ParamType):  # type: ignore[type-arg]
 
 
 class Shard(click.ParamType):  # type: ignore[type-arg]
-    """A part and the number of parts, as a pair, counted from 1."""
+    """A pair of a part's number, from 1, and the number of parts."""
 
     name = "i/n"
 

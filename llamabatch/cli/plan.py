@@ -1,4 +1,4 @@
-"""`llamabatch plan`: the slots, contexts and engines that fit in memory, before anything is loaded."""
+"""`llamabatch plan`: shows the slots, contexts and engines that fit in memory, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def plan(
 
 
 def write_patch(report: Report, engine: dict[str, Any], as_json: bool, plot_file: Path | None) -> None:
-    """Writes the patch for kustomize to stdout; the picture to its file."""
+    """Writes the kustomize patch to stdout, and the picture to its file."""
     operations = patch(report, engine)
     if as_json:
         write_json(operations, Path("-"))

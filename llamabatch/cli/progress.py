@@ -1,4 +1,4 @@
-"""Progress of long commands on stderr: a bar on a terminal, lines elsewhere. Each is a context manager."""
+"""Shows the progress of long commands on stderr: a bar on a terminal, lines elsewhere. Both are context managers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llamabatch.utils.progress import HasBar
 
 
 class CompareProgress(HasBar):
-    """The Progress of a comparison: a bar of the run under way, a line for each run that is over."""
+    """The progress of a comparison: a bar for the current run, and a line for each finished run."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -56,7 +56,7 @@ class CompareProgress(HasBar):
 
 
 class TuneProgress(HasBar):
-    """The Progress of tuning: one bar for all of it, a line for each part that is over."""
+    """The progress of tuning: one bar for the whole, and a line for each finished part."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -16,7 +16,7 @@ from llamabatch.utils.format import file_size
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", type=CachedName())
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where stdin is no terminal.")
 def rm(names: tuple[str, ...], yes: bool) -> None:
-    """Remove models from the caches by the names that `llamabatch models` lists, after a question on a terminal."""
+    """Remove models from the caches, by the names that `llamabatch models` lists. Asks first on a terminal."""
     known = cached_models()
     chosen = list({model.path: model for model in (find(name, known) for name in names)}.values())
     total = file_size(sum(model.n_bytes for model in chosen))

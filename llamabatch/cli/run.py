@@ -1,4 +1,4 @@
-"""`llamabatch run`: a file of prompts in, a file of results out."""
+"""`llamabatch run`: runs a file of prompts, and writes a file of results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex",
 @click.argument("output", metavar="OUT")
 @model_option
 @click.option("--prompt", help="The prompt of a row, a template of jinja2: 'Translate: {{ text }}'.")
-@click.option("--template", help="The same in the older notation too: 'Translate: {text}'.  [default: {prompt}]")
+@click.option("--template", help="The same in the older notation, 'Translate: {text}', too.  [default: {prompt}]")
 @click.option("--chat", is_flag=True, help="These prompts are a user's messages, for the chat template.")
 @click.option("--system", help="With --chat: a system message in front; may be a template, too.")
 @chat_template_option
@@ -93,9 +93,9 @@ FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex",
 @click.option("--retry-errors", is_flag=True, help="Run the rows again that ended in OUT with an error.")
 @click.option(
     "--max-start-errors", type=int, default=20, show_default=True,
-    help="Stop where the first so many rows all have the same error, and write none of them; 0: never.",
+    help="Stop if the first N rows all fail with the same error, and write none of them; 0: never.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Go on with OUT although model, inputs or parameters have changed.")
+@click.option("--force", is_flag=True, help="Continue OUT although model, inputs or parameters have changed.")
 @click.option("--dry-run", is_flag=True, help="Check every line and print the plan; load no weights, write nothing.")
 @click.option("--sample", type=int, default=0, help="With --dry-run: run so many rows, to say what the job takes.")
 @click.option("--price-per-hour", type=float, help="Price of an hour of this machine; the summary has the cost.")
@@ -158,7 +158,7 @@ def run(
     with StderrProgress() as progress:
         try:
             if address is not None and shards is not None:
-                from llamabatch.integrations import ray_jobs  # with ray, which takes a second to import
+                from llamabatch.integrations import ray_jobs  # imported late: ray takes a second to import
 
                 summary = ray_jobs.run(settings, address, shards, progress)
             else:
@@ -166,10 +166,10 @@ def run(
         except JobInterrupted as interruption:
             summary = interruption.summary
             interrupts.acknowledge()
-            again = "the same command begins again" if output == "-" else "the same command goes on from there"
+            again = "the same command begins again" if output == "-" else "the same command continues from there"
             progress.say(f"Interrupted: what had finished is written; {again}.")
         except OutputError as error:
-            if isinstance(error.__cause__, BrokenPipeError):  # the reader of stdout has left
+            if isinstance(error.__cause__, BrokenPipeError):  # the reader of stdout has closed it
                 raise error.__cause__ from None
             raise
     _report(summary, json_file, plot_file)
@@ -177,7 +177,7 @@ def run(
 
 
 def _form(json_schema: str | None, choice: tuple[str, ...] | None, regex: str | None) -> dict[str, Any] | None:
-    """The structured_outputs that the options ask for; None: they ask for none."""
+    """Returns the structured_outputs of the options; None without such options."""
     given = {"json": json_schema, "choice": choice and list(choice), "regex": regex}
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) > 1:

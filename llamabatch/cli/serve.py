@@ -1,4 +1,4 @@
-"""`llamabatch serve`: a model over HTTP, under the flags of llama-server and of `vllm serve`, too."""
+"""`llamabatch serve`: serves a model over HTTP, also with the flags of llama-server and of `vllm serve`."""
 
 from __future__ import annotations
 
@@ -59,23 +59,24 @@ _ELSEWHERE_VARIABLES = frozenset(
 _OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_[0-9]+_|$)")
 _KEY_VARIABLES = (variable_of("api_key"), "LLAMA_API_KEY", "VLLM_API_KEY")
 _FLAGS = {"api_keys": "--api-key", "allowed_hosts": "--allowed-host", "served_model_names": "--served-model-name"}
-_FLAGS["threads"] = "--threads-http"  # --threads is llama-server's, for the engine
+_FLAGS["threads"] = "--threads-http"  # --threads is a flag of llama-server for the engine
 _DEFAULTS = {"n_ctx": "fit", "isolate": "true"}
 _DEFAULT = re.compile(r"\[default: [^\]]*\]")
 _LINE, _MODEL = "llamabatch.line", "llamabatch.model"  # keys of a context's meta
-# Options of the server that a section of a preset file may have; the others are those of all models.
+# Server options that a section of a preset file may have. The other server options hold for all models.
 _OF_A_MODEL = (
     *("served_model_names", "any_model", "strict", "max_logprobs", "enable_thinking", "trust_request_chat_template"),
     *("lora_dir", "slots", "props", "threads"),
 )
 _OF_THE_SERVER = {each.name for each in fields(ServerOptions)} - {*_OF_A_MODEL, "sampling", "chat_template"}
 _OF_THE_SERVER |= {"models_dir", "models_preset", "models_max", "models_autoload", "models_fifo"}
-_ELSEWHERE = ("sampling", "chat_template", "chat_template_kwargs", "default_adapters")  # options of their own
+_ELSEWHERE = ("sampling", "chat_template", "chat_template_kwargs", "default_adapters")  # other options set these
 
 
 def unknown_variables(environ: Mapping[str, str], known: Collection[str]) -> list[str]:
-    """A message for each variable LLAMABATCH_… that no option of `serve` has; it may be a slip that leaves a server
-    without its key. Kubernetes makes variables of the names of services, which are left alone."""
+    """Returns a message for each variable LLAMABATCH_… that no option of `serve` reads. Such a variable may be a typing
+    error that leaves a server without its key. Variables that Kubernetes makes from the names of services are
+    ignored."""
     messages = []
     for name in sorted(environ):
         if name.startswith(_PREFIX) and name not in known and not _OF_KUBERNETES.search(name):
@@ -88,13 +89,13 @@ def unknown_variables(environ: Mapping[str, str], known: Collection[str]) -> lis
 class ServeCommand(GroupedCommand):
     """A command that understands the flags and variables of llama-server and vLLM.
 
-    A flag goes before LLAMABATCH_…, that before LLAMA_ARG_…, and that before the user's file.
+    A flag overrides LLAMABATCH_…, which overrides LLAMA_ARG_…, which overrides the user's config file.
     """
 
     groups = {"Options": (), **SERVER_GROUPS, **GROUPS}  # noqa: RUF012  # as of the base class
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:  # a completion, whose line is not whole
+        if ctx.resilient_parsing:  # a shell completes an incomplete line
             return super().parse_args(ctx, args)
         ctx.meta.setdefault(_LINE, tuple(args))
         options = {flag: each for each in self.params if isinstance(each, click.Option) for flag in each.opts}
@@ -105,7 +106,7 @@ class ServeCommand(GroupedCommand):
         given = translate(args, takes | dict.fromkeys(negatives, 0))
         named = (each.envvar for each in self.params if each.envvar)
         known = {name for one in named for name in ([one] if isinstance(one, str) else one)}
-        is_first = _MODEL not in ctx.meta  # of the line's readings, one for each of several models
+        is_first = _MODEL not in ctx.meta  # with several models the line is parsed again for each model
         for message in unknown_variables(os.environ, known | _ELSEWHERE_VARIABLES) if is_first else ():
             echo_wrapped(message)
         theirs = from_environment(os.environ)
@@ -113,9 +114,9 @@ class ServeCommand(GroupedCommand):
             arg.partition("=")[0] for arg, before in zip(given.args[1:], given.args, strict=False) if before == "-P"
         }
         ctx.default_map = {**(ctx.default_map or {}), **_as_defaults(theirs, options, negatives)}
-        if isinstance(model := ctx.default_map.get("model"), str):  # of the user's file
+        if isinstance(model := ctx.default_map.get("model"), str):  # from the user's config file
             ctx.default_map["model"] = [model]
-        if known and "others" in ctx.default_map:  # click takes either the line's or these
+        if known and "others" in ctx.default_map:  # merged here, since click uses -P of the line or the defaults
             more = [each for each in ctx.default_map["others"] if each.partition("=")[0] not in known]
             given.args = [*(arg for each in more for arg in ("-P", each)), *given.args]
         for name, value in {**theirs.environ, **given.environ}.items():
@@ -128,7 +129,7 @@ class ServeCommand(GroupedCommand):
 def _as_defaults(
     theirs: Translated, options: Mapping[str, click.Option], negatives: Mapping[str, click.Option]
 ) -> dict[str, Any]:
-    """Arguments as values by the names of their parameters."""
+    """Returns the values of the arguments by the names of their parameters."""
     found: dict[str, Any] = {}
     rest = list(theirs.args)
     while rest:
@@ -145,7 +146,7 @@ def _as_defaults(
 
 
 def _server_options(command: Command) -> Command:
-    """Adds an option for each field of ServerOptions that has none of its own."""
+    """Adds an option for each field of ServerOptions that no other option sets."""
     decorated = command
     for each in reversed(fields(ServerOptions)):
         if each.name in _ELSEWHERE:
@@ -171,7 +172,7 @@ def _server_options(command: Command) -> Command:
 
 
 def _hidden(name: str, help: str, **more: Any) -> Callable[[Command], Command]:
-    """An option that has the meaning of another program's."""
+    """Returns a hidden option with the meaning that it has in llama-server."""
     return click.option(name, hidden=True, help=help, **more)
 
 
@@ -198,14 +199,14 @@ def _hidden(name: str, help: str, **more: Any) -> Callable[[Command], Command]:
     type=click.Path(path_type=Path),
     help="File with a section of options for each model: TOML, or llama-server's INI.",
 )
-@click.option("--models-max", type=int, help="Of several models, those that are loaded at once at most (0: that fit).")
+@click.option("--models-max", type=int, help="With several models: how many may be loaded at once (0: all that fit).")
 @click.option(
     "--models-autoload/--no-models-autoload",
     default=None,
-    help="Whether a request loads its model, of several; otherwise POST /models/load does.  [default: true]",
+    help="With several models: a request loads its model; otherwise only POST /models/load does.  [default: true]",
 )
 @click.option(
-    "--models-fifo", is_flag=True, help="Of several models, serve them in the order of requests, with more loads."
+    "--models-fifo", is_flag=True, help="With several models: answer strictly in order, which needs more loads."
 )
 @click.option(
     "--sleep-idle-seconds", type=float, help="Seconds without a request after which a model is unloaded until the next."
@@ -243,13 +244,13 @@ def serve(
     """Serve a model over HTTP, or several: OpenAI's endpoints, llama-server's and vLLM's. Needs llamabatch[server].
 
     The flags of llama-server and of `vllm serve` are understood, and LLAMA_ARG_… in the environment;
-    docs/serve_flags.md lists them. Each option here has a variable LLAMABATCH_…, too: LLAMABATCH_PORT. The values of
-    Sampling hold for requests that say nothing.
+    docs/serve_flags.md lists them. Each option here has a variable LLAMABATCH_…, too: LLAMABATCH_PORT. The options of
+    Sampling are defaults for requests that do not set them.
 
     Exit code 1 if the engine does not fit in memory; the sum is shown before anything is loaded.
     """
     context = click.get_current_context()
-    if _MODEL in context.meta:  # the options of one of several models are wanted
+    if _MODEL in context.meta:  # _of_one invokes this command to read the options of one of several models
         return _read(context.meta[_MODEL], **given)
     tagged = _tagged(model_tag, model, given["hf_repo"], given["hf_file"])
     named = named_models(tagged, models_dir, models_preset)
@@ -276,8 +277,8 @@ def _read(
     samplers: str | None, sampler_seq: str | None, lora_init_without_apply: bool, hf_repo: str | None,
     hf_file: str | None, engine: dict[str, Any], sampling: dict[str, Any], **server: Any,
 ) -> tuple[EngineConfig, ServerOptions]:  # fmt: skip
-    """The options of a model's engine, and of the server over it."""
-    from llamabatch.server.application import engine_config  # late: it needs the extra
+    """Returns the options of a model's engine, and of its server."""
+    from llamabatch.server.application import engine_config  # imported late: needs the extra `server`
 
     path = local(_on_hub(hf_repo, hf_file)) if model.path is None and hf_repo is not None else model.path
     assert path is not None
@@ -306,7 +307,7 @@ def _read(
 
 
 def _serve_one(config: EngineConfig, options: ServerOptions) -> None:
-    from llamabatch.server.http.logs import configure  # late: they need the extra
+    from llamabatch.server.http.logs import configure  # imported late: needs the extra `server`
     from llamabatch.server.run import serve as run
 
     configure(options)
@@ -341,13 +342,14 @@ def _serve_several(
     pool: dict[str, Any],
     look_again: Callable[[], list[NamedModel]] | None = None,
 ) -> None:
-    """Serves models that are loaded by the requests that name them.
+    """Serves several models. A request loads the model that it names.
 
     Args:
-        options: for what all requests pass. pool: options of a ModelPool.
-        look_again: the models that are there by now; None: there are never others.
+        options: options of the server, for all models.
+        pool: options of a ModelPool.
+        look_again: returns the models that exist now; None: the models never change.
     """
-    from llamabatch.server.http.logs import configure  # late: they need the extra
+    from llamabatch.server.http.logs import configure  # imported late: needs the extra `server`
     from llamabatch.server.pool.options import Found, PoolOptions
     from llamabatch.server.pool.specs import free_bytes, spec_of
     from llamabatch.server.run import serve_several as run
@@ -374,7 +376,7 @@ def _serve_several(
 
     def looked_again(known: Collection[str]) -> Found:
         there = look_again() if look_again is not None else []
-        with context.scope(cleanup=False):  # another thread than that of the command
+        with context.scope(cleanup=False):  # this runs in another thread, which has no click context of its own
             new = planned(read_all(model for model in there if model.name not in known))
         return Found(frozenset(model.name for model in there), tuple(new))
 
@@ -394,22 +396,21 @@ def _serve_several(
         if len(specs) == 1:
             echo_wrapped(f"{_shown(specs[0])} is {where}, {_key(options)}")
             return
-        memory = f"{mib(together)} of the {mib(free[0])} that are free, {'which fit together' if fit else 'by turns'}"
-        echo_wrapped(f"{len(specs)} models are {where}: {memory}, {_key(options)}; requests load what they name")
+        memory = f"{mib(together)} of the {mib(free[0])} that are free, {'all at once' if fit else 'taking turns'}"
+        echo_wrapped(f"{len(specs)} models are {where}: {memory}, {_key(options)}; requests load their model")
 
     run(specs, options, PoolOptions(free, **pool), started, None if look_again is None else looked_again)
 
 
 def _shown(spec: ModelSpec) -> str:
-    """A model's name in the lines of the start."""
     names = spec.options.served_model_names
     return one_line(names[0] if names else Path(spec.config.model).name)
 
 
 @contextlib.contextmanager
 def _left_out(model: NamedModel, told: set[str], *errors: type[LlamaBatchError]) -> Iterator[None]:
-    """Leaves a model out, with a line that is not among the `told` ones, for whose sake the others need not be
-    refused."""
+    """Leaves a model out if the block raises one of `errors`, so that the other models can be served. Prints the error,
+    unless `told` has the line already."""
     try:
         yield
     except errors as error:
@@ -420,7 +421,7 @@ def _left_out(model: NamedModel, told: set[str], *errors: type[LlamaBatchError])
 
 
 def _of_one(model: NamedModel) -> tuple[NamedModel, EngineConfig, ServerOptions]:
-    """The options of one of several models: those of its section below those of the command line."""
+    """Returns the options of one of several models. The command line overrides the model's section."""
     context = click.get_current_context()
     command = context.command
     options = [each for each in command.params if isinstance(each, click.Option)]
@@ -467,14 +468,14 @@ def _number(text: str | None) -> float | None:
 
 
 def _planned(config: Any) -> Any:
-    """The plan, without the model. Raises MemoryPlanError with the sum."""
-    from llamabatch.engine.resolve_config import plan  # with the library
+    """Returns the plan without loading the model. Raises MemoryPlanError with the sum."""
+    from llamabatch.engine.resolve_config import plan  # imported late: loads llama.cpp's library
 
     return plan(config, resolve(config.model))
 
 
 def _tagged(tag: str | None, models: tuple[str, ...], repo: str | None, file: str | None) -> list[str]:
-    """The models of the positional argument, of -hf and -hff, and of -m."""
+    """Returns the models of the positional argument, else of -hf and -hff, else of -m."""
     if repo is not None and tag is None:
         tag = _on_hub(repo, file)
     if tag is None:
@@ -490,7 +491,7 @@ def _on_hub(repo: str, file: str | None) -> str:
 
 
 def _context(total: int, engine: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Options of the engine for llama-server's --ctx-size, which all slots share; 0: as the model was trained."""
+    """Returns engine options for llama-server's --ctx-size, the tokens of all slots; 0: the trained context."""
     from llamabatch.config import EngineConfig
     from llamabatch.engine.resolve_config import read_facts
 
@@ -506,12 +507,12 @@ def _context(total: int, engine: Mapping[str, Any], model: str) -> dict[str, Any
         raise click.UsageError(f"--ctx-size {total} leaves {each} tokens to each slot; at least {MIN_CTX} are needed")
     cells = {"kv_cells": total} if kv == "unified" and "kv_cells" not in engine else {}
     if each > trained:
-        echo_wrapped(f"--ctx-size gives each slot {each:,} tokens; the model was trained for {trained:,}, which holds")
+        echo_wrapped(f"--ctx-size gives each slot {each:,} tokens; each gets {trained:,}, the model's limit")
     return {"n_ctx": min(each, trained), **cells}
 
 
 def _samplers(names: str | None, letters: str | None) -> dict[str, Any]:
-    """The field samplers of --samplers, or of --sampler-seq; {}: neither is given."""
+    """Returns the field `samplers` from --samplers or --sampler-seq; {} without them."""
     if names is None and letters is None:
         return {}
     chain = [name.strip() for name in names.split(";") if name.strip()] if names is not None else list(letters or "")
@@ -524,7 +525,8 @@ def _samplers(names: str | None, letters: str | None) -> dict[str, Any]:
 def _adapters(
     loras: tuple[tuple[str, float], ...], modules: tuple[str, ...], without_apply: bool
 ) -> tuple[tuple[tuple[str, str], ...], dict[str, float]]:
-    """Adapters for the engine, names and paths; and the scales of those that all requests have. Raises UsageError."""
+    """Returns names and paths of adapters for the engine, and the scales of the --lora adapters for all requests.
+    Raises UsageError."""
     paths: dict[str, str] = {}
     scales: dict[str, float] = {}
     for path, scale in loras:
@@ -543,7 +545,7 @@ def _adapters(
 
 
 def _merged(objects: tuple[str, ...]) -> dict[str, Any]:
-    """Objects of JSON as one, later ones first. Raises ConfigError."""
+    """Merges JSON objects; a later object overrides earlier ones. Raises ConfigError."""
     found: dict[str, Any] = {}
     for text in objects:
         try:
@@ -556,5 +558,5 @@ def _merged(objects: tuple[str, ...]) -> dict[str, Any]:
 for _each in serve.params:
     if isinstance(_each, click.Option) and not _each.hidden and _each.envvar is None and _each.name != "help":
         _each.envvar = _KEY_VARIABLES if _each.name == "api_keys" else variable_of(str(_each.name))
-    if isinstance(_each, click.Option) and _each.name in _DEFAULTS:  # of an engine without a server
+    if isinstance(_each, click.Option) and _each.name in _DEFAULTS:  # replaces the default of an engine without server
         _each.help = _DEFAULT.sub(f"[default: {_DEFAULTS[str(_each.name)]}]", str(_each.help))

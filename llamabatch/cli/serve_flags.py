@@ -1,7 +1,7 @@
-"""Flags of llama-server and `vllm serve`, and their meaning here: start scripts work with the program name changed.
+"""Translates flags of llama-server and `vllm serve`, so that start scripts work once the program name is changed.
 
-Each name stands in one Row: it becomes options of ours, or is accepted with a line that says why it has no effect, or
-is refused with what to do instead. docs/serve_flags.md is written from the rows.
+Each flag has a Row. The flag becomes options of ours, or is accepted with a line on why it has no effect, or is refused
+with advice. docs/serve_flags.md is generated from the rows.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from llamabatch.cli.flag_table import FALSE, MANY, TRUE, Args, Row, read_rows
 
 @dataclass
 class Translated:
-    """Arguments of ours for a command line.
+    """Our arguments for a command line.
 
     Attributes:
-        args: for click. notes: one line for each flag without effect. environ: variables to be set.
+        args: arguments for click.
+        notes: one line for each flag without effect.
+        environ: environment variables to set.
     """
 
     args: list[str] = field(default_factory=list)
@@ -32,7 +34,7 @@ ROWS = read_rows()
 
 
 def _by_name(rows: Iterable[Row]) -> dict[str, tuple[Row, bool]]:
-    """Row of each name, and whether the name turns it off. llama-server's meaning goes first."""
+    """Returns for each name its row, and True if the name turns the flag off. llama-server's rows come first."""
     found: dict[str, tuple[Row, bool]] = {}
     for row in rows:
         for name in row.names:
@@ -43,16 +45,16 @@ def _by_name(rows: Iterable[Row]) -> dict[str, tuple[Row, bool]]:
 
 
 BY_NAME = _by_name(ROWS)
-# one flag for both programs, of which vLLM's may have several values
+# vLLM's flags with several values. They override a flag of llama-server with the same name and one value.
 _MANY = {name: row for row in ROWS if row.takes == MANY for name in row.names}
 _VARIABLES = {"--hf-token": "HF_TOKEN", "--rpc": "LLAMABATCH_RPC"}
 
 
 def translate(argv: Sequence[str], own: Mapping[str, int]) -> Translated:
-    """The arguments of a command line, in options of ours. What is in no row stays as it is.
+    """Translates the arguments of a command line to our options. Arguments without a row stay as they are.
 
     Args:
-        own: flags of ours, and the number of values of each.
+        own: our flags -> number of values.
 
     Raises:
         click.UsageError: a flag is refused, or a value is missing.
@@ -73,7 +75,7 @@ def translate(argv: Sequence[str], own: Mapping[str, int]) -> Translated:
             _copy(name, equals + value, own[name], rest, found.args)
             continue
         if name not in BY_NAME:
-            found.args.append(word)  # click names it, with the nearest known one
+            found.args.append(word)  # click reports the unknown flag, with the nearest known one
             continue
         row, is_off = (_MANY[name], False) if name in _MANY else BY_NAME[name]
         values = [value] if equals and row.takes else _values(name, row, rest)
@@ -94,7 +96,7 @@ def _values(name: str, row: Row, rest: list[str]) -> list[str]:
         while rest and (not taken or not rest[0].startswith("-")):
             taken.append(rest.pop(0))
     elif name in ("-fa", "--flash-attn") and (not rest or rest[0] not in (*TRUE, *FALSE, "auto")):
-        return ["on"]  # as before it had values
+        return ["on"]  # older releases of llama-server have this flag without a value
     else:
         taken = [rest.pop(0) for _ in range(min(row.takes, len(rest)))]
     if len(taken) < max(row.takes, 1 if row.takes == MANY else 0):
@@ -103,7 +105,7 @@ def _values(name: str, row: Row, rest: list[str]) -> list[str]:
 
 
 def apply(row: Row, name: str, values: Sequence[str], is_off: bool, found: Translated) -> None:
-    """Adds what a flag with its values means. Raises UsageError with its name."""
+    """Adds the meaning of a flag with its values to `found`. Raises UsageError with the flag's name."""
     try:
         if row.takes and row.args is not None and (not row.fine or set(values) <= set(row.fine)):
             args = [arg for value in values for arg in row.args(value)]
@@ -125,13 +127,13 @@ def apply(row: Row, name: str, values: Sequence[str], is_off: bool, found: Trans
 
 
 def from_environment(environ: Mapping[str, str]) -> Translated:
-    """The options that llama-server's variables ask for. Raises UsageError with the name of the variable."""
+    """Translates llama-server's environment variables to our options. Raises UsageError with the variable's name."""
     found = Translated()
     variables = [(row, name) for row in ROWS for name in row.env.split()]
     for row, variable in variables:
         name, value = variable, environ.get(variable)
         if row.negatives and (no := variable.replace("LLAMA_ARG_", "LLAMA_ARG_NO_")) in environ:
-            name, value = no, "0"  # any value of it means off, as there
+            name, value = no, "0"  # any value of LLAMA_ARG_NO_… means off, as in llama-server
         if value is None or (not value and row.takes):
             continue
         if row.takes:
@@ -145,7 +147,7 @@ def from_environment(environ: Mapping[str, str]) -> Translated:
 
 
 def _last_params(args: list[str]) -> list[str]:
-    """The arguments with the last of each `-P name=…` alone, as of other options."""
+    """Keeps the last of several `-P name=…` with the same name. For other options the last one counts, too."""
     last: dict[str, int] = {}
     for i, arg in enumerate(args[:-1]):
         if arg == "-P":
@@ -162,7 +164,7 @@ def _last_params(args: list[str]) -> list[str]:
 
 
 def meaning(row: Row) -> str:
-    """The row in a table for people."""
+    """Describes the row's meaning for the table in docs/serve_flags.md."""
     if row.note:
         return f"no effect: {row.note}"
     if row.cure and not row.args:
@@ -182,7 +184,7 @@ _SAMPLES = ("8", "0.5", "auto", "on", "mmap", "ngram-simple", "ngram", "fp16", "
 
 
 def _shown(row: Row) -> str:
-    """The options that the flag becomes, for a value that it takes."""
+    """Describes the options that the flag becomes, for the first sample value that it takes."""
     assert row.args is not None
     for sample in (*row.fine, *_SAMPLES):
         try:
@@ -196,4 +198,4 @@ def _shown(row: Row) -> str:
         options = [option for option in options if not re.fullmatch(r"-?\d+", option)]
         if options:
             return ", ".join(f"`{option}`" for option in dict.fromkeys(options))
-    return "`-P structured_outputs`"  # of files
+    return "`-P structured_outputs`"  # flags that name a file take no sample value

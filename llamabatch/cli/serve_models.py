@@ -1,7 +1,7 @@
-"""The models of `llamabatch serve` where it serves several: from the command line, a folder, or a file of presets.
+"""Finds the models of a `llamabatch serve` with several: on the command line, in a folder, or in a preset file.
 
-The options of a model are the same as on the command line, so that a section of a preset file is read as one: each key
-is a flag without its dashes, of ours or of llama-server, or a variable LLAMA_ARG_….
+A section of a preset file has the options of a model. Each key is a flag without its dashes, ours or llama-server's, or
+a variable LLAMA_ARG_…. The section is parsed like a command line.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _TOP = "llamabatch top"  # for keys of an .ini file before its first section
 _ON_STARTUP = "load-on-startup"
 _OF_THE_ROUTER = ("version", "stop-timeout", "dedup-cache-models", _ON_STARTUP)  # llama-server's own
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
-_LINE = re.compile(r"\[line\s+(\d+)\]")  # of configparser, which counts the line of _TOP
+_LINE = re.compile(r"\[line\s+(\d+)\]")  # in messages of configparser, whose number counts the added line of _TOP, too
 _ABOUT_MMPROJ = frozenset(
     ("mmproj", "mm", "mmproj-url", "mmu", "mmproj-auto", "no-mmproj", "no-mmproj-auto", "LLAMA_ARG_MMPROJ")
 )
-_NO_MODEL = ("mmproj", "ggml-vocab")  # first letters of other GGUF files
+_NO_MODEL = ("mmproj", "ggml-vocab")  # GGUF files whose names begin so are not models
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model of several.
+    """One of several models.
 
     Attributes:
-        path: as for LLM; None: one of `options` says it.
-        options: keys and values of sections.
-        on_startup: it is loaded when the server starts.
-        sleep_idle_s: seconds without a request after which it sleeps; None: as all do.
+        path: the model as LLM takes it; None: `options` has it.
+        options: keys and values of its sections in a preset file.
+        on_startup: the model is loaded when the server starts.
+        sleep_idle_s: seconds without a request after which the model is unloaded; None: the server's setting.
     """
 
     name: str
@@ -53,10 +53,12 @@ class NamedModel:
 
 
 def named_models(models: Sequence[str], folder: Path | None, presets: Path | None) -> list[NamedModel] | None:
-    """The models in the order in which they were named; None: the command line has one, without a name of its own.
+    """Returns the models in the given order; None if the command line has one model without a name.
 
     Args:
-        models: values of --model. folder: of --models-dir. presets: of --models-preset.
+        models: values of --model.
+        folder: value of --models-dir.
+        presets: value of --models-preset.
 
     Raises:
         ConfigError: a folder or a file cannot be read; a name is given twice; there is no model.
@@ -91,13 +93,15 @@ def named_models(models: Sequence[str], folder: Path | None, presets: Path | Non
 
 
 def options_of(model: NamedModel, takes: Mapping[str, int], negatives: Iterable[str]) -> Translated:
-    """The options of a model's sections as arguments of ours.
+    """Translates the options of a model's sections to our arguments.
 
     Args:
-        takes: flags of ours, and the number of values of each. negatives: flags of ours that turn something off.
+        takes: our flags -> number of values.
+        negatives: our flags that turn something off.
 
     Raises:
-        ConfigError: there is no such option. click.UsageError: one of llama-server's is refused.
+        ConfigError: there is no such option, or its value is not allowed.
+        click.UsageError: a flag of llama-server is refused.
     """
     known = {*takes, *negatives, *BY_NAME}
     variables = {name for row in ROWS for name in row.env.split()}
@@ -124,7 +128,7 @@ def options_of(model: NamedModel, takes: Mapping[str, int], negatives: Iterable[
 
 
 def _words(flag: str, value: str, takes: Mapping[str, int]) -> list[str]:
-    """The words of a flag; a switch that is off is its opposite, or not there."""
+    """Returns the words of a flag. A switch that is off becomes its opposite, or nothing if it has none."""
     row = BY_NAME[flag][0] if flag in BY_NAME else None
     if row.takes if row is not None else takes.get(flag):
         return [flag, value]
@@ -142,7 +146,7 @@ def _switch(name: str, value: object) -> bool:
 
 
 def _pair(value: str) -> tuple[str | None, str]:
-    """NAME=PATH as two; a path that is there, and an address, may have a sign of equality of its own."""
+    """Splits NAME=PATH. An existing path and an address may have an equals sign, and are not split."""
     name, equals, path = value.partition("=")
     if not equals or not name or not path or Path(value).exists() or "/" in name or ":" in name:
         return None, value
@@ -155,7 +159,8 @@ def _stem(path: Path) -> str:
 
 
 def _of_folder(folder: Path) -> Iterator[NamedModel]:
-    """Models of a folder: its GGUF files, and the folders in it that hold the files of one, that for pictures too."""
+    """Yields the models of a folder: its GGUF files, and those of its subfolders. A subfolder with one model gives the
+    model its name, and may also have an mmproj file."""
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
@@ -180,7 +185,7 @@ def _of_folder(folder: Path) -> Iterator[NamedModel]:
 
 
 def _first_files(files: Iterable[Path]) -> list[Path]:
-    """Those that are models, of several parts of one the first."""
+    """Returns the files that are models; for a model of several parts only the first."""
     found = []
     for file in sorted(files):
         part = _PART.search(file.stem)
@@ -196,16 +201,16 @@ def _first_files(files: Iterable[Path]) -> list[Path]:
 
 
 def _is_aid(file: Path) -> bool:
-    """True for a file that says that it is none of a model, but an adapter, an encoder of pictures or the like."""
+    """Returns True if the header names something other than a model: an adapter, an encoder of pictures or the like."""
     try:
         header = read_header(file)
     except (OSError, LlamaBatchError):
-        return False  # its error is told where it is read as a model
+        return False  # the error is reported when the file is read as a model
     return header.metadata.get("general.type", "model") != "model" or header.architecture == "clip"
 
 
 def _sections(path: Path) -> dict[str, dict[str, Any]]:
-    """The sections of a preset file, TOML or, as llama-server's, INI. Raises ConfigError."""
+    """Returns the sections of a preset file, TOML or llama-server's INI. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -227,7 +232,7 @@ def _sections(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _as_flag(key: str) -> str:
-    """The key with the hyphens of a flag; llama-server's variables keep their underscores."""
+    """Returns the key with the hyphens of a flag. llama-server's variables keep their underscores."""
     return key if key.startswith("LLAMA_ARG_") else key.replace("_", "-")
 
 

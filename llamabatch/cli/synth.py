@@ -1,4 +1,4 @@
-"""`llamabatch synth`: a model file with random weights in a real shape."""
+"""`llamabatch synth`: writes a model file with random weights in a real shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llamabatch top`: running jobs, live in the terminal."""
+"""`llamabatch top`: shows running jobs, live in the terminal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def top(what: str | None, once: bool, as_json: bool, every: float) -> None:
             while found:
                 live.update(draw(found), refresh=True)
                 time.sleep(every)
-                with contextlib.suppress(InputError):  # the job has ended and deleted its file
+                with contextlib.suppress(InputError):  # a job that ends deletes its file
                     found = find(what)
                     continue
                 break

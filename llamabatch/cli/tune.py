@@ -1,4 +1,4 @@
-"""`llamabatch tune`: the fastest settings of a model on this machine, measured and kept as a profile."""
+"""`llamabatch tune`: measures the fastest settings of a model on this machine, and keeps them as a profile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamabatch.tools.tune.table import show
 from llamabatch.utils import interrupts
 from llamabatch.utils.console import check_targets, write_report
 
-# options that tuning does not choose and that decide its figures
+# Tuning does not choose these options, but they decide its figures.
 _GIVEN = (
     *("n_gpu_layers", "main_gpu", "split_mode", "devices", "tensor_split", "type_k", "type_v"),
     *("override_tensor", "n_cpu_moe", "cpu_moe", "kv_overrides", "use_mmap", "use_mlock", "numa"),
@@ -58,8 +58,8 @@ def tune(
 ) -> None:
     """Measure the fastest settings of a model on this machine, and keep them: engines use them from then on.
 
-    A setting replaces that of the rule only if it is faster by more than the noise. Exit code 1 if nothing is kept,
-    since other processes computed meanwhile.
+    A setting replaces the rule's only if it is faster by more than the noise. Exit code 1 if the profile is not kept,
+    since other processes used the CPU meanwhile.
     """
     interrupts.careful()
     if quick and seconds is not None:

@@ -1,4 +1,4 @@
-"""AsleepClient: what stands behind a FrontClient while its engines sleep."""
+"""AsleepClient: the client behind a FrontClient while its engines sleep."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class AsleepClient(LocalClient):
     """An EngineClient without engines.
 
     Args:
-        loaded: what the engines had loaded.
-        model: theirs, which is closed.
+        loaded: the adapters and prefixes that the engines had loaded.
+        model: the model of the engines, which is closed.
     """
 
     def __init__(self, plan: Plan, model: Model, loaded: LoadedResources) -> None:

@@ -1,8 +1,7 @@
-"""The interface of an engine to its callers, and how outputs reach their sinks.
+"""The interface of an engine to its callers, and the delivery of outputs to sinks.
 
-Three kinds of client have it: an engine behind a thread, an engine in a child process, and several engines behind a
-router. All take requests by queue and emit outputs through sinks, after each step that brought some, on a thread of the
-client's own.
+Three kinds of client have this interface: an engine behind a thread, an engine in a child process, and several engines
+behind a router. All take requests by queue. After each step with outputs, a thread of the client hands them to sinks.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from llamabatch.request.request import Request
 
 logger = logging.getLogger(__name__)
 
-# Of a last output whose sink raises: the wait before its third delivery, seconds; each later wait is twice the one
-# before, up to the longest; and the time after which the sink is taken for one that always raises.
+# Seconds, for a last output whose sink raises: the wait before its third delivery; the longest wait, as each wait is
+# twice the one before; and the time after which the sink is assumed to raise always.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _PATIENCE_S = 0.05, 10.0, 60.0
 
 EngineMethod = Literal[
@@ -48,12 +47,13 @@ class EngineClient(Protocol):
     model: Model
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
-        """Queues requests. Each ends in exactly one output with `finished` set, be it an error.
+        """Queues requests. Each request ends in exactly one output with `finished` set, even after an error.
 
         Args:
-            sink: gets the outputs of all its requests together after a step, also of those that other calls submitted
-                with the same object. It must not raise. One that does gets the same outputs again, each alone, and the
-                request whose output makes it raise alone ends with that error, which the sink gets once.
+            sink: Gets the outputs of all its requests together after a step, including requests that other calls
+                submitted with the same sink. It must not raise. A sink that raises gets the same outputs again, one by
+                one. If it raises again for an output, the request of this output ends with the sink's error, and the
+                sink gets this error once.
             stream: emit every token; otherwise finished requests only.
 
         Raises:
@@ -65,16 +65,16 @@ class EngineClient(Protocol):
         """Ends these requests; their outputs come through their sinks. Unknown and finished ids are ignored."""
 
     def stats(self) -> EngineStats:
-        """Counts since the start, as they are now: no step is waited for, and sinks may call it, too.
+        """Returns the counts since the start, without waiting for a step. Sinks may call it, too.
 
-        In a sink, the figures of an engine in a child process are the last that came.
+        In a sink, the figures of an engine in a child process are the last that came from the child.
 
         Raises:
             EngineClosedError: the client was closed, or its engine died.
         """
 
     def states(self) -> list[EngineState]:
-        """The slots and the queue of each engine, as they are now: no step is waited for. Not in a sink.
+        """Returns the slots and the queue of each engine, without waiting for a step. Sinks must not call it.
 
         An engine that is being replaced is left out.
 
@@ -83,9 +83,10 @@ class EngineClient(Protocol):
         """
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
-        """Calls a method of Engine between two steps and returns its answer; paths among the arguments are absolute.
+        """Calls a method of Engine between two steps and returns its result. Paths among the arguments are absolute.
 
-        Over several engines, save_prefix ends at the first that still has the cells, and the others run in all of them.
+        With several engines, save_prefix stops at the first engine that still has the cells. All other methods run in
+        every engine.
 
         Raises:
             As the method of Engine; EngineClosedError: the client was closed, or its engine died.
@@ -97,11 +98,11 @@ class EngineClient(Protocol):
 
     @property
     def heartbeats(self) -> list[Heartbeat]:
-        """One for each child that has an engine; empty if the engines are in this process."""
+        """The state of each child that has an engine; empty if the engines are in this process."""
 
     @property
     def outage(self) -> Outage | None:
-        """The reason that no engine takes requests; None while one does, or while one that died is being replaced."""
+        """The reason why no engine takes requests; None while an engine does, or is being replaced after its death."""
 
     @property
     def adapters(self) -> list[str]:
@@ -119,11 +120,11 @@ class Heartbeat:
     """State of one child process.
 
     Attributes:
-        pid: of the present process; None while there is none.
-        up: it takes requests; False while one that died is being replaced.
-        silent_s: seconds since its last sign of life, of which it sends one a second at least. None before the first.
-        last_token_s: seconds since its engine last brought a token; None before the first.
-        restarts: processes that took the place of one that died.
+        pid: id of the present process; None while there is none.
+        up: the process takes requests; False while a dead process is being replaced.
+        silent_s: seconds since its last sign of life, None before the first. The process sends at least one a second.
+        last_token_s: seconds since the last token of its engine; None before the first.
+        restarts: number of processes that replaced a dead one.
     """
 
     pid: int | None
@@ -138,8 +139,8 @@ class Outage:
     """An engine that is gone, and is not being replaced at the moment.
 
     Attributes:
-        reason: the error of calls.
-        retry_in_s: seconds until another engine is started; None: none will be.
+        reason: the error that calls raise.
+        retry_in_s: seconds until another engine starts; None: no other engine will start.
     """
 
     reason: str
@@ -147,7 +148,7 @@ class Outage:
 
 
 def failure(request: Request, error: Exception | str) -> SequenceOutput:
-    """The output that ends a request which never ran."""
+    """Returns the output that ends a request which never ran."""
     return SequenceOutput(request.request_id, (), "", RequestOutput.failed(request, error))
 
 
@@ -155,31 +156,31 @@ S = TypeVar("S", bound=Sink)
 
 
 class SharedSinks(Generic[S]):
-    """Sinks around the sinks of callers: of one sink always the same one, so that the outputs of all its requests still
-    go on together. Each lives as long as a request in flight has it.
+    """Wrappers around the sinks of callers. Each sink always has the same wrapper, so that the outputs of all its
+    requests stay together. A wrapper lives as long as a request in flight has it.
 
-    This keeps no reference to its client. A client in a cycle with its sinks would be freed by the next garbage
-    collection only, and so would the gigabytes of its engine.
+    This object keeps no reference to its client. A client in a cycle with its sinks, and the gigabytes of its engine,
+    would be freed only by the next garbage collection.
     """
 
     def __init__(self) -> None:
         self._made: weakref.WeakValueDictionary[int, S] = weakref.WeakValueDictionary()
 
     def of(self, sink: Sink, around: Callable[[Sink], S]) -> S:
-        """The sink around this one.
+        """Returns the wrapper of a sink.
 
         Args:
-            around: makes that sink, which keeps this one alive.
+            around: makes the wrapper, which keeps the sink alive.
         """
         made = self._made.get(id(sink))
-        if made is None:  # made by two threads at once, the two only group less
+        if made is None:  # if two threads make a wrapper each, outputs are only grouped less
             made = self._made[id(sink)] = around(sink)
         return made
 
 
 def emit(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
-    """Calls a sink with outputs. One that raises gets each output once more, alone, so that one output does not hold up
-    the others.
+    """Calls a sink with outputs. A sink that raises gets each output once more, alone, so that one output does not hold
+    up the others.
 
     Returns:
         The errors of the requests whose output alone makes the sink raise, by request id.
@@ -196,9 +197,9 @@ def emit(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
 
 
 def emit_last(sink: Sink, output: SequenceOutput) -> None:
-    """Calls a sink with the error or abort that ends a request, and again while the sink raises: a caller waits for it.
+    """Calls a sink with the error or abort that ends a request, and again while it raises, because a caller waits.
 
-    The second call follows at once, later ones come from another thread, so that other requests go on.
+    The second call follows at once. Later calls come from another thread, so that other requests continue.
     """
     if _call(sink, [output]) is not None and _call(sink, [output]) is not None:
         _undelivered.add(sink, output)
@@ -208,11 +209,11 @@ _UNDELIVERED = "the result could not be delivered"
 
 
 class _Undelivered:
-    """Last outputs whose sinks have raised, for want of memory, say. One thread tries them again, for a minute."""
+    """Last outputs whose sinks have raised, as when memory runs out. One thread delivers them again for a minute."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left: list[tuple[float, Sink, SequenceOutput]] = []  # with the time.monotonic() of their ends
+        self._left: list[tuple[float, Sink, SequenceOutput]] = []  # time.monotonic() of giving up, sink, output
         self._is_trying = False
         self._added = threading.Event()
 
@@ -225,7 +226,7 @@ class _Undelivered:
             try:
                 threading.Thread(target=self._try, name="llamabatch-undelivered", daemon=True).start()
                 self._is_trying = True
-            except Exception:  # no thread can be started; the next output tries again, with this one
+            except Exception:  # no thread can be started; the next output tries to start one, for both
                 logger.exception("a last output could not be delivered yet")
 
     def _try(self) -> None:
@@ -248,17 +249,17 @@ class _Undelivered:
                 if not self._left:
                     self._is_trying = False
                     return
-            del tried, failed  # while this waits, no sink is kept that has its output
+            del tried, failed  # during the wait, a sink that has its output must not be kept alive
 
 
 def in_a_sink() -> bool:
-    """This thread is calling a sink, and must not wait for an answer that such a thread brings."""
+    """Returns True while this thread calls a sink. Such a thread delivers answers, so it must not wait for one."""
     return _depth.now > 0
 
 
 @contextlib.contextmanager
 def errors_logged(message: str) -> Iterator[None]:
-    """Logs an exception instead of raising it, as requests are still to be answered after it."""
+    """Logs an exception instead of raising it, because requests must still be answered afterwards."""
     try:
         yield
     except Exception:
@@ -270,19 +271,19 @@ class _Depth(threading.local):
     now = 0
 
 
-_depth = _Depth()  # of sinks that this thread is in
+_depth = _Depth()  # number of sinks that this thread is calling
 _undelivered = _Undelivered()
 
 
 def _call(sink: Sink, outputs: list[SequenceOutput]) -> str | None:
-    """None, or the error of a sink that raised, which must not end the engine and other requests."""
+    """Calls a sink; returns its error, or None. The error must not end the engine and other requests."""
     _depth.now += 1
     try:
         sink(outputs)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # Ctrl-C, in the call that submitted these requests
-        with contextlib.suppress(Exception):  # memory that a sink lacks may be lacking here, too
+        with contextlib.suppress(Exception):  # if the sink ran out of memory, this may, too
             logger.exception(_UNDELIVERED)
             return f"{_UNDELIVERED}: {describe(error)}"
         return _UNDELIVERED

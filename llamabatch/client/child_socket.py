@@ -1,7 +1,7 @@
 """The socket between a process and a program that it starts.
 
-A child inherits one end of a socket pair. Where a child cannot (Windows), it connects to a port of the loopback address
-and proves with a key from its stdin that it is the child: any program of the machine may find the port.
+A child inherits one end of a socket pair. On Windows a child cannot; there it connects to a port of the loopback
+address. Any program of the machine may find this port, so the child proves itself with a key from its stdin.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from llamabatch.utils import system
 from llamabatch.utils.subprogram import command
 
 _KEY_BYTES = 32
-_KEY_S = 5.0  # for the key of a connection: one without it must not keep the child out
+_KEY_S = 5.0  # for the key of a connection, because a connection without a key must not keep the child out
 _START_S = 120.0  # for the start of Python and the imports of the program
 _POLL_S = 0.2
 
 
 def start_program(module: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Starts a module as a program; comes back with the process and this end of the socket.
+    """Starts a module as a program; returns the process and this end of the socket.
 
-    The number of the program's end is its only argument, for `connected`. Where the program ends before it connects,
-    the socket is at its end.
+    The only argument of the program is the number of its end, for `connected`. If the program ends before it connects,
+    this end of the socket reads as closed.
 
     Args:
         environment: the variables of the program.
@@ -48,7 +48,7 @@ def start_program(module: str, environment: Mapping[str, str]) -> tuple[subproce
 
 
 def connected(number: int) -> socket.socket:
-    """The program's end of the socket. Raises OSError: the parent has gone."""
+    """Returns the program's end of the socket. Raises OSError if the parent is gone."""
     if system.INHERITS_SOCKETS:
         return socket.socket(fileno=number)
     made = socket.create_connection(("127.0.0.1", number), timeout=_KEY_S)
@@ -62,7 +62,7 @@ def _popen(
     return subprocess.Popen(
         command(module, str(number)),
         pass_fds=pass_fds,
-        start_new_session=True,  # Ctrl-C reaches the parent alone, which decides what it means
+        start_new_session=True,  # Ctrl-C reaches only the parent, which decides what to do
         creationflags=system.NEW_GROUP,
         stdin=stdin,
         stdout=subprocess.DEVNULL,  # stdout belongs to the parent's answer
@@ -76,7 +76,7 @@ def _start_and_accept(module: str, environment: Mapping[str, str]) -> tuple[subp
         process = _popen(module, server.getsockname()[1], subprocess.PIPE, environment, pass_fds=[])
         try:
             assert process.stdin is not None
-            with contextlib.suppress(OSError), process.stdin as stdin:  # it ended at once
+            with contextlib.suppress(OSError), process.stdin as stdin:  # the program ended at once
                 stdin.write(key)
             server.settimeout(_POLL_S)
             deadline = time.monotonic() + _START_S
@@ -97,7 +97,7 @@ def _start_and_accept(module: str, environment: Mapping[str, str]) -> tuple[subp
 
 
 def _has_key(made: socket.socket, key: bytes) -> bool:
-    """True if the other side sends the key first."""
+    """Returns True if the other side sends the key first."""
     found, deadline = b"", time.monotonic() + _KEY_S
     try:
         while len(found) < len(key):

@@ -1,8 +1,8 @@
-"""A codec for dataclasses, made from their type hints: a new field crosses to another process without a line here.
+"""A codec for dataclasses, made from their type hints, so that a new field needs no code here.
 
-A dataclass crosses as the array of its fields, in order. Fields hold str, bytes, int, float, bool, None, enums of str,
-named tuples, tuples, dicts, arrays of float32, dataclasses that have a codec, and any of these `| None`. A wrong number
-or type of fields is refused; plain elements of tuples and dicts come as they are.
+A dataclass goes to another process as the array of its fields, in order. Fields hold str, bytes, int, float, bool,
+None, enums of str, named tuples, tuples, dicts, arrays of float32, dataclasses that have a codec, and any of these
+`| None`. A wrong number or type of fields is refused. Plain elements of tuples and dicts are not checked.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _NO_HINTS: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def pack(message: Any) -> bytes:
-    """A message as msgpack. Raises what msgpack raises for what it cannot write."""
+    """Returns a message as msgpack. Raises the errors of msgpack for values that it cannot write."""
     packed: bytes = msgpack.packb(message, default=_encode, unicode_errors="surrogatepass")
     return packed
 
 
 def unpack(packed: bytes) -> Any:
-    """A message from msgpack, in which all arrays are tuples. Raises what msgpack raises for what it cannot read."""
+    """Reads a message, with arrays as tuples. Raises the errors of msgpack for bytes that it cannot read."""
     return msgpack.unpackb(packed, use_list=False, strict_map_key=False, unicode_errors="surrogatepass")
 
 
@@ -50,17 +50,17 @@ _decoders: dict[type, _Convert] = {}
 
 
 def crosses(kind: type[T], encode: Callable[[T], Any], decode: Callable[[Any], T]) -> None:
-    """Lets instances of a class cross, as the tuple that `encode` makes."""
+    """Registers a class whose instances go to another process as the tuple that `encode` makes."""
     _encoders[kind], _decoders[kind] = encode, decode
 
 
 class _Record(Generic[T]):
-    """Fields in order: of a dataclass, a named tuple, or a tuple of fixed length.
+    """A decoder of the fields of a dataclass, a named tuple, or a tuple of fixed length, in their order.
 
     Args:
-        name: for errors.
+        name: the name in errors.
         hints: types of the fields, by their names.
-        make: an instance from the fields.
+        make: makes an instance from the fields.
     """
 
     def __init__(self, name: str, hints: dict[str, Any], make: Callable[[Any], T]) -> None:
@@ -68,11 +68,11 @@ class _Record(Generic[T]):
         self._make = make
         self._types = {field: _types_of(hint) for field, hint in hints.items()}
         self.conversions = [_conversion(hint) for hint in hints.values()]
-        # places and conversions of the fields to convert, by the types of all fields as they have come so far
+        # Positions and conversions of the fields to convert. The key is the types of all fields, as they have come.
         self._plans: dict[tuple[type, ...], list[tuple[int, _Convert]]] = {}
 
     def decode(self, packed: Any) -> T:
-        """An instance. Raises EngineError or TypeError for what is not its fields, and what its constructor raises."""
+        """Returns an instance. Raises EngineError or TypeError for wrong fields, and the errors of the constructor."""
         plan = self._plans.get(tuple(map(type, packed)))
         if plan is None:
             plan = self._plan(packed)
@@ -95,16 +95,16 @@ class _Record(Generic[T]):
 
 
 class Codec(_Record[T]):
-    """The form in which a dataclass crosses. Codecs of dataclasses in its fields are made before it.
+    """Encodes and decodes a dataclass for the wire. Codecs of the dataclasses in its fields must be made before.
 
     Args:
-        hints: types of fields for which the dataclass allows several; Any: its constructor checks the value.
-        left_out: fields that do not cross; they come out as None.
-        n_kept: equal fields give the same instance as one of the last so many times, for an immutable dataclass that
-            takes long to make.
+        hints: types of the fields for which the dataclass allows several; Any: its constructor checks the value.
+        left_out: fields that are not sent; they become None.
+        n_kept: Number of decoded instances to keep. Equal fields give a kept instance again, for an immutable dataclass
+            that takes long to make.
 
     Attributes:
-        encode: the fields of an instance; pack() does the same with instances inside a message.
+        encode: returns the fields of an instance; pack() uses it for instances inside a message.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Codec(_Record[T]):
         _encoders[kind], _decoders[kind] = self.encode, self._shared if n_kept else self.decode
 
     def _shared(self, packed: Any) -> T:
-        """As decode. A kept instance has equal fields of the same types, as 1 == 1.0 == True."""
+        """Returns a kept instance with equal fields of the same types, or else decodes. Types count, as 1 == True."""
         for theirs, made in self._kept:
             if theirs == packed and [*map(type, theirs)] == [*map(type, packed)]:
                 return made
@@ -133,7 +133,7 @@ def _constructor(kind: type[T], names: list[str], left_out: dict[str, None]) -> 
         return kind(**dict(zip(names, fields, strict=True)), **left_out)
 
     def fill(fields: Any) -> T:
-        """As copy() and pickle: a frozen dataclass that sets its fields one by one takes twice as long."""
+        """Makes an instance as copy() and pickle do. The constructor of a frozen dataclass takes twice as long."""
         made = kind.__new__(kind)
         made.__dict__.update(zip(names, fields))  # noqa: B905  # as many, and `strict` takes time
         return made
@@ -149,13 +149,14 @@ def _constructor(kind: type[T], names: list[str], left_out: dict[str, None]) -> 
 
 
 def _hint(kind: type, name: str) -> Any:
-    """As typing.get_type_hints, of one field alone, as Python before 3.12 cannot evaluate array[float]."""
+    """Returns the type hint of one field. typing.get_type_hints evaluates all of them, and Python before 3.12 cannot
+    evaluate array[float]."""
     hint = kind.__annotations__[name]
     return eval(hint, vars(sys.modules[kind.__module__])) if isinstance(hint, str) else hint
 
 
 def _types_of(hint: Any) -> set[type] | None:
-    """Types that a value of this hint has in a message; None: any."""
+    """Returns the types that a value of this hint may have in a message; None: any type."""
     if hint is Any:
         return None
     if hint is float:
@@ -173,7 +174,7 @@ def _types_of(hint: Any) -> set[type] | None:
 
 
 def _conversion(hint: Any) -> _Convert | None:
-    """Makes a value of this hint, other than None, from its form in a message; None: the two are equal."""
+    """Returns a function from the form in a message to a value of this hint, other than None; None: both are equal."""
     origin, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
     if hint is Any or hint in _PLAIN:
         return None

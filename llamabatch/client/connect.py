@@ -1,4 +1,4 @@
-"""The client that a config asks for: connect() in the program of the user, connect_here() in a child process."""
+"""Makes the client for a config: connect() in the user's program, connect_here() in a child process."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def connect(config: EngineConfig) -> FrontClient:
 def with_front_client(
     client: EngineClient, max_queue: int | None, connect: Callable[[EngineConfig], EngineClient] | None = None
 ) -> FrontClient:
-    """The client as entry points have it.
+    """Returns a client in the form that entry points use.
 
     Args:
-        connect: makes its engines again after a sleep; None: they do not sleep.
+        connect: makes the engines again after a sleep; None: they do not sleep.
     """
-    with late_import("the code of the client"):  # child processes need none
+    with late_import("the code of the client"):  # child processes do not need it
         from llamabatch.client.front_client import FrontClient
 
     return FrontClient(client, max_queue, connect)
@@ -45,14 +45,14 @@ def _connect(config: EngineConfig) -> EngineClient:
     config = replace(config, model=local(config.model), draft_model=draft, mmproj=mmproj)
     if config.strategy != "multi-instance" and not config.isolate:
         return connect_here(config)
-    with late_import("the code of child processes"):  # which most users do not need
+    with late_import("the code of child processes"):  # most users do not need it
         from llamabatch.client.process_client import ChildClient, RouterClient
 
     return RouterClient(config) if config.strategy == "multi-instance" else ChildClient(config)
 
 
 def connect_here(config: EngineConfig, hooks: EngineHooks | None = None) -> EngineClient:
-    """One engine in this process, or as many as its plan says, which share the weights."""
+    """Starts one engine in this process, or as many as its plan says, which share the weights."""
     with late_import("the code of the engine"):
         from llamabatch.client.multi_engine_client import MultiEngineClient
 

@@ -1,10 +1,10 @@
 """The requests of one supervisor, and which of them kills its child processes.
 
-A child names the requests that it admits before it computes them. Those are the suspects when it dies: the next child
-gets them one at a time, the last admitted first, and all others wait. A request that is alone to blame for two deaths
-is the culprit and ends as an error. A first death is forgiven, since its cause may be outside the process; a death
-whose cause seems to be outside counts half. Once the culprit is found, or all suspects have been tried, the others go
-on together.
+A child names the requests that it admits before it computes them. If the child dies, these requests are the suspects:
+the next child gets them one at a time, the last admitted first, and all other requests wait. A request that is alone to
+blame for two deaths is the culprit and ends with an error. A first death is forgiven, because its cause may be outside
+the process. A death whose cause seems to be outside counts half. Once the culprit is found, or all suspects have been
+tried, the other requests run together again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from llamabatch.scheduler.deadlines import deadline_message
 logger = logging.getLogger(__name__)
 
 MOST_DEATHS = 2
-FROM_OUTSIDE = 0.5  # how much a death counts that something outside seems to have brought about
+FROM_OUTSIDE = 0.5  # weight of a death that seems to come from outside the process
 # A suspect is cleared once it has run alone for _CLEAR_FACTOR times as long as it had run when the child died, plus
-# _CLEAR_S seconds: alone it is no slower, so that it has passed the token at which the child died.
+# _CLEAR_S seconds. A request is no slower alone, so by then it has passed the token at which the child died.
 _CLEAR_FACTOR = 2.0
 _CLEAR_S = 1.0
 # Part of the error of a request that kills the engine.
@@ -45,7 +45,7 @@ class _Emitted:
     """The part of one continuation that its caller has.
 
     Attributes:
-        n_repeated_tokens, n_repeated_chars: so much of it the present child is still to bring once more.
+        n_repeated_tokens, n_repeated_chars: size of the part that the present child has yet to send once more.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -64,10 +64,10 @@ class TrackedRequest:
         number: its place in the order of arrival.
 
     Attributes:
-        admitted_s: when the present child named it as admitted, by the supervisor's clock; None before.
-        ran_s: the longest time that it had been computed when a child died with it, seconds.
-        deaths: children that died while it was the only one there; blame: the same, weighed.
-        died_on_trial: a child died while it was on trial.
+        admitted_s: time at which the present child named it as admitted, by the supervisor's clock; None before.
+        ran_s: longest time for which a child had computed it when the child died, seconds.
+        deaths: number of children that died while it was the only request admitted. blame: sum of their weights.
+        died_on_trial: a child died while it was on trial, or while it was the only request admitted.
         aborted: its caller has aborted it.
     """
 
@@ -84,7 +84,7 @@ class TrackedRequest:
         self.aborted = False
         self._first_admitted_s: float | None = None  # time.perf_counter()
         self._emitted: dict[int, _Emitted] = {}  # by the index of the continuation
-        self._repeats = False  # some of what comes has been emitted before
+        self._repeats = False  # the child sends a part that was emitted before
 
     @property
     def request_id(self) -> str:
@@ -92,17 +92,17 @@ class TrackedRequest:
 
     @property
     def never_started(self) -> bool:
-        """No child has admitted it, nor died with it alone."""
+        """True if no child has admitted it, or died while it was on trial."""
         return self._first_admitted_s is None and not self.died_on_trial
 
     def admit(self, now: float) -> None:
-        """The child has named it as admitted."""
+        """Records that the child has admitted it."""
         self.admitted_s = now
         if self._first_admitted_s is None:
             self._first_admitted_s = time.perf_counter()
 
     def child_died(self, now: float) -> None:
-        """Prepares it for the next child, which goes on after the tokens emitted so far, or computes them once more."""
+        """Prepares it for the next child, which continues after the emitted tokens or computes them once more."""
         if self.admitted_s is not None:
             self.ran_s = max(self.ran_s, now - self.admitted_s)
             self.admitted_s = None
@@ -117,7 +117,7 @@ class TrackedRequest:
             emitted.n_repeated_tokens, emitted.n_repeated_chars = len(emitted.token_ids), emitted.n_chars
 
     def new_part(self, output: SequenceOutput) -> SequenceOutput | None:
-        """The part of a child's output that its caller does not have yet; None if there is none."""
+        """Returns the part of a child's output that the caller does not have yet; None if there is none."""
         if not self.stream:
             return output if output.finished is not None else None
         emitted = self._emitted.get(output.index)
@@ -135,7 +135,7 @@ class TrackedRequest:
         return output if output.token_ids or output.text or output.finished is not None else None
 
     def last_output(self, reason: FinishReason, error: str | None) -> SequenceOutput:
-        """The output that ends it without a child, with all that was emitted before."""
+        """Returns the output that ends it without a child, with all text and tokens emitted before."""
         request, start = self.request, self.request.arrival_s
         completions = tuple(
             CompletionOutput(index, "".join(emitted.pieces), tuple(emitted.token_ids), reason)
@@ -152,14 +152,14 @@ class TrackedRequest:
 
 
 def _can_resume(request: Request) -> bool:
-    """The tokens emitted so far determine how it goes on. Not so with several continuations, of which some may have
-    ended, and with mirostat, which remembers how likely its tokens were.
+    """Returns True if the emitted tokens determine how the request continues. They do not with several continuations,
+    some of which may have ended, and with mirostat, which remembers how likely its tokens were.
     """
     return request.params.n_copies == 1 and not request.params.mirostat
 
 
 def _without_repeated(output: SequenceOutput, emitted: _Emitted) -> SequenceOutput:
-    """Drops what has been emitted before: the same tokens come again, as draws depend on seed and place alone."""
+    """Drops the part that was emitted before. The same tokens come again, as draws depend only on seed and position."""
     tokens = min(len(output.token_ids), emitted.n_repeated_tokens)
     chars = min(len(output.text), emitted.n_repeated_chars)
     emitted.n_repeated_tokens -= tokens
@@ -169,14 +169,15 @@ def _without_repeated(output: SequenceOutput, emitted: _Emitted) -> SequenceOutp
 
 
 class CrashTriage:
-    """The requests of one supervisor, safe from any thread. len() is the number of those that have not ended.
+    """The requests of one supervisor. Safe to call from any thread. len() is the number of requests not yet ended.
 
-    A request stays here until its sink has its last output, so that what an exception has lost in between is still
+    A request stays here until its sink has the last output. So a request that an exception has lost in between is still
     answered.
 
     Args:
-        lock: the supervisor's, which may hold it in any call but those that end requests, as these call sinks.
-        clock: seconds; tests have others.
+        lock: The supervisor's lock. The supervisor may hold it in any call except those that end requests, because
+            these call sinks.
+        clock: returns seconds; tests replace it.
     """
 
     def __init__(
@@ -186,13 +187,13 @@ class CrashTriage:
     ) -> None:
         self._lock: Any = lock or threading.RLock()
         self._clock = clock
-        self._unanswered: dict[str, TrackedRequest] = {}  # their sinks are still to get the last output
-        # each that has not ended is in one of these two
+        self._unanswered: dict[str, TrackedRequest] = {}  # requests whose sinks have not got the last output
+        # every request that has not ended is in one of these two
         self._unsent: dict[str, TrackedRequest] = {}
-        self._inside: dict[str, TrackedRequest] = {}  # the child
-        self._suspects: deque[TrackedRequest] = deque()  # of the unsent
-        self._on_trial: TrackedRequest | None = None  # of those inside
-        self._unwanted: list[str] = []  # the child has them, and need not go on
+        self._inside: dict[str, TrackedRequest] = {}  # requests that the child has
+        self._suspects: deque[TrackedRequest] = deque()  # all of them are in _unsent
+        self._on_trial: TrackedRequest | None = None  # this request is in _inside
+        self._unwanted: list[str] = []  # ids of requests that the child has and need not continue
         self._n_unexplained = 0  # deaths in a row with nothing admitted
         self._n_added = 0
 
@@ -204,22 +205,22 @@ class CrashTriage:
 
     @property
     def is_trying(self) -> bool:
-        """Suspects are being tried."""
+        """True while suspects are being tried."""
         with self._lock:
             return self._on_trial is not None or bool(self._suspects)
 
     @property
     def n_unsent(self) -> int:
-        """Requests in no child."""
+        """The number of requests that no child has."""
         return len(self._unsent)
 
     def add(
         self, requests: list[Request], sink: Sink, stream: bool, added: list[TrackedRequest]
     ) -> list[SequenceOutput]:
-        """Adds requests; returns the last outputs of those that are refused.
+        """Adds requests; returns the last outputs of the refused ones.
 
         Args:
-            added: gets the others, one by one.
+            added: gets the accepted requests, one by one.
         """
         refused = []
         with self._lock:
@@ -238,10 +239,10 @@ class CrashTriage:
         return refused
 
     def pop_sendable(self, only: Iterable[TrackedRequest] | None = None) -> list[TrackedRequest]:
-        """The requests that go into the child now; from here on they count as inside it.
+        """Returns the requests to send to the child now. From here on they count as inside the child.
 
         Args:
-            only: none but these; none of them while suspects are tried.
+            only: consider only these requests, and none at all while suspects are being tried.
         """
         with self._lock:
             self._end_trial_in_time()
@@ -259,9 +260,10 @@ class CrashTriage:
             return sendable
 
     def _end_trial_in_time(self) -> None:
-        """Lets the next suspect be tried once the one on trial has run long enough to be innocent.
+        """Ends the trial of a suspect that has run long enough to be innocent, so that the next one can be tried.
 
-        A suspect with a death on trial runs to its end alone, so that every second death ends a request at the latest.
+        If a child died while the suspect was on trial, the suspect runs alone to its end. So at the latest every second
+        death ends a request.
         """
         tracked = self._on_trial
         if tracked is None or tracked.admitted_s is None or tracked.died_on_trial:
@@ -270,7 +272,7 @@ class CrashTriage:
             self._on_trial = None
 
     def send(self, child: Child | None, sendable: list[TrackedRequest]) -> None:
-        """Sends requests to the child; does nothing without one. What cannot be sent ends as an error."""
+        """Sends requests to the child, if there is one. A request that cannot be sent ends with an error."""
         if child is None or not sendable:
             return
         for stream in (False, True):
@@ -281,11 +283,11 @@ class CrashTriage:
                 if error is not None:
                     self._emit_last([tracked], FinishReason.ERROR, error)
         aborted = [tracked.request_id for tracked in sendable if tracked.aborted]
-        if aborted:  # before the child had them
+        if aborted:  # they were aborted before the child had them
             child.abort(aborted)
 
     def admitted(self, request_ids: Iterable[str]) -> None:
-        """The child is about to compute these."""
+        """Records that the child is about to compute these requests."""
         with self._lock:
             now = self._clock()
             for request_id in request_ids:
@@ -294,7 +296,7 @@ class CrashTriage:
                     tracked.admit(now)
 
     def deliver(self, packed: Sequence[Any]) -> bool:
-        """Emits outputs of the child; True if one of them ended a request well."""
+        """Emits outputs of the child; returns True if one of them ended a request without an error."""
         outputs: list[tuple[TrackedRequest, SequenceOutput]] = []
         ended_well = False
         try:
@@ -327,13 +329,13 @@ class CrashTriage:
         return bool(self._unwanted)
 
     def pop_unwanted(self) -> list[str]:
-        """Ids of requests that the child is to abort, each once."""
+        """Returns the ids of requests that the child must abort, and clears them."""
         with self._lock:
             ids, self._unwanted = self._unwanted, []
         return ids
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
-        """Ends those that are in no child; returns the ids of those that the child has to abort."""
+        """Ends requests that no child has; returns the ids of the requests that the child must abort."""
         inside, ended = [], []
         with self._lock:
             for request_id in request_ids:
@@ -350,7 +352,7 @@ class CrashTriage:
         return inside
 
     def forget(self, group: Iterable[TrackedRequest]) -> None:
-        """Drops requests without an output: they have theirs, or their submit was interrupted."""
+        """Drops requests without an output: they had their last output, or their submit was interrupted."""
         with self._lock:
             for tracked in group:
                 if self._get(tracked.request_id) is tracked:
@@ -359,7 +361,7 @@ class CrashTriage:
                     del self._unanswered[tracked.request_id]
 
     def end_late(self) -> None:
-        """Ends those in no child whose deadline has passed; a child ends its own."""
+        """Ends requests past their deadline that no child has. A child ends its own requests."""
         now = time.perf_counter()
         with self._lock:
             late = [tracked for tracked in self._unsent.values() if tracked.request.is_late(now)]
@@ -370,12 +372,12 @@ class CrashTriage:
             self._emit_last([tracked], FinishReason.ERROR, error)
 
     def child_died(self, how: str, from_outside: bool) -> None:
-        """Keeps all that the child had for the next one. Ends the culprit, where one is found, what was aborted, and
-        what an exception has lost.
+        """Keeps the requests of the child for the next one. Ends the culprit, if one is found, requests that were
+        aborted, and requests that an exception has lost.
 
         Args:
-            how: the end of the child, for messages.
-            from_outside: something outside seems to have killed it, which blames its requests less.
+            how: the way in which the child ended, for messages.
+            from_outside: the child seems to have been killed from outside, which blames its requests less.
         """
         with self._lock:
             self._unwanted.clear()
@@ -393,10 +395,10 @@ class CrashTriage:
             self._emit_last([tracked], FinishReason.ERROR, error)
 
     def _judge(self, weight: float) -> tuple[list[TrackedRequest], list[TrackedRequest]]:
-        """Takes all out of the child that died. Returns the culprit, where one is found, and what was aborted.
+        """Takes all requests out of the dead child. Returns the culprit, if one is found, and the aborted requests.
 
         Args:
-            weight: how much the death blames a request that was alone.
+            weight: the blame of this death for a request that was alone.
         """
         now = self._clock()
         inside, self._inside = sorted(self._inside.values(), key=_number), {}
@@ -410,26 +412,24 @@ class CrashTriage:
         culprit: list[TrackedRequest] = []
         if prime is not None:
             prime.died_on_trial = True
-            if len(admitted) <= 1:  # with others there that had been let off, it may have been one of them
+            if len(admitted) <= 1:  # else a request whose trial was over may be to blame
                 prime.deaths += 1
                 prime.blame += weight
             if prime.blame < MOST_DEATHS:
                 self._suspects.appendleft(prime)
-            else:  # that explains what the others were suspected of
+            else:  # this crash clears the other suspects
                 culprit = [] if prime.aborted else [prime]
                 self._suspects.clear()
         elif admitted:
             self._suspects.extend(reversed(admitted))
-        elif inside:  # the first time it may have come from outside
+        elif inside:  # a first death before any request is admitted may come from outside
             self._n_unexplained += 1
             if self._n_unexplained >= MOST_DEATHS:
                 self._suspects.extend(inside)
         return culprit, [tracked for tracked in inside if tracked.aborted]
 
     def hand_over(self, failover: Failover, reason: str) -> None:
-        """Gives requests to `failover`, as there will be no child any more: those that never started in one and are
-        above suspicion.
-        """
+        """Gives requests to `failover`, because no child will run now: all that never started and are no suspects."""
         with self._lock:
             suspects = {*self._suspects, self._on_trial}
             every = sorted([*self._inside.values(), *self._unsent.values()], key=_number)
@@ -444,7 +444,7 @@ class CrashTriage:
             self.forget(group)
 
     def end_all(self, reason: str) -> None:
-        """Ends all that is unanswered; `reason` is the error of what was not aborted."""
+        """Ends all unanswered requests; `reason` is the error of the requests that were not aborted."""
         with self._lock:
             self._unsent.clear()
             self._inside.clear()
@@ -459,7 +459,7 @@ class CrashTriage:
         return self._inside.get(request_id) or self._unsent.get(request_id)
 
     def _remove(self, tracked: TrackedRequest) -> None:
-        """It ends, inside the child or not; its sink is still to get the last output."""
+        """Removes a request that ends, inside the child or not. Its sink has yet to get the last output."""
         self._inside.pop(tracked.request_id, None)
         if self._unsent.pop(tracked.request_id, None) is not None and tracked in self._suspects:
             self._suspects.remove(tracked)
@@ -489,7 +489,7 @@ class CrashTriage:
 def _last_output(tracked: TrackedRequest, reason: FinishReason, error: str | None) -> SequenceOutput:
     try:
         return tracked.last_output(reason, error)
-    except Exception:  # what was emitted before cannot be put together
+    except Exception:  # the parts emitted before cannot be joined
         return failure(tracked.request, error or _LOST)
 
 

@@ -1,5 +1,5 @@
-"""FrontClient: the client as entry points have it, in front of all engines, so that no death of an engine loses a
-request or a count.
+"""FrontClient: the client that entry points use. It stands in front of all engines, so that the death of an engine
+loses no request and no count.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Connect = Callable[[EngineConfig], EngineClient]
 
 
 def slots_of(config: ResolvedConfig) -> int:
-    """Continuations that can run at once, in all engines together."""
+    """Returns the number of continuations that can run at once, in all engines together."""
     is_multi = config.strategy == "multi-instance"
     if policy(config.instance_strategy if is_multi else config.strategy).one_slot:
         return config.instances
@@ -56,21 +56,22 @@ def slots_of(config: ResolvedConfig) -> int:
 
 
 class FrontClient:
-    """Owns each request from its submit to its last output. It refuses what max_queue has no room for and ids that are
-    in flight, takes texts apart, and counts requests when they come and when they end. Other calls go on to the client
-    behind.
+    """The owner of each request from its submit to its last output.
+
+    It refuses requests without room in max_queue and ids that are in flight, parses texts, and counts requests when
+    they come and when they end. Other calls go to the client behind.
 
     Engines that nobody uses may sleep: they are closed, and the next use makes them again with the same options.
 
     Args:
-        client: has the engines.
-        max_queue: continuations that may wait for a slot, beyond those that run; None: as many as come.
-        connect: makes engines again; None: they cannot sleep.
+        client: the client behind, which has the engines.
+        max_queue: continuations that may wait for a slot, in addition to the running ones; None: no limit.
+        connect: makes the engines again after a sleep; None: they cannot sleep.
 
     Attributes:
         inner: the client behind; an AsleepClient while the engines sleep.
-        model: that of the client behind; closed while the engines sleep.
-        in_flight: the requests that have not ended, and the counts of those that have.
+        model: the model of the client behind; closed while the engines sleep.
+        in_flight: the requests that have not ended, and the counts of the ended ones.
     """
 
     def __init__(self, client: EngineClient, max_queue: int | None = None, connect: Connect | None = None) -> None:
@@ -85,10 +86,10 @@ class FrontClient:
         self._fork_guard = ForkGuard()
         self._connect = connect
         self._loaded = LoadedResources(config.adapters)
-        self._past_stats: EngineStats | None = None  # of engines that went to sleep
+        self._past_stats: EngineStats | None = None  # counts of the engines that went to sleep
         self._stamp = None if connect is None else _stamp(config)
         self._n_users = 0
-        self._is_moving = False  # one thread puts the engines to sleep, or wakes them
+        self._is_moving = False  # a thread is putting the engines to sleep or waking them
         self._is_closed = False
         self._cancelled = threading.Event()  # ends a load that wakes the engines
         self._changed = threading.Condition()
@@ -99,7 +100,7 @@ class FrontClient:
             try:
                 new, repeated = table.enter(requests, call)
                 self.inner.submit(new, self._sinks.of(sink, partial(FrontSink, table)), stream=stream)
-            except BaseException:  # nothing was queued; interrupted, some may have ended already
+            except BaseException:  # nothing was queued; after an interrupt, some requests may have ended already
                 table.roll_back(requests, call)
                 raise
         for request in repeated:
@@ -111,9 +112,9 @@ class FrontClient:
         self.inner.abort(request_ids)
 
     def stats(self) -> EngineStats:
-        """As EngineClient.stats; may be called from a sink."""
+        """Returns the counts, as EngineClient.stats does; may be called from a sink."""
         self._fork_guard.check()
-        counts = self.in_flight.figures()  # before the engine's, in which a request that has ended must not still run
+        counts = self.in_flight.figures()  # read first, so that no request counted as ended still runs in the engine's
         now, past = self.inner.stats(), self._past_stats
         return replace(now if past is None else past + now, **counts)
 
@@ -143,21 +144,21 @@ class FrontClient:
         return self.inner.adapters
 
     def next_seed(self) -> int:
-        """A seed for a request without one, the next that follows from the engine's; -1: the engine has none."""
+        """Returns the next seed, drawn from the engine's seed, for a request without one; -1: the engine has none."""
         return -1 if self._seeds is None else self._seeds.getrandbits(64)
 
     def count_refused(self, outputs: list[SequenceOutput]) -> None:
-        """Counts prompts that were refused before they were requests: as submitted, and ended by an error."""
+        """Counts prompts that were refused before they became requests, as submitted and as ended by an error."""
         self.in_flight.count_refused(outputs)
 
     def at_close(self, action: Callable[[], None]) -> None:
-        """Registers a method to call once before the engines are closed. Its object is not kept alive."""
+        """Registers a method to call once before the engines are closed. The method's object is not kept alive."""
         self._at_close = [other for other in self._at_close if other() is not None]
         self._at_close.append(weakref.WeakMethod(action))
 
     @property
     def is_asleep(self) -> bool:
-        """The engines are closed until somebody uses them."""
+        """True while the engines are closed until somebody uses them."""
         return isinstance(self.inner, AsleepClient) and not self._is_closed
 
     @contextlib.contextmanager
@@ -165,8 +166,9 @@ class FrontClient:
         """Wakes the engines, and keeps them awake until the end of the block.
 
         Raises:
-            EngineError: the model's file is another one than before. EngineClosedError: this is a fork, or a sink of
-                engines that are about to sleep. And what a load raises; the next use tries again.
+            EngineError: the file of the model has changed.
+            EngineClosedError: the client was closed; this is a fork; or a sink calls while the engines sleep.
+            The errors of a load; the next use tries again.
         """
         self._fork_guard.check()
         with self._changed:
@@ -186,15 +188,15 @@ class FrontClient:
                 self._n_users -= 1
 
     def sleep(self) -> None:
-        """Closes the engines until they are used again. Cells that requests left go to the folder of cache_disk.
+        """Closes the engines until they are used again. Cells of finished requests go to the folder of cache_disk.
 
         Raises:
-            EngineError: they are in use.
+            EngineError: the engines are in use, or cannot sleep; or a sink calls this.
             EngineClosedError: the client was closed.
         """
         self._fork_guard.check()
         if in_a_sink():
-            raise EngineError("a sink cannot put the engine to sleep, which waits for it")
+            raise EngineError("a sink cannot put the engine to sleep, because the engine waits for the sink")
         with self._changed:
             while self._is_moving:
                 self._changed.wait()
@@ -207,11 +209,11 @@ class FrontClient:
             n_requests, n_calls = len(self.in_flight), self._n_users
             if n_requests or n_calls:
                 what = counted(n_requests, "request") if n_requests else counted(n_calls, "call")
-                raise EngineError(f"the engine cannot sleep while it is in use, by {what} at the moment")
+                raise EngineError(f"the engine cannot sleep while it is in use by {what}")
             self._move(self._fall_asleep)
 
     def _move(self, move: Callable[[], None]) -> None:
-        """Closes or makes engines, without the lock, which is held: sinks that still run may wait for it."""
+        """Closes or makes engines, with the lock released meanwhile: sinks that still run may wait for the lock."""
         self._is_moving = True
         self._changed.release()
         try:
@@ -223,7 +225,7 @@ class FrontClient:
 
     def _fall_asleep(self) -> None:
         engines, self.inner = self.inner, AsleepClient(self.plan, self.model, self._loaded)
-        with contextlib.suppress(EngineClosedError):  # it has died; it is made anew
+        with contextlib.suppress(EngineClosedError):  # the engines have died, and are made again later
             self._past_stats = (self._past_stats or EngineStats()) + engines.stats().of_the_past()
         engines.close()
 
@@ -237,7 +239,7 @@ class FrontClient:
         for path in self._loaded.prefixes:
             try:
                 engines.call("load_prefix", path)
-            except LlamaBatchError as error:  # requests compute it themselves
+            except LlamaBatchError as error:  # requests will compute the prefix themselves
                 logger.warning("a prefix is not loaded again: %s", describe(error))
         self.model = engines.model
         self.inner = engines
@@ -256,7 +258,7 @@ class FrontClient:
 
 
 def _stamp(config: EngineConfig) -> object:
-    """Size and time of the model's file, in all its parts; None: it is not there, which a load says better."""
+    """Returns size and time of all parts of the model's file; None: it is missing, which a load reports better."""
     try:
         found = [part.stat() for part in part_paths(resolve(config.model))]
     except (OSError, LlamaBatchError):

@@ -1,4 +1,4 @@
-"""FrontSink: the sink around one of a caller. Counts ends, and turns raw texts into thinking, answer and tool calls."""
+"""FrontSink: wraps a caller's sink, counts ends, and splits texts into thinking, answer and tool calls."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from llamabatch.engine.hooks import Sink
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
 
-_TRIES = 2  # a request that stayed in the table would lengthen the queue for ever
-_MOST_KEPT = 4096  # outputs that a sink has not taken; one that raises for ever keeps no more
+_TRIES = 2  # a request that stayed in the table would lengthen the queue forever
+_MOST_KEPT = 4096  # outputs kept for a sink that raises
 
 
 class FrontSink:
-    """Before a caller gets the last output of a request, the request is counted and out of the table.
+    """A sink that counts a request and takes it out of the table before the caller gets the last output.
 
     Args:
-        sink: the caller's.
+        sink: the caller's sink.
     """
 
     def __init__(self, table: RequestTable, sink: Sink) -> None:
         self._table = table
         self._sink = sink
-        # A sink that raises gets the same outputs again, which a parser must not read twice: the parsed ones, by the
-        # id() of the raw ones.
+        # Raw and parsed outputs, by the id() of the raw ones. A sink that raises gets the same outputs again, and a
+        # parser must not read them twice.
         self._kept: dict[int, tuple[SequenceOutput, SequenceOutput]] = {}
 
     def __call__(self, outputs: list[SequenceOutput]) -> None:
@@ -50,7 +50,7 @@ class FrontSink:
             self._drop(outputs, {output.request_id for output in ended})
 
     def _parsed(self, outputs: list[SequenceOutput]) -> list[SequenceOutput]:
-        """The outputs with parsed texts, in the same order; the list itself if there is nothing to parse."""
+        """Returns the outputs with parsed texts, in the same order; the list itself if there is nothing to parse."""
         passed: list[SequenceOutput] = []
         raised: Exception | None = None
         for output in outputs:
@@ -61,11 +61,11 @@ class FrontSink:
             passed.append(changed)
         if raised is None:
             return outputs if all(map(operator.is_, passed, outputs)) else passed
-        self._keep(outputs, passed)  # the engine gives each once more, alone
+        self._keep(outputs, passed)  # the client passes each output once more, alone
         try:
             raise raised
         finally:
-            del raised  # its traceback has this frame: else a cycle
+            del raised  # its traceback refers to this frame: the variable would make a cycle
 
     def _passed_on(self, output: SequenceOutput) -> SequenceOutput:
         kept = self._kept.get(id(output)) if self._kept else None
@@ -79,7 +79,7 @@ class FrontSink:
         except Exception:
             if output.finished is None or output.finished.error is None:
                 raise  # the engine ends the request with this error
-            return output  # its caller waits for this end, also where the parser fails once more
+            return output  # the caller waits for this end, even if the parser fails again
 
     def _keep(self, outputs: list[SequenceOutput], passed: list[SequenceOutput]) -> None:
         for output, changed in zip(outputs, passed, strict=True):
@@ -92,7 +92,7 @@ class FrontSink:
         for output in outputs:
             self._kept.pop(id(output), None)
         for key, (output, _) in list(self._kept.items()) if ended else ():
-            if output.request_id in ended:  # given up: its request has ended with an error
+            if output.request_id in ended:  # the request has ended with an error, so the output is dropped
                 self._kept.pop(key, None)
 
 
@@ -103,7 +103,7 @@ def _taken_apart(output: SequenceOutput, one: InFlight) -> SequenceOutput:
     parser = one.parser(output.index)
     ends = output.finish_reason is not None
     delta = parser.finish(output.text) if ends else parser.feed(output.text)
-    # without dataclasses.replace, which takes four times as long: this is for each token of each chat
+    # dataclasses.replace would take four times as long, and this runs for each token of each chat.
     return SequenceOutput(
         output.request_id,
         output.token_ids,
@@ -125,7 +125,7 @@ def _parsed(output: RequestOutput, request: Request) -> RequestOutput:
 
 def _parsed_completion(completion: CompletionOutput, request: Request) -> CompletionOutput:
     if completion.finish_reason is FinishReason.ERROR and not completion.token_ids:
-        return completion  # it never ran
+        return completion  # the continuation never ran
     assert request.make_parser is not None
     parser = request.make_parser(request, completion.index)
     delta = parser.finish(completion.text)

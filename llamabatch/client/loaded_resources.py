@@ -1,4 +1,4 @@
-"""LoadedResources: what an engine has loaded since its start."""
+"""LoadedResources: the adapters and prefixes that an engine has loaded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ Call = tuple[EngineMethod, str] | tuple[EngineMethod, str, str]
 
 
 class LoadedResources:
-    """Adapters and prefixes that an engine has loaded, so that the one in its place loads them again.
+    """The adapters and prefixes that an engine has loaded, so that its successor can load them again.
 
     Args:
         adapters: names and paths that the first engine loads by itself.
 
     Attributes:
-        adapters: the paths by their names. prefixes: the paths, in the order of their loads.
+        adapters: paths by name.
+        prefixes: paths, in the order in which they were loaded.
     """
 
     def __init__(self, adapters: tuple[tuple[str, str], ...]) -> None:
@@ -24,7 +25,7 @@ class LoadedResources:
         self.prefixes: dict[str, None] = {}
 
     def record(self, method: EngineMethod, *arguments: Any) -> None:
-        """An engine has answered this call."""
+        """Records a call that an engine has answered."""
         if method == "load_adapter":
             self.adapters[arguments[0]] = arguments[1]
         elif method == "unload_adapter":
@@ -35,6 +36,6 @@ class LoadedResources:
             self.prefixes.pop(arguments[0], None)
 
     def calls(self) -> list[Call]:
-        """Methods and arguments that make a new engine the same."""
+        """Returns the calls that load the same resources into a new engine."""
         adapters: list[Call] = [("load_adapter", name, path) for name, path in self.adapters.items()]
         return [*adapters, *(("load_prefix", path) for path in self.prefixes)]

@@ -17,8 +17,8 @@ from llamabatch.errors import EngineClosedError
 
 
 class MultiEngineClient(LocalClient, Router):
-    """As many engines as the plan of the first says. In a small model the threads of one engine mostly wait for each
-    other; engines of one thread each do not.
+    """A client of several engines, as many as the plan of the first one says. With a small model, the threads of one
+    engine mostly wait for each other; several engines with one thread each do not.
 
     Args:
         first: an engine that has loaded the weights.
@@ -50,12 +50,12 @@ class MultiEngineClient(LocalClient, Router):
         return super().call(method, *arguments)
 
     def _while_paused(self, action: Callable[[list[Engine]], None]) -> None:
-        """Runs an action on one engine's thread, on the weights that all share, while the other threads are paused.
+        """Runs an action on the shared weights, on one engine's thread, while the other threads are paused.
 
         Raises:
             EngineClosedError: one of the engines is gone.
         """
-        arrived: queue.SimpleQueue[Engine | None] = queue.SimpleQueue()  # None: one will not come
+        arrived: queue.SimpleQueue[Engine | None] = queue.SimpleQueue()  # None: an engine will not come
         done = threading.Event()
 
         def act(first: Engine) -> None:
@@ -75,7 +75,7 @@ class MultiEngineClient(LocalClient, Router):
             done.wait()
 
         def on_answer(answer: Future[Any]) -> None:
-            if isinstance(answer.exception(), EngineClosedError):  # this one never came
+            if isinstance(answer.exception(), EngineClosedError):  # this engine never came
                 arrived.put(None)
                 done.set()
 
@@ -85,14 +85,14 @@ class MultiEngineClient(LocalClient, Router):
                 for client in self._clients:
                     answers.append(client.ask(pause if answers else act))
                     answers[-1].add_done_callback(on_answer)
-            except BaseException:  # one is gone, or Ctrl-C: those that were asked must not wait for the others
+            except BaseException:  # an engine is gone, or Ctrl-C: the engines asked so far must not wait for the rest
                 arrived.put(None)
                 raise
             wait(answers)
         try:
             answers[0].result()
         finally:
-            answers.clear()  # the traceback of an error has this frame: else a cycle with the client in it
+            answers.clear()  # the traceback of an error refers to this frame: the client would be in a cycle
 
     def close(self) -> None:
         for client in self._clients:

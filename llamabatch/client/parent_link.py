@@ -13,10 +13,10 @@ from llamabatch.utils.lifetime import end_with_parent, leave_signals_to_parent
 
 
 class ParentLink:
-    """The child's end of the wire, read on a thread of its own, so that the end of the parent is seen at once, also
-    during a load or a step: this process then ends without any care for its work.
+    """The child's end of the wire. A thread of its own reads it, and so notices the end of the parent at once, also
+    during a load or a step. This process then exits without finishing its work.
 
-    Messages wait here until `receive`, so that a parent is never held up by a child that it sends to.
+    Messages wait here until `receive`, so that a child never blocks a parent that sends.
 
     Args:
         number: the argument of this program.
@@ -24,17 +24,17 @@ class ParentLink:
 
     def __init__(self, number: int) -> None:
         leave_signals_to_parent()
-        end_with_parent()  # for a process that is stopped, or never comes to read
+        end_with_parent()  # in case this process is stopped, or never gets to read
         self._wire = Wire(connected(number))
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="llamabatch-parent", daemon=True).start()
 
     def receive(self) -> tuple[Any, ...]:
-        """The next message."""
+        """Waits for the next message and returns it."""
         return self._messages.get()
 
     def send(self, *message: Any) -> None:
-        """As Wire.send."""
+        """Sends a message, as Wire.send does."""
         self._wire.send(*message)
 
     def _read(self) -> None:

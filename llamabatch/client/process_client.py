@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from llamabatch.client.base import EngineMethod, Heartbeat, Outage
+from llamabatch.client.loaded_resources import Call
 from llamabatch.client.restart_policy import RESTARTS, RestartPolicy
 from llamabatch.client.router import Router
 from llamabatch.client.spawn import WORKER
@@ -29,10 +30,9 @@ from llamabatch.request.adapters import adapter_path, check_known
 from llamabatch.request.request import Request
 from llamabatch.utils.lifetime import Lifetime
 
-_CLOSE_TIMEOUT_S = 20.0  # a step that is under way may take that long on a slow machine; then it is killed
+_CLOSE_TIMEOUT_S = 20.0  # a running step may take this long on a slow machine; then the child is killed
 
-Instance = tuple[EngineConfig, dict[str, str]]  # of one child: the config that crosses to it, its environment variables
-_Call = tuple[EngineMethod, str] | tuple[EngineMethod, str, str]
+Instance = tuple[EngineConfig, dict[str, str]]  # one child: the config that is sent to it, its environment variables
 
 
 class _ProcessClient:
@@ -40,7 +40,7 @@ class _ProcessClient:
 
     Args:
         instances: the children, from the resolved config.
-        reach: makes what requests go through from the children: the only supervisor, or a router over them.
+        reach: returns the object that gets the requests: the only supervisor, or a router over all.
         program: the module that each child runs; it speaks the wire.
         policy: when a child that died is replaced.
     """
@@ -99,7 +99,7 @@ class _ProcessClient:
 
     @property
     def heartbeats(self) -> list[Heartbeat]:
-        """One for each child."""
+        """The state of each child."""
         return [child.heartbeat for child in self._children]
 
     @property
@@ -111,14 +111,14 @@ class _ProcessClient:
 
 
 class ChildClient(_ProcessClient):
-    """An engine in a child process: what kills llama.cpp does not kill this process, and another takes its place.
+    """An engine in a child process. If llama.cpp crashes, this process survives, and another child takes over.
 
     Args:
         program: the module that the child runs; it speaks the wire.
         policy: when a child that died is replaced.
 
     Raises:
-        What Engine raises; EngineError if the child died while it started.
+        The errors of Engine; EngineError if the child died while it started.
     """
 
     def __init__(self, config: EngineConfig, program: str = WORKER, policy: RestartPolicy = RESTARTS) -> None:
@@ -128,13 +128,14 @@ class ChildClient(_ProcessClient):
 
 
 class RouterClient(_ProcessClient):
-    """Several engines, each in a child with its share of the cores or a GPU of its own; the least loaded gets the next.
+    """Several engines, each in a child with its share of the cores or a GPU of its own. The least loaded engine gets
+    the next request.
 
     Args:
         policy: when a child that died is replaced.
 
     Raises:
-        What Engine raises; MemoryPlanError if the engines together would not fit.
+        The errors of Engine; MemoryPlanError if the engines together would not fit.
     """
 
     def __init__(self, config: EngineConfig, policy: RestartPolicy = RESTARTS) -> None:
@@ -158,25 +159,25 @@ def _router(children: list[Supervisor], config: ResolvedConfig) -> Router:
 
 
 class _Children:
-    """Supervisors, each with its child process, and the parent's vocabulary, ended together: an Endable."""
+    """The supervisors, their child processes, and the parent's vocabulary, which end together: an Endable."""
 
     def __init__(self, model: Model) -> None:
         self.list: list[Supervisor] = []
         self._model = model
 
     def add(self, child: Supervisor) -> None:
-        """Starts it, and ends it with the others."""
+        """Starts a child, which will end with the others."""
         self.list.append(child)  # before its start, so that an interrupt does not leave it behind
         child.start()
 
     def drop(self) -> None:
         if self.list:
-            self.list[0].at_end = self._model.close  # on the supervisor's thread: it waits for a lock
+            self.list[0].at_end = self._model.close  # on the supervisor's thread, because close() waits for a lock
         for child in self.list:
             child.drop()
 
     def end(self) -> None:
-        """Waits for steps that are under way; interrupted, it kills instead."""
+        """Ends children after their running steps. An interrupt kills them instead."""
         try:
             for child in self.list:
                 child.ask_to_end()
@@ -187,7 +188,7 @@ class _Children:
             self.kill()
 
     def kill(self) -> None:
-        """Ends children at once, also those that are still loading."""
+        """Kills children at once, also while they load."""
         for child in self.list:
             child.drop()
         for child in self.list:
@@ -200,8 +201,8 @@ class _Children:
 
 
 class _ChildAdapters:
-    """Adapters of engines in child processes. Each child loads its own, and all hold the same: what one of them refuses
-    is undone in the others.
+    """The adapters of engines in child processes. All children have the same adapters: if one child refuses a call, the
+    call is undone in the others.
     """
 
     def __init__(self, children: list[Supervisor], config: EngineConfig) -> None:
@@ -214,14 +215,14 @@ class _ChildAdapters:
         return sorted(self._paths)
 
     def load(self, name: str, path: str | os.PathLike[str]) -> None:
-        """As Engine.load_adapter, in all children."""
+        """Loads an adapter in all children, as Engine.load_adapter does."""
         absolute = adapter_path(name, path)
         with self._lock:
             self._call_all(("load_adapter", name, absolute), undo=("unload_adapter", name))
             self._paths[name] = absolute
 
     def unload(self, name: str) -> None:
-        """As Engine.unload_adapter, in all children."""
+        """Unloads an adapter in all children, as Engine.unload_adapter does."""
         with self._lock:
             check_known(((name, 1.0),), self._paths)
             path = self._paths.pop(name)  # from here on no request can ask for it
@@ -231,11 +232,11 @@ class _ChildAdapters:
                 self._paths[name] = path
                 raise
 
-    def _call_all(self, call: _Call, undo: _Call) -> None:
+    def _call_all(self, call: Call, undo: Call) -> None:
         done: list[Supervisor] = []
         try:
             for child in self._children:
-                if child.alive or len(self._children) == 1:  # the only one raises that it is gone
+                if child.alive or len(self._children) == 1:  # an only child raises that it is gone
                     child.call(*call)
                     done.append(child)
         except LlamaBatchError:

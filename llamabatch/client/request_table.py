@@ -1,5 +1,6 @@
-"""RequestTable: the requests in flight, from their submit to their last outputs. The one owner of each: what else knows
-a request by its id is told its end by this table, or by the engine whose outputs come through here.
+"""RequestTable: the only owner of the requests in flight, from their submit to their last outputs.
+
+Other parts learn of the end of a request from this table, or from the engine whose outputs come through here.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from llamabatch.request.request import Request
 
 
 class Watcher(Protocol):
-    """Told of each request under the lock of the table, so that no end comes before its begin. It must not block."""
+    """An observer of all requests. The lock of the table keeps its calls in order, so it must not block."""
 
     def enter(self, requests: list[Request], now: float) -> None:
-        """These are in flight from `now` on, a time.perf_counter(). Raises what refuses them all."""
+        """Records requests that are in flight from `now` on, a time.perf_counter(). An error refuses them all."""
 
     def leave(self, request_id: str, output: RequestOutput | None, now: float) -> None:
-        """A request has ended with this output; None: it was never queued. May come twice."""
+        """Records that a request has ended with this output; None: it was never queued. May be called twice."""
 
 
 class Call:
     """One call of submit.
 
     Attributes:
-        stream: its caller gets each piece; else whole outputs only.
+        stream: the caller gets each piece; False: whole outputs only.
     """
 
     __slots__ = ("stream",)
@@ -44,8 +45,8 @@ class InFlight:
     """A request that has not ended.
 
     Attributes:
-        n_copies: its continuations.
-        background: its tier for max_queue.
+        n_copies: number of its continuations.
+        background: the request counts in the background queue of max_queue.
     """
 
     __slots__ = ("_parsers", "background", "call", "n_copies", "request")
@@ -58,7 +59,7 @@ class InFlight:
         self._parsers: dict[int, AnswerParser] | None = None  # by the index of the continuation
 
     def parser(self, index: int) -> AnswerParser:
-        """The parser of a continuation, made with its first piece."""
+        """Returns the parser of a continuation, and makes it at the first call."""
         if self._parsers is None:
             self._parsers = {}
         parser = self._parsers.get(index)
@@ -73,11 +74,11 @@ class RequestTable:
 
     Args:
         n_slots: continuations that can run at once.
-        max_queue: continuations that may wait beyond those. Background requests have a queue of their own, of the same
-            length: they hold no other request up, so that none is refused for their sake. None: as many as come.
+        max_queue: Continuations that may wait in addition; None: no limit. Background requests have a queue of their
+            own, of the same length. They hold up no other request, so none is refused because of them.
 
     Attributes:
-        n_parsed: requests in flight whose texts are taken apart.
+        n_parsed: number of requests in flight whose texts are parsed.
     """
 
     def __init__(self, n_slots: int = 0, max_queue: int | None = None) -> None:
@@ -85,7 +86,7 @@ class RequestTable:
         self._n_slots = n_slots
         self._max_queue = max_queue
         self._in_flight: dict[str, InFlight] = {}
-        self._n_copies = {False: 0, True: 0}  # of those, by tier
+        self._n_copies = {False: 0, True: 0}  # continuations in flight, by tier
         self._counts = RequestCounts()
         self._n_rejected = 0
         self._lock = threading.Lock()
@@ -95,23 +96,23 @@ class RequestTable:
         return len(self._in_flight)
 
     def get(self, request_id: str) -> InFlight | None:
-        """The request of an id; None: it has ended."""
+        """Returns the request in flight with this id; None: it has ended."""
         return self._in_flight.get(request_id)
 
     @property
     def n_continuations(self) -> int:
-        """Continuations, and texts to embed, that run or wait."""
+        """The number of continuations, and of texts to embed, that run or wait."""
         return self._n_copies[False] + self._n_copies[True]
 
     def watch(self, watcher: Watcher) -> None:
-        """Tells a watcher, the only one, of all requests from here on. It is not kept alive."""
+        """Sets the only watcher, which is told of all requests from here on. The table does not keep it alive."""
         self._watcher = weakref.ref(watcher)
 
     def enter(self, requests: list[Request], call: Call) -> tuple[list[Request], list[Request]]:
-        """Takes requests in. Returns those that are new, and those whose ids are in flight already.
+        """Takes requests in. Returns the new requests, and the refused ones, whose ids are in flight already.
 
         Raises:
-            QueueFull: none was taken in.
+            QueueFull: no request was taken in.
         """
         with self._lock:
             fresh: dict[str, Request] = {}
@@ -137,7 +138,7 @@ class RequestTable:
         return new, repeated
 
     def _check_room(self, requests: list[Request], background: bool, most: int) -> None:
-        """Raises QueueFull: the queue of one tier is too short for its requests among these."""
+        """Raises QueueFull if the queue of a tier has no room for its part of these requests."""
         n_new = sum(request.params.n_copies for request in requests if request.params.background == background)
         n_in_flight = self._n_copies[background]
         if n_new and n_new > most - n_in_flight:
@@ -149,7 +150,7 @@ class RequestTable:
             )
 
     def leave(self, ended: list[SequenceOutput]) -> None:
-        """Counts the requests that end with these outputs, each once, and drops them."""
+        """Counts each request that ends with one of these outputs once, and drops it."""
         with self._lock:
             known = [output for output in ended if self._pop(output.request_id) is not None]
             try:
@@ -158,7 +159,7 @@ class RequestTable:
                 self._tell([(output.request_id, output.finished) for output in known])
 
     def roll_back(self, requests: list[Request], call: Call) -> None:
-        """Drops the requests of a call that nobody will end, as if they had never come; some may have ended already."""
+        """Drops the requests of a failed call, as if they had never come. Some of them may have ended already."""
         with self._lock:
             dropped: list[tuple[str, RequestOutput | None]] = []
             for request in requests:
@@ -184,20 +185,20 @@ class RequestTable:
         for request_id, output in ended:
             try:
                 watcher.leave(request_id, output, now)
-            except Exception:  # told once more: it would wait for this end for ever
+            except Exception:  # a second try, because the watcher would wait for this end forever
                 watcher.leave(request_id, output, now)
 
     def count_refused(self, outputs: list[SequenceOutput]) -> None:
-        """Counts prompts that were refused before they were requests: as submitted, and ended by an error."""
+        """Counts prompts that were refused before they became requests, as submitted and as ended by an error."""
         with self._lock:
             self._counts.submitted += len(outputs)
             self._counts.count(outputs)
 
     def figures(self) -> dict[str, Any]:
-        """The fields of EngineStats that are counted here."""
+        """Returns the fields of EngineStats that are counted here."""
         with self._lock:
             return {**self._counts.figures(), "rejected": self._n_rejected}
 
 
 def _nobody() -> None:
-    """The watcher of a table that has none."""
+    """Returns None, as the watcher of a table without one."""

@@ -1,21 +1,21 @@
-"""The rules for replacing a child that died, and for one that still runs to count as dead. Pure Python."""
+"""The rules for replacing a dead child, and for when a running child counts as dead. Pure Python."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-ENGINE_ENDED = "the engine process ended"  # the error of what waits once no other one follows begins with it
+ENGINE_ENDED = "the engine process ended"  # begins the error of waiting requests if no other process follows
 _GAVE_UP = "times in a row without a result"
 _NONE_CAN_START = f"{ENGINE_ENDED}, and no other one can start"
 
 
 def gave_up(error: str | None) -> bool:
-    """True for the error of a request that ended since no engine was there: not its own, and another one may follow."""
+    """Returns True if a request ended because there was no engine, and not by its own fault. Another may follow."""
     return error is not None and (_GAVE_UP in error or _NONE_CAN_START in error)
 
 
 def none_can_start(why: str) -> str:
-    """The error of all requests that wait, where starting another one now would be of no use."""
+    """Returns the error of all waiting requests if it is useless to start another process now."""
     return f"{_NONE_CAN_START}: {why}"
 
 
@@ -24,15 +24,15 @@ class RestartPolicy:
     """Limits and waits for replacing a child.
 
     Attributes:
-        most: deaths in a row, without a request that ended well between them, after which no other child starts. 0:
-            the first death is the last.
+        most: number of restarts in a row, without a request that ended well in between; after one more death no child
+            starts. 0: no child is replaced.
         first_s: delay before the second restart in a row, seconds. The first restart is immediate; each later delay is
             twice the one before.
         longest_s: the longest of these delays, seconds.
-        retry_s: after the last of them, requests in flight end, calls raise, and one more child starts so many seconds
+        retry_s: After that death, requests in flight end and calls raise. One more child starts this many seconds
             later. Each further death without a result doubles this delay, up to longest_s. Unused if `most` is 0.
         hang_s: seconds without a sign of life after which a child is killed and replaced.
-        start_s: the same, before its first sign of life: programs and libraries come from slow disks, too.
+        start_s: the same before its first sign of life, as programs and libraries may come from slow disks.
     """
 
     most: int = 8
@@ -51,8 +51,8 @@ class Restarts:
     """The count of deaths of one supervisor's children.
 
     Attributes:
-        total: children that were replaced.
-        in_a_row: deaths since a request last ended well.
+        total: number of children that were replaced.
+        in_a_row: number of deaths since a request last ended well.
     """
 
     def __init__(self, policy: RestartPolicy) -> None:
@@ -62,28 +62,28 @@ class Restarts:
         self._retry_at: float | None = None
 
     def worked(self) -> None:
-        """A request has ended well."""
+        """Resets the count of deaths in a row, as a request has ended well."""
         self.in_a_row = 0
 
     def refused(self) -> None:
-        """Counts a child that cannot start, as one too many."""
+        """Counts a child that cannot start as one death more than allowed."""
         self.in_a_row = max(self.in_a_row, self._policy.most) + 1
 
     def given_up(self, now: float) -> None:
-        """Sets the time of the next try: requests have ended, and calls raise until then."""
+        """Sets the time of the next try. Requests have ended by now, and calls raise until then."""
         wait_s = self._policy.retry_s * 2.0 ** min(self.in_a_row - self._policy.most - 1, 32)
         self._retry_at = now + min(wait_s, self._policy.longest_s) if self._policy.most else None
 
     def retry_in(self, now: float) -> float | None:
-        """Seconds until the next try; None: there will be none."""
+        """Returns the seconds until the next try; None: there will be none."""
         return None if self._retry_at is None else max(0.0, self._retry_at - now)
 
     def retried(self) -> None:
-        """Counts the child of a try."""
+        """Counts the child that a try starts."""
         self.total += 1
 
     def after_death(self) -> float | None:
-        """Seconds to wait before the next child starts; None: none does."""
+        """Counts a death; returns the seconds to wait before the next child starts; None: none starts."""
         self.in_a_row += 1
         if self.in_a_row > self._policy.most:
             return None
@@ -94,15 +94,15 @@ class Restarts:
         return min(wait_s, self._policy.longest_s)
 
     def too_often(self, exit_reason: str) -> str:
-        """The error of all requests that still wait, with the exit reason of the last child."""
+        """Returns the error of all requests that still wait, with the exit reason of the last child."""
         if self._policy.most == 0:
             return f"{ENGINE_ENDED}: {exit_reason}"
         return f"{ENGINE_ENDED} {self.in_a_row} {_GAVE_UP}, at last with {exit_reason}"
 
 
 class Silence:
-    """Seconds without a sign of life of a child, by a clock that stands still while this process does: each look counts
-    for a second and a half at most, so that a machine that was asleep does not look like a child that hangs.
+    """The seconds without a sign of life of a child, by a clock that stops while this process does. Each look counts
+    for at most 1.5 s, so that a machine that was asleep does not look like a hanging child.
     """
 
     def __init__(self) -> None:
@@ -111,11 +111,11 @@ class Silence:
         self._last_s: float | None = None
 
     def look(self, n_received: int, reader_is_busy: bool, now: float) -> float:
-        """The silence so far, seconds.
+        """Returns the silence so far, seconds.
 
         Args:
-            n_received: messages that came in all.
-            reader_is_busy: this process has not come to read, so that the child may not be silent at all.
+            n_received: number of messages received so far.
+            reader_is_busy: this process is not reading at the moment, so that the child may not be silent at all.
         """
         passed = 0.0 if self._last_s is None else min(max(0.0, now - self._last_s), 1.5)
         self._last_s = now

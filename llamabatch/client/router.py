@@ -1,4 +1,4 @@
-"""A router over several engines: a request goes to the least loaded, or to the one that has computed its beginning."""
+"""A router over several engines: a request goes to the least loaded one, or to one that computed its prefix before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llamabatch.request.request import Request
 from llamabatch.scheduler.common_prefix import MIN_SHARED
 from llamabatch.utils.lifetime import ForkGuard
 
-MAX_KNOWN = 8192  # beginnings; the oldest is forgotten first
+MAX_KNOWN = 8192  # prefixes to remember; the oldest is dropped first
 _LENGTHS = tuple(itertools.takewhile(lambda n: n < 2**24, (round(MIN_SHARED * 1.25**i) for i in range(100))))
 
 
@@ -28,11 +28,11 @@ class Member(Protocol):
 
     @property
     def alive(self) -> bool:
-        """It accepts requests."""
+        """True if the engine accepts requests."""
 
     @property
     def up(self) -> bool:
-        """It computes requests; False while an engine that died is being replaced."""
+        """True if the engine computes requests; False while a dead engine is being replaced."""
 
     @property
     def outage(self) -> Outage | None: ...
@@ -52,16 +52,17 @@ class Router:
     """Several engines with the methods of one EngineClient. Safe to call from any thread.
 
     Args:
-        keeps_prefixes: the engines keep the cells of finished requests: the next turn of a chat goes where the last one
-            was, unless the load there exceeds the least by more than what that saves and one request like it.
+        keeps_prefixes: The engines keep the cells of finished requests. So the next turn of a chat goes to the engine
+            of the last turn, unless its load exceeds the least load by more than the tokens saved plus the tokens of
+            this request.
     """
 
     def __init__(self, members: Sequence[Member], keeps_prefixes: bool = False) -> None:
         self._members = list(members)
-        self._loads = [0] * len(self._members)  # tokens expected of what is in flight
-        self._last_stats = [EngineStats()] * len(self._members)  # the figures of those that are gone stay
-        self._owners: dict[str, tuple[int, int]] = {}  # of each request: the number of its member, its part of the load
-        self._moving: set[str] = set()  # from a member that is gone to another
+        self._loads = [0] * len(self._members)  # expected tokens of the requests in flight
+        self._last_stats = [EngineStats()] * len(self._members)  # kept, so that members that are gone still count
+        self._owners: dict[str, tuple[int, int]] = {}  # for each request: index of its member, its part of the load
+        self._moving: set[str] = set()  # requests on their way from a dead member to another one
         self._aborted_on_move: set[str] = set()
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()
@@ -71,7 +72,7 @@ class Router:
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._fork_guard.check()
         shares: dict[int, list[Request]] = {}
-        scored: dict[tuple[int, ...], int] = {}  # by prompt: the member that scores all its continuations
+        scored: dict[tuple[int, ...], int] = {}  # by prompt: the member that scores all continuations of the prompt
         with self._lock:
             alive = self._alive()
             best = [number for number in alive if self._members[number].up] or alive
@@ -91,19 +92,19 @@ class Router:
             for number, share in shares.items():
                 try:
                     self._members[number].submit(share, counted, stream=stream)
-                except EngineClosedError as error:  # it died a moment ago
+                except EngineClosedError as error:  # the member died a moment ago
                     self.take_over(share, sink, stream, str(error))
-                except Exception as error:  # the other shares go on
+                except Exception as error:  # the other shares are still submitted
                     for request in share:
                         emit_last(counted, failure(request, error))
                 sent.update(request.request_id for request in share)
-        except BaseException:  # interrupted: the caller waits for none of them
+        except BaseException:  # interrupted: the caller waits for none of these requests
             self.abort(sent)
             self._account([failure(r, "interrupted") for r in requests if r.request_id not in sent])
             raise
 
     def _accounting(self, sink: Sink) -> Sink:
-        """The sink; before it gets the last output of a request, its load is taken from that of its member."""
+        """Returns a wrapper of the sink that subtracts the load of a request before the sink gets its last output."""
 
         def counted(outputs: list[SequenceOutput]) -> None:
             with errors_logged("the load of an engine is wrong from here on"):
@@ -113,7 +114,7 @@ class Router:
         return counted
 
     def take_over(self, requests: list[Request], sink: Sink, stream: bool, reason: str) -> None:
-        """Sends requests that never started in an engine that is gone, for this reason, to the others."""
+        """Sends requests that never started in a dead engine to the others. `reason` is their error if none is left."""
         ids = {request.request_id for request in requests}
         with self._lock:
             self._moving |= ids
@@ -122,7 +123,7 @@ class Router:
                 self._loads[number] -= load
         try:
             self.submit(requests, sink, stream=stream)
-        except LlamaBatchError:  # there is no other
+        except LlamaBatchError:  # there is no other engine
             for request in requests:
                 emit_last(sink, failure(request, reason))
         with self._lock:
@@ -137,7 +138,7 @@ class Router:
         by_member: dict[int, list[str]] = {}
         with self._lock:
             for request_id in request_ids:
-                if request_id in self._moving:  # the next one may not have it yet
+                if request_id in self._moving:  # the next member may not have it yet
                     self._aborted_on_move.add(request_id)
                 elif request_id in self._owners:
                     by_member.setdefault(self._owners[request_id][0], []).append(request_id)
@@ -146,7 +147,7 @@ class Router:
 
     def stats(self) -> EngineStats:
         for number in self._alive():
-            with contextlib.suppress(EngineClosedError):  # it has given up a moment ago
+            with contextlib.suppress(EngineClosedError):  # the member gave up a moment ago
                 self._last_stats[number] = self._members[number].stats()
         figures = zip(self._members, self._last_stats, strict=True)
         return sum((stats if member.alive else stats.of_the_past() for member, stats in figures), EngineStats())
@@ -161,8 +162,8 @@ class Router:
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
         answers = (self._members[number].call(method, *arguments) for number in self._alive())
         if method == "save_prefix":
-            return any(answers)  # asks no further once one has saved it
-        answer = list(answers)[-1]  # equal in all engines
+            return any(answers)  # stops at the first engine that saves the prefix
+        answer = list(answers)[-1]  # all engines give the same answer
         if method == "reset_prefix_cache" and self._affinity is not None:
             with self._lock:
                 self._affinity = Affinity()
@@ -170,7 +171,7 @@ class Router:
 
     @property
     def outage(self) -> Outage | None:
-        """As EngineClient.outage: that of the engine which may come back first, once all are gone."""
+        """The outage of the engine that may come back first, if all are gone; see EngineClient.outage."""
         outages = []
         for member in self._members:
             outage = member.outage
@@ -208,7 +209,7 @@ class Router:
 
 
 class Affinity:
-    """The members that have computed the beginnings of prompts, which they may still hold. Pure Python."""
+    """A memory of the member that last computed each prefix, and may still hold its cells. Pure Python."""
 
     def __init__(self) -> None:
         self._members: dict[int, int] = {}
@@ -216,13 +217,13 @@ class Affinity:
     def add(self, token_ids: Sequence[int], member: int) -> None:
         """Remembers that this member has computed these tokens."""
         for key, _ in _keys(token_ids):
-            self._members.pop(key, None)  # so that it stands at the end, as the youngest
+            self._members.pop(key, None)  # moves the key to the end, as the youngest
             self._members[key] = member
         while len(self._members) > MAX_KNOWN:
             del self._members[next(iter(self._members))]
 
     def find(self, token_ids: Sequence[int]) -> tuple[int, int] | None:
-        """The member that has computed the longest known beginning, and a lower bound of its length in tokens."""
+        """Returns the member that computed the longest known prefix, and a lower bound of its length in tokens."""
         found = None
         for key, length in _keys(token_ids):
             member = self._members.get(key)
@@ -233,6 +234,6 @@ class Affinity:
 
 
 def _keys(token_ids: Sequence[int]) -> list[tuple[int, int]]:
-    """(hash, length) of the beginnings to remember, shortest first."""
+    """Returns (hash, length) of the prefixes to remember, shortest first."""
     lengths = itertools.takewhile(lambda n: n <= len(token_ids), _LENGTHS)
     return [(hash(tuple(token_ids[:n])), n) for n in lengths]

@@ -1,4 +1,4 @@
-"""A child process with an engine in it, as its parent sees it: the process, its wire, and the thread that reads it."""
+"""A child process with an engine, as its parent sees it: the process, its wire, and the thread that reads the wire."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ _REQUESTS_A_MESSAGE = 256  # keeps messages far below the wire's limit, however 
 
 
 class Listener(Protocol):
-    """Callbacks of a child, on the thread that reads from it."""
+    """Callbacks of a child, called on the thread that reads from the child."""
 
     def on_ready(self, child: Child) -> None:
-        """The child has started."""
+        """Called when the child has started."""
 
     def on_outputs(self, child: Child, packed: Sequence[Any]) -> None: ...
 
     def on_admitted(self, child: Child, request_ids: list[str]) -> None: ...
 
     def on_stats(self, child: Child, packed: dict[str, Any]) -> None:
-        """Figures of its engine since its start."""
+        """Called with the figures of the child's engine since its start."""
 
     def on_exit(self, child: Child) -> None:
-        """The child has ended, and all its messages have been delivered; see child.exit_reason."""
+        """Called when the child has ended and all its messages are delivered; see child.exit_reason."""
 
 
 class Child:
-    """The process, and the thread that reads from it.
+    """A child process, and the thread that reads from it.
 
     Args:
         config: without "auto".
@@ -59,12 +59,12 @@ class Child:
 
     Attributes:
         ready: done when it has started, or with the error that it raised instead.
-        exit_reason: a signal, an exit code, or what it sent before it ended; empty before.
-        n_received: messages that came from it; received_s: time.monotonic() of the last one, None before.
+        exit_reason: a signal, an exit code, or the reason that the child sent before it ended; empty while it runs.
+        n_received: number of messages from the child. received_s: time.monotonic() of the last one, None before.
         reader_is_busy: the reading thread is in a callback, so that no message can come in.
         has_beaten: it has sent a heartbeat.
-        from_outside: another process killed it, as far as one can tell: neither itself nor the kernel for want of
-            memory.
+        from_outside: another process seems to have killed it, and neither the child itself nor the kernel (out of
+            memory).
         last_token_s: time.monotonic() when its engine last brought a token; None before.
     """
 
@@ -92,7 +92,7 @@ class Child:
         try:
             self.pid = self._process.pid
             self._wire = Wire(ours)
-            with contextlib.suppress(OSError):  # it ended at once; the reader says so
+            with contextlib.suppress(OSError):  # the child ended at once; the reader reports that
                 self._wire.send("init", pack_config(config))
             self._reader = threading.Thread(target=self._read, name=f"llamabatch-child-{self.pid}", daemon=True)
             self._reader.start()
@@ -103,10 +103,10 @@ class Child:
             raise
 
     def submit(self, requests: list[Request], *, stream: bool) -> dict[str, str]:
-        """Sends requests. Those that do not come through are lost with the child, which calls on_exit.
+        """Sends requests. If one does not arrive, the child is gone, and on_exit is called.
 
         Returns:
-            The error of each request that cannot be sent to any child, by its id.
+            The errors of the requests that cannot be sent to any child, by request id.
         """
         refused: dict[str, str] = {}
         for start in range(0, len(requests), _REQUESTS_A_MESSAGE):
@@ -126,7 +126,7 @@ class Child:
     def _send(self, packed: bytes) -> None:
         try:
             self._wire.send_packed(packed)
-        except OSError:  # it has ended; if not, it must, as there is no telling what has come through
+        except OSError:  # the child has ended, or it must end, as nobody knows which part of the message arrived
             self._process.kill()
 
     def abort(self, request_ids: list[str]) -> None:
@@ -134,7 +134,7 @@ class Child:
             self._wire.send("abort", request_ids)
 
     def ask(self, kind: str, *arguments: Any) -> Future[Any]:
-        """Sends a message that has an answer: a value or an error of the child's; EngineClosedError if it ends."""
+        """Sends a message that has an answer: a value or an error of the child, or EngineClosedError if it ends."""
         answer: Future[Any] = Future()
         number = next(self._numbers)
         packed = self._wire.pack(kind, number, *arguments)
@@ -142,33 +142,33 @@ class Child:
             if self._ended:
                 raise EngineClosedError(f"the engine process ended: {self.exit_reason}")
             self._answers[number] = answer
-        self._send(packed)  # if it just died, the reader answers
+        self._send(packed)  # if the child has just died, the reader answers
         return answer
 
     def heartbeat(self, up: bool, restarts: int) -> Heartbeat:
-        """The state of the child, as this process knows it."""
+        """Returns the state of the child, as this process knows it."""
         now = time.monotonic()
         silent_s = None if self.received_s is None else now - self.received_s
         last_token_s = None if self.last_token_s is None else now - self.last_token_s
         return Heartbeat(self.pid, up, silent_s, last_token_s, restarts)
 
     def ask_to_end(self) -> None:
-        """Sends the child a close. Returns at once, as a child that hangs with a full pipe would block the sender."""
+        """Sends close to the child. Returns at once, as a hanging child with a full pipe would block the sender."""
 
         def send() -> None:
-            with contextlib.suppress(OSError):  # it may have ended already
+            with contextlib.suppress(OSError):  # the child may have ended already
                 self._wire.send("close")
 
         threading.Thread(target=send, daemon=True).start()
 
     def kill(self, reason: str | None = None) -> None:
-        """Returns at once. `reason`: the exit_reason that it gets."""
+        """Kills the child and returns at once. `reason` becomes its exit_reason."""
         if reason is not None:
             self._sent_reason = reason
         self._process.kill()
 
     def end(self) -> None:
-        """Kills it if it still runs, and returns when it has ended. Not from its reading thread."""
+        """Kills the child if it still runs, and waits for its end. Must not be called on its reading thread."""
         self._process.kill()
         self._process.wait()
         self._wire.close()
@@ -224,7 +224,7 @@ class Child:
             return self._answers.pop(number)
 
     def _fail_answers(self) -> None:
-        """Answers all that still waits, as the child has ended."""
+        """Fails all answers that are still awaited, because the child has ended."""
         self.exit_reason = self._find_exit_reason()
         with self._lock:
             self._ended = True
@@ -252,8 +252,8 @@ def _error(name: str, text: str) -> Exception:
 
 
 def oom_kills() -> int | None:
-    """Processes that the kernel has killed for want of memory since the machine started; None where it does not tell
-    (not Linux, or before 4.13).
+    """Returns the number of processes that the kernel has killed since the machine started because memory ran out; None
+    if the kernel does not count them (not Linux, or before 4.13).
     """
     lines = system.kernel_lines(_VMSTAT)
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

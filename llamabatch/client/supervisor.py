@@ -1,7 +1,7 @@
-"""A supervisor keeps an engine in a child process and replaces the process when it dies; requests in flight go on.
+"""A supervisor keeps an engine in a child process and replaces the process when it dies. Requests in flight continue.
 
-The supervisor owns the requests; a child has them only for as long as it lives. The supervisor's thread starts the
-children one after another and watches them; messages of a child come in on the thread that reads from it.
+The supervisor owns the requests; a child has them only as long as it lives. The supervisor's thread starts the children
+one after another and watches them. Messages of a child come in on the thread that reads from the child.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _CLOSED = "the engine is closed"
 _TICK_S = 1.0
-_SHORT_TICK_S = 0.1  # while requests wait here and not in a child
+_SHORT_TICK_S = 0.1  # while requests wait here without a child
 
 StartChild = Callable[[EngineConfig, dict[str, str], str, Listener], Child]
 
@@ -51,12 +51,12 @@ class Supervisor:
         environment: variables for the child, in addition to this process's.
         program: the module that a child runs; it speaks the wire.
         policy: when a child that died is replaced.
-        start_child: makes a Child; tests have others.
-        clock: as time.monotonic; tests have others.
+        start_child: makes a Child; tests replace it.
+        clock: as time.monotonic; tests replace it.
 
     Attributes:
-        failover: takes over requests that never started while no child runs for a time; None: they fail.
-        at_end: the last thing that the supervisor's thread calls.
+        failover: takes over requests that never started if no child will run for a while; None: these requests fail.
+        at_end: called by the supervisor's thread just before it ends.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Supervisor:
         start_child: StartChild = Child,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.failover: weakref.WeakMethod[Failover] | None = None  # its owner may be collected
+        self.failover: weakref.WeakMethod[Failover] | None = None  # weak, so that its owner can be collected
         self.at_end: Callable[[], None] | None = None
         self._config = config
         self._environment = environment or {}
@@ -77,10 +77,10 @@ class Supervisor:
         self._start_child = start_child
         self._clock = clock
         self._restarts = Restarts(policy)
-        self._identity: dict[str, Any] | None = None  # of the model's file
+        self._identity: dict[str, Any] | None = None  # identity of the model's file
         self._loaded = LoadedResources(config.adapters)
-        self._past_stats = EngineStats()  # of children that have ended
-        self._child_stats = EngineStats()  # the last that the present one has sent
+        self._past_stats = EngineStats()  # sum of the children that have ended
+        self._child_stats = EngineStats()  # the last figures from the present child
         self._fork_guard = ForkGuard()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -88,8 +88,8 @@ class Supervisor:
         self._child: Child | None = None
         self._is_up = False  # the child takes requests
         self._closing = False
-        self._end_reason: str | None = None  # of the last child; None: one runs, or the next starts in a moment
-        self._has_ended = False  # the thread has
+        self._end_reason: str | None = None  # why no child runs; None: a child runs, or the next one starts soon
+        self._has_ended = False  # the thread has ended its work
         self._events: queue.SimpleQueue[tuple[str, Child | None]] = queue.SimpleQueue()
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="llamabatch-supervisor", daemon=True)
@@ -99,19 +99,19 @@ class Supervisor:
         self._thread.start()
 
     def wait_until_ready(self) -> None:
-        """Returns when the first child is ready. Raises the error with which it could not start; EngineClosedError if
-        the load is cancelled meanwhile."""
+        """Waits until the first child is ready. Raises the error that kept it from starting; EngineClosedError if the
+        load is cancelled meanwhile."""
         result_of(self._started)
 
     @property
     def alive(self) -> bool:
-        """It accepts requests, which may have to wait for the next child."""
+        """True if it accepts requests. They may have to wait for the next child."""
         with self._lock:
             return not self._closing and self._end_reason is None
 
     @property
     def outage(self) -> Outage | None:
-        """As EngineClient.outage."""
+        """The reason why it takes no requests; see EngineClient.outage."""
         with self._lock:
             if self._end_reason is None:
                 return Outage(_CLOSED) if self._closing else None
@@ -119,7 +119,7 @@ class Supervisor:
 
     @property
     def up(self) -> bool:
-        """A child is there that computes."""
+        """True if a child is there and computes."""
         return self._is_up
 
     @property
@@ -130,13 +130,13 @@ class Supervisor:
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """State of the present child."""
+        """The state of the present child."""
         with self._lock:
             child, total = self._child, self._restarts.total
             return Heartbeat(None, False, None, None, total) if child is None else child.heartbeat(self._is_up, total)
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
-        """As EngineClient.submit."""
+        """Queues requests, as EngineClient.submit does."""
         self._fork_guard.check()
         own: list[TrackedRequest] = []
         child = None
@@ -154,21 +154,21 @@ class Supervisor:
             raise
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """As EngineClient.abort; requests in no child end before it returns."""
+        """Ends requests, as EngineClient.abort does. Requests that no child has end before it returns."""
         if not self._fork_guard.is_here:
             return
         inside, child = self._requests.abort(request_ids), self._child
-        if inside and child is not None:  # if it is another one by now, they ended with the one before
+        if inside and child is not None:  # if it is a new child by now, these requests ended with the old one
             child.abort(inside)
 
     def stats(self) -> EngineStats:
-        """As EngineClient.stats: of all children together, also once the supervisor has given up."""
+        """Returns the counts of all children together, as EngineClient.stats does, also while none runs."""
         self._fork_guard.check()
         with self._lock:
             if self._end_reason is None or self._retry_in() is None:
                 self._check_alive()
             child = self._child if self._is_up else None
-        if child is not None and not in_a_sink():  # a sink gets the last figures that came
+        if child is not None and not in_a_sink():  # in a sink, the last figures that came have to do
             try:
                 child.ask("stats").result()  # the figures come before the answer
             except EngineClosedError:
@@ -180,7 +180,7 @@ class Supervisor:
             return replace(counted, waiting=waiting, restarts=self._restarts.total)
 
     def states(self) -> list[EngineState]:
-        """As EngineClient.states; empty while no child takes requests."""
+        """Returns slots and queue, as EngineClient.states does; empty while no child takes requests."""
         self._fork_guard.check()
         with self._lock:
             self._check_alive()
@@ -203,7 +203,7 @@ class Supervisor:
 
         Raises:
             The error of the engine's method; EngineError if the child ended before it answered; EngineClosedError if
-            there is none and will be none.
+            there is no child now, and the supervisor does not start one at once.
         """
         self._fork_guard.check()
         with self._changed:
@@ -223,29 +223,29 @@ class Supervisor:
         return answer
 
     def ask_to_end(self) -> None:
-        """Lets the child end in good order, and no other one start; returns at once."""
+        """Asks the child to end, and lets no other one start; returns at once."""
         self._closing = True
         child = self._child
         if child is not None:
             if self._is_up:
                 child.ask_to_end()
-            else:  # it is still loading
+            else:  # the child is still loading
                 child.kill()
         self._events.put(("close", None))
 
     def wait(self, deadline: float) -> None:
-        """Returns when all has ended, or time.monotonic() reaches the deadline."""
+        """Waits until the supervisor's thread has ended, or time.monotonic() reaches the deadline."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def end(self) -> None:
-        """Kills the child if it still runs, and returns when all has ended."""
+        """Kills the child if it still runs, and waits until the supervisor's thread has ended."""
         self.drop()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
     def drop(self) -> None:
-        """Kills the child and returns at once; the supervisor's thread clears up."""
+        """Kills the child and returns at once; the supervisor's thread cleans up."""
         self._closing = True
         child = self._child
         if child is not None:
@@ -256,7 +256,7 @@ class Supervisor:
     def ended(self) -> bool:
         return not self._thread.is_alive()
 
-    # The Listener of the child: these run on the thread that reads from it.
+    # The Listener of the child: these methods run on the thread that reads from the child.
 
     def on_ready(self, child: Child) -> None:
         self._events.put(("ready", child))
@@ -278,7 +278,7 @@ class Supervisor:
             with self._lock:
                 self._restarts.worked()
         if was_trying or self._requests.has_unwanted:
-            self._events.put(("send", child))  # on the supervisor's thread: this one must go on reading
+            self._events.put(("send", child))  # on the supervisor's thread, because this one must continue to read
 
     # The supervisor's thread.
 
@@ -289,7 +289,7 @@ class Supervisor:
             while not self._closing:
                 if self._has_other_model():
                     self._restarts.refused()
-                    reason = none_can_start("the file of the model is another one than at the start; load it anew")
+                    reason = none_can_start("the model file was replaced since the start; load the model again")
                     if not self._pause(reason):
                         break
                     reason = _CLOSED
@@ -302,7 +302,7 @@ class Supervisor:
                     reason = exit_reason
                     break
                 wait_s = None
-                if isinstance(never_ready, InputError):  # the file or an option: callers need not wait for more tries
+                if isinstance(never_ready, InputError):  # the file or an option is wrong: retries do not help
                     self._restarts.refused()
                     reason = none_can_start(exit_reason)
                 elif (wait_s := self._restarts.after_death()) is None:
@@ -315,7 +315,7 @@ class Supervisor:
                 logger.warning("the engine process ended: %s; another one is started", exit_reason)
                 self._on_child_death()
                 self._wait_for_restart(self._clock() + wait_s)
-        except BaseException as error:  # of any kind: all are answered before this thread ends
+        except BaseException as error:  # any error: all requests are answered before this thread ends
             reason = f"the supervisor failed: {describe(error)}"
             with contextlib.suppress(Exception):
                 logger.exception("the supervisor failed")
@@ -325,11 +325,11 @@ class Supervisor:
                 self.at_end()
 
     def _has_other_model(self) -> bool:
-        """True if another file has taken the place of the model's. The clients have the vocabulary and the template of
-        the first one, with which the weights of another would write nonsense."""
+        """Returns True if another file has replaced the model's. The clients have the vocabulary and the chat template
+        of the first file. With the weights of another file, they would produce nonsense."""
         try:
             found = model_identity(resolve(self._config.model))
-        except (OSError, LlamaBatchError):  # the child says what is wrong
+        except (OSError, LlamaBatchError):  # the child will report the error
             return False
         if self._identity is None:
             self._identity = found
@@ -341,7 +341,7 @@ class Supervisor:
         config = self._config if is_first else replace(self._config, adapters=())
         try:
             child = self._start_child(config, self._environment, self._program, self)
-        except Exception as error:  # descriptors, processes, threads or memory are used up
+        except Exception as error:  # no descriptors, processes, threads or memory are left
             why = describe(error)
             return f"it could not be started: {why}", EngineError(f"no engine process could be started: {why}")
         with self._lock:
@@ -358,7 +358,7 @@ class Supervisor:
         return child.exit_reason if failed is None else str(failed), failed
 
     def _watch_child(self, child: Child) -> None:
-        """Sends requests to the child, and kills it where it hangs, until it has ended."""
+        """Sends requests to the child until it has ended, and kills it if it hangs."""
         silence = Silence()
         while True:
             try:
@@ -383,7 +383,7 @@ class Supervisor:
         return _SHORT_TICK_S if self._requests.n_unsent else _TICK_S
 
     def _open(self, child: Child) -> None:
-        """Lets requests go to the child, after what its predecessors had loaded, as messages keep their order."""
+        """Sends the child the loads of its predecessors, then lets requests go to it: messages keep their order."""
         if self._started.done():
             with self._lock:
                 calls = self._loaded.calls()
@@ -416,7 +416,7 @@ class Supervisor:
                 self._requests.end_late()
 
     def _pause(self, reason: str) -> bool:
-        """Ends or hands over all requests, then waits until it is time for another child. False: none is to start."""
+        """Ends or hands over all requests, then waits for the time of the next child; False: none will start."""
         self._on_child_death()
         with self._changed:
             now = self._clock()
@@ -438,7 +438,7 @@ class Supervisor:
         return True
 
     def _stop(self, reason: str) -> None:
-        """Answers all that still waits, as no other child will start."""
+        """Answers all callers that still wait, because no other child will start."""
         with self._changed:
             self._end_reason = reason
             self._has_ended = True
@@ -466,17 +466,17 @@ class Supervisor:
             raise EngineClosedError(_CLOSED)
 
     def _retry_in(self) -> float | None:
-        """Seconds until another child starts; None: none will."""
+        """Returns the seconds until another child starts; None: none will start."""
         return None if self._closing or self._has_ended else self._restarts.retry_in(self._clock())
 
     def _is_replaced(self, child: Child) -> bool:
-        """Waits until the end of this child has been dealt with; False if no other one follows."""
+        """Waits until the end of this child has been handled; returns False if no other child follows."""
         with self._changed:
             self._changed.wait_for(lambda: self._child is not child or self._end_reason is not None)
             return self._end_reason is None
 
     def _pop_sendable(self, only: list[TrackedRequest] | None = None) -> tuple[Child | None, list[TrackedRequest]]:
-        """The child, and the requests that go into it now, of all or of some."""
+        """Returns the child, and the requests to send to it now: from all requests, or from `only`."""
         with self._lock:
             if self._child is None or not self._is_up:
                 return None, []
@@ -486,4 +486,4 @@ class Supervisor:
 def _warn(answer: Future[Any]) -> None:
     error = answer.exception()
     if error is not None and not isinstance(error, EngineClosedError):
-        logger.warning("what was loaded before the engine process ended could not be loaded again: %s", error)
+        logger.warning("an adapter or prefix could not be loaded into the new engine process: %s", error)

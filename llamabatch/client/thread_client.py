@@ -31,15 +31,15 @@ from llamabatch.utils.lifetime import ForkGuard, Lifetime
 
 logger = logging.getLogger(__name__)
 
-_IDLE_S = 0.02  # between two prefixes that go to the disk while nothing is to be done
+_IDLE_S = 0.02  # between two prefixes that an idle engine writes to the disk
 
 _CLOSED = "the engine is closed"
 _END_FAILED = "the engine could not be ended in good order"
-_TRIES = 2  # to answer what is left when an engine ends
+_TRIES = 2  # attempts to answer the remaining requests when an engine ends
 
 
 class LocalClient:
-    """An EngineClient whose engines are in this process: without children, and with the adapters of the one model."""
+    """An EngineClient with engines in this process: it has no children, and its adapters are those of its model."""
 
     model: Model
 
@@ -68,12 +68,12 @@ class ThreadClient(LocalClient):
         cancelled = threading.Event()
         with cancelled_by(cancelled):
             context = contextvars.copy_context()
-        # a daemon, so that a program without close() can end; its lifetime still closes it in good order
+        # A daemon thread, so that a program that never calls close() can end. Lifetime still closes the engine cleanly.
         thread = threading.Thread(target=context.run, args=(loop.serve, started), name="llamabatch-engine", daemon=True)
         try:
             thread.start()  # an interrupt may come before it returns, when the thread already runs
             engine = started.result()
-        except BaseException:  # refused, or interrupted: then the load ends with the tensor under way
+        except BaseException:  # refused or interrupted: an interrupted load ends after the current tensor
             cancelled.set()
             self._commands.put_end()
             raise
@@ -82,7 +82,7 @@ class ThreadClient(LocalClient):
         self.plan = engine.plan
         self.model = engine.model
         self._thread_id = thread.ident
-        self._engine = engine  # for its stats alone: all else is for its thread
+        self._engine = engine  # only for stats() and state(): all other methods belong to its thread
         self._lifetime = Lifetime(self, _EngineThread(self._commands, thread, engine.model.halt))
 
     @property
@@ -96,9 +96,6 @@ class ThreadClient(LocalClient):
     @property
     def outage(self) -> Outage | None:
         return self._commands.outage
-
-    def revive(self) -> None:
-        """Does nothing: an engine of this process that has failed stays gone."""
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._commands.put(_Submit(requests, sink, stream))
@@ -137,7 +134,7 @@ class ThreadClient(LocalClient):
 
 @dataclass(frozen=True)
 class _EngineThread:
-    """An engine's thread, which ends when it comes to the end of its commands: an Endable."""
+    """The thread of an engine, which ends at the end of its commands: an Endable."""
 
     commands: CommandQueue
     thread: threading.Thread
@@ -166,9 +163,11 @@ class _Owned:
 
 
 class _Loop:
-    """The engine's thread, which owns every request from submit to its last output: a request stands in the queue of
-    commands, in the command being run (_Submit.left), or in the table of those in flight, which it leaves when its sink
-    has its last output. So all requests are answered whatever was raised, and wherever.
+    """The loop of the engine's thread, which owns every request from submit to its last output.
+
+    A request is always in one of three places: in the queue of commands, in the command that runs (_Submit.left), or in
+    the table of requests in flight. It leaves the table when its sink has the last output. So every request is
+    answered, whatever is raised, and wherever.
 
     It holds no reference to its client, so that a forgotten client is collected.
     """
@@ -184,7 +183,7 @@ class _Loop:
             engine = self._make_engine()
         except BaseException as error:
             started.set_exception(error)
-            del started  # the error's traceback has this frame: else a cycle
+            del started  # the error's traceback refers to this frame: the variable would make a cycle
             return
         started.set_result(engine)
         error_text = None
@@ -197,7 +196,7 @@ class _Loop:
                     self._deliver(engine, outputs)
         except EngineClosedError:  # its step was halted: the end of the commands has come
             pass
-        except BaseException as error:  # of any kind: all are answered before this thread ends
+        except BaseException as error:  # any error: all requests are answered before this thread ends
             error_text = f"the engine failed: {describe(error)}"
             with contextlib.suppress(Exception):
                 logger.exception("the engine failed")
@@ -207,11 +206,11 @@ class _Loop:
             self._end(engine, error_text)
 
     def _run_commands(self, engine: Engine) -> bool:
-        """Runs the commands that are there, and waits for more as long as the engine says. False: no more will come."""
+        """Runs the queued commands, and waits for more as long as the engine says. False: no more will come."""
         while True:
             wait_s = engine.wait_s()
-            if wait_s is None and self._in_flight:  # without this, their callers would wait for ever
-                raise EngineError(f"the engine has lost {counted(len(self._in_flight), 'request')}: a bug of ours")
+            if wait_s is None and self._in_flight:  # without this error, callers would wait forever
+                raise EngineError(f"the engine has lost {counted(len(self._in_flight), 'request')}: a bug")
             if wait_s is None and engine.keep_idle():
                 wait_s = _IDLE_S
             try:
@@ -221,7 +220,7 @@ class _Loop:
             if command is None:
                 return False
             self._run_command(engine, command)
-            del command  # the caller's sink would live until the next command, and with the sink the client
+            del command  # else it would keep the caller's sink, and so the client, alive until the next command
 
     def _run_command(self, engine: Engine, command: _Command) -> None:
         if isinstance(command, _Submit):
@@ -276,10 +275,10 @@ class _Loop:
         del self._in_flight[output.request_id]
 
     def _end(self, engine: Engine, error: str | None) -> None:
-        """Answers every caller that still waits, with the tokens there are, and frees the memory."""
+        """Answers every caller that still waits, with the tokens so far, and frees the memory."""
         reason = error or _CLOSED
         try:
-            for _ in range(_TRIES):  # a second one for what a first one could not do
+            for _ in range(_TRIES):  # the second attempt is for requests that the first one could not answer
                 for owned in list(self._in_flight.values()):
                     with errors_logged(_END_FAILED):
                         self._close(self._last_output(engine, owned.request, error))
@@ -291,7 +290,7 @@ class _Loop:
     def _last_output(self, engine: Engine, request: Request, error: str | None) -> SequenceOutput:
         try:
             output = engine.abort(request.request_id, error)
-        except BaseException:  # the failure may have left it in any state
+        except BaseException:  # the failure may have left the engine in any state
             output = None
         return failure(request, error or _CLOSED) if output is None or output.finished is None else output
 
@@ -338,10 +337,10 @@ _Command = _Submit | _Abort | _Call
 
 
 class CommandQueue:
-    """Commands for the engine's thread. After `shut` none gets in, so that none is left unanswered.
+    """A queue of commands for the engine's thread. After `shut` it takes no commands, so that none is left unanswered.
 
-    A command belongs to the queue until the next one is fetched, so that one which raised on its way is answered with
-    those that still wait.
+    A command belongs to the queue until the next one is fetched. So a command that raised while it ran is answered
+    together with the waiting ones.
     """
 
     def __init__(self) -> None:
@@ -350,27 +349,27 @@ class CommandQueue:
         self._fork_guard = ForkGuard()
         self._shut_because: str | None = None
         self._current: _Command | None = None  # being run
-        # continuations that came in and that went on to the engine; each is counted by one side alone, without a lock
+        # Continuations that came in, and that the engine has. Only one side writes each counter, so no lock is needed.
         self._n_put = 0
         self._n_consumed = 0
 
     @property
     def n_waiting(self) -> int:
-        """Continuations that the engine does not have yet."""
+        """The number of continuations that the engine does not have yet."""
         return max(0, self._n_put - self._n_consumed)
 
     def consumed(self, request: Request) -> None:
-        """The engine's thread has handed it to the engine."""
+        """Records that the engine's thread has handed a request to the engine."""
         self._n_consumed += request.params.n_copies
 
     def check_open(self) -> None:
-        """Raises EngineClosedError if it is shut."""
+        """Raises EngineClosedError if the queue is shut."""
         self._fork_guard.check()
         if self._shut_because is not None:
             raise EngineClosedError(self._shut_because)
 
     def put(self, command: _Command) -> None:
-        """Raises EngineClosedError once it is shut."""
+        """Adds a command. Raises EngineClosedError if the queue is shut."""
         self._fork_guard.check()
         with self._lock:
             if self._shut_because is not None:
@@ -380,14 +379,14 @@ class CommandQueue:
             self._queue.put(command)
 
     def put_end(self) -> None:
-        """Puts the end, at which the engine's thread ends."""
+        """Adds the end of the commands, at which the engine's thread ends."""
         self._queue.put(None)
 
     def get(self, wait_s: float | None) -> _Command | None:
-        """The next command; None at the end.
+        """Returns the next command; None at the end.
 
         Args:
-            wait_s: raises queue.Empty if none comes in so many seconds; None: waits for ever.
+            wait_s: seconds to wait for a command before queue.Empty is raised; None: wait forever.
         """
         self._current = None
         self._current = self._queue.get(block=wait_s != 0, timeout=wait_s)
@@ -399,11 +398,11 @@ class CommandQueue:
 
     @property
     def outage(self) -> Outage | None:
-        """The reason for which it is shut; None while it is open."""
+        """The reason why the queue is shut; None while it is open."""
         return None if self._shut_because is None else Outage(self._shut_because)
 
     def shut(self, reason: str) -> list[_Command]:
-        """Lets no more commands in; returns those that had come in, from the one that was being run on."""
+        """Takes no more commands; returns the command that was running and the waiting ones."""
         with self._lock:
             self._shut_because = reason
         left: list[_Command] = [] if self._current is None else [self._current]

@@ -1,8 +1,8 @@
 """Messages between a client and its child process: length-prefixed msgpack on a socket pair.
 
-A message is an array, its kind first. Parent to child: init, submit, abort, close; with a number for the answer: stats,
-states and the methods of EngineClient.call. Child to parent: ready, failed, admitted, outputs, beat, stats, dying,
-answer, refused.
+A message is an array, and its first item is its kind. Parent to child: init, submit, abort, close; and, with a number
+that comes back with the answer: stats, states and the methods of EngineClient.call. Child to parent: ready, failed,
+admitted, outputs, beat, stats, dying, answer, refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from llamabatch.scheduler.slot_state import SlotState, WaitingState
 from llamabatch.utils.lifetime import in_forks
 
 MAX_MESSAGE = 256 * 2**20  # bytes; a larger length is a damaged stream
-# Bytes to receive in a call, be they of several messages; each call allocates as many, whatever comes.
+# Bytes to receive in one call, also of several messages. Each call allocates this many, even if fewer bytes come.
 _AT_ONCE, _MOST_AT_ONCE = 2**16, 2**20
 _LENGTH = struct.Struct("<I")
 
@@ -47,13 +47,13 @@ class Wire:
         _open.add(self)
 
     def send(self, *message: Any) -> None:
-        """Sends a message. Raises OSError when the other side is gone, and what `pack` raises."""
+        """Sends a message. Raises OSError if the other side is gone, and the errors of `pack`."""
         self.send_packed(self.pack(*message))
 
     @staticmethod
     def pack(*message: Any) -> bytes:
-        """A message with its length. Raises EngineError above the limit, and what msgpack raises for what it cannot
-        write.
+        """Returns a message with its length. Raises EngineError above MAX_MESSAGE, and the errors of msgpack for values
+        that it cannot write.
         """
         data = pack(message)
         if len(data) > MAX_MESSAGE:
@@ -67,13 +67,13 @@ class Wire:
                 self._sock.sendall(data)
             except OSError:
                 raise
-            except BaseException:  # interrupted: what is left of the message would be read as another one
+            except BaseException:  # interrupted: the other side would read the next message as the rest of this one
                 self.close()
                 raise
 
     def receive(self) -> tuple[Any, ...] | None:
-        """The next message; None at the end of the stream, be it in the middle of a message. Raises EngineError for a
-        damaged one.
+        """Returns the next message; None at the end of the stream, even inside a message. Raises EngineError for a
+        damaged message.
         """
         head = self._exactly(_LENGTH.size)
         if head is None:
@@ -88,17 +88,17 @@ class Wire:
         return message
 
     def close(self) -> None:
-        """Wakes a receive that is under way in another thread."""
+        """Closes the stream, and wakes a `receive` that waits in another thread."""
         with contextlib.suppress(OSError):  # the other side may have gone first
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
     def leave(self) -> None:
-        """Closes this process's copy alone; the stream goes on in the process that shares it."""
+        """Closes only this process's copy; the stream stays open in the process that shares it."""
         self._sock.close()
 
     def _exactly(self, n_bytes: int) -> bytes | None:
-        """The next bytes, in as few calls of the system as there can be: other threads run first after each."""
+        """Returns the next bytes; None at the end. It makes few system calls, as other threads run first after each."""
         unread = self._unread
         while len(unread) < n_bytes:
             try:
@@ -118,7 +118,7 @@ _open: weakref.WeakSet[Wire] = weakref.WeakSet()
 
 @in_forks
 def _leave_all() -> None:
-    """While a fork held a copy, a child program would not see that its parent has gone."""
+    """Closes the copies of a fork: while a fork has one, a child program does not notice that its parent is gone."""
     for wire in list(_open):
         wire.leave()
 
@@ -139,12 +139,12 @@ _SEVERAL_TYPES = (
 )
 _CHECKED_BY_PARAMS: dict[str, Any] = dict.fromkeys((*_SEVERAL_TYPES, "logits_processors"), Any)
 
-# as objects those of a long answer would take a second to read, in one call during which no other thread runs
+# As objects, the logprobs of a long answer would take a second to read, in one call during which no other thread runs.
 crosses(FlatLogprobs, FlatLogprobs.parts, FlatLogprobs.of_parts)
 _LOGPROBS = {"logprobs": FlatLogprobs | None}
 Codec(ResumedOutput, _LOGPROBS)
-# The requests of a server come one by one and mostly with the same parameters: to check them takes longer than the rest
-# of a request, and an engine prepares each instance by itself.
+# Instances are kept because the requests of a server come one by one, mostly with equal parameters. To check them takes
+# longer than the rest of a request, and an engine prepares each instance anew.
 Codec(SamplingParams, _CHECKED_BY_PARAMS | {"structured_outputs": Structure | None}, n_kept=_PARAMS_KEPT)
 Codec(Media, {"kind": str, "form": str})
 Codec(ReasoningTags)
@@ -154,7 +154,7 @@ Codec(ToolCall)
 Codec(ToolCallDelta)
 Codec(CompletionOutput, _LOGPROBS)
 Codec(Timings)
-# the parent knows these of a request
+# The parent knows the fields that are left out.
 _WHOLE = {"embedding": array | None, "prompt_logprobs": FlatLogprobs | None}
 Codec(RequestOutput, _WHOLE, left_out=["request_id", "prompt", "prompt_token_ids"])
 _OUTPUT = Codec(SequenceOutput, _LOGPROBS)
@@ -164,7 +164,7 @@ _STATE = Codec(EngineState)
 
 
 def check_crosses(request: Request) -> None:
-    """Refuses what cannot go to another process. Raises SamplingError."""
+    """Raises SamplingError for a request that cannot go to another process."""
     if request.params.logits_processors:
         raise SamplingError(
             "logits_processors are Python functions and cannot go to a child process; use an engine in this one, "
@@ -173,13 +173,13 @@ def check_crosses(request: Request) -> None:
 
 
 def pack_request(request: Request) -> Any:
-    """Raises SamplingError for what cannot go to another process."""
+    """Returns the fields of a request for a message. Raises SamplingError if it cannot go to another process."""
     check_crosses(request)
     return _REQUEST.encode(request)
 
 
 def unpack_request(packed: Any) -> Request:
-    """A request without its prompt's text. Raises EngineError for other fields, SamplingError for wrong parameters."""
+    """Returns a request without its prompt's text. Raises EngineError (fields) or SamplingError (parameters)."""
     return _REQUEST.decode(packed)
 
 
@@ -189,7 +189,7 @@ unpack_state = _STATE.decode
 
 
 def unpack_output(packed: Any, request: Request) -> SequenceOutput:
-    """An output, with what the parent knows of its request. Raises EngineError for other fields."""
+    """Returns an output, with the parent's fields of its request added. Raises EngineError for wrong fields."""
     output = _OUTPUT.decode(packed)
     if output.finished is not None:  # made here and not shared yet, so that no copy is needed
         known = {"prompt": request.prompt, "prompt_token_ids": request.prompt_token_ids}

@@ -26,12 +26,12 @@ BEAT_S = 1.0
 
 
 def main(number: int) -> None:
-    """Serves until the parent says close or is gone; then nothing of this process stays behind."""
+    """Serves until the parent sends close or is gone. Nothing of this process stays behind."""
     parent = ParentLink(number)
     first = parent.receive()
 
     def fail(reason: str) -> None:
-        """Ends this process; the parent tries its requests again in another one."""
+        """Ends this process; the parent tries its requests again in another process."""
         with contextlib.suppress(OSError):
             parent.send("dying", reason)
         os._exit(1)
@@ -50,7 +50,7 @@ def main(number: int) -> None:
 
 
 def _serve(parent: ParentLink, client: EngineClient, heartbeat: HeartbeatThread) -> None:
-    """Obeys messages until the parent says close."""
+    """Handles messages until the parent sends close or the engine fails."""
     sink = OutputSender(parent)
     while True:
         kind, *rest = parent.receive()
@@ -67,7 +67,7 @@ def _serve(parent: ParentLink, client: EngineClient, heartbeat: HeartbeatThread)
 
 
 def _unpacked(packed: tuple[Any, ...], sink: Sink) -> list[Request]:
-    """The requests of a message; one that cannot be read ends as an error."""
+    """Returns the requests of a message. A request that cannot be read ends with an error."""
     requests = []
     for each in packed:
         try:
@@ -85,7 +85,7 @@ _CALLS = get_args(EngineMethod)
 def _answer(
     parent: ParentLink, client: EngineClient, heartbeat: HeartbeatThread, kind: str, number: int, *arguments: Any
 ) -> bool:
-    """Answers a question; False if the engine is gone."""
+    """Answers a message that has a number; returns False if the engine is gone."""
     try:
         answer: Any = None
         if kind == "stats":
@@ -103,14 +103,14 @@ def _answer(
 
 
 class HeartbeatThread:
-    """Sends signs of life to the parent once a second, on a thread of its own, which no step holds up: the time since
-    the last token, and after new tokens the engine's figures, so that they outlive this process.
+    """A thread that sends a sign of life to the parent once a second, also during a step. It sends the time since the
+    last token, and after new tokens the engine's figures, so that they outlive this process.
 
     Args:
-        hooks: of the engine that is or will be here.
+        hooks: the hooks of the engine that runs here, or will run.
 
     Attributes:
-        client: has the figures; None until the engine is ready.
+        client: the source of the figures; None until the engine is ready.
     """
 
     def __init__(self, parent: ParentLink, hooks: EngineHooks) -> None:
@@ -138,7 +138,7 @@ class HeartbeatThread:
             except (OSError, EngineClosedError):
                 return  # the parent is gone, or the engine
             except Exception:  # without a beat the parent takes a healthy engine for one that hangs
-                logger.exception("a beat failed")
+                logger.exception("a heartbeat could not be sent")
             time.sleep(BEAT_S)
 
 

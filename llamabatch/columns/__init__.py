@@ -1,5 +1,4 @@
-"""Columns: a table in, the same kind of table out, with columns that a model has written. Imports `jobs` and the rooms
-below it.
+"""Columns: adds columns written by a model to a table of any common kind. Imports `jobs` and all packages below it.
 
 ::
 

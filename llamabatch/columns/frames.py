@@ -1,6 +1,6 @@
-"""Batches of columns, of pandas, polars, pyarrow, or in a dictionary: read as rows, returned with more columns.
+"""Batches of columns (pandas, polars, pyarrow, DuckDB, dictionaries): reads their rows and adds columns.
 
-narwhals reads and extends data frames; dictionaries and what pyarrow has need nothing.
+narwhals reads and extends data frames. Dictionaries and pyarrow objects do not need it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class Column:
-    """A column to add; None is null in its values."""
+    """A column to add. The value None stands for null."""
 
     name: str
     kind: Kind
@@ -33,27 +33,27 @@ class Batch(Protocol):
     """A batch of columns.
 
     Attributes:
-        names: of its columns.
-        n_rows: number of rows.
+        names: the names of the columns.
+        n_rows: the number of rows.
     """
 
     names: list[str]
     n_rows: int
 
     def values(self, name: str) -> list[Any]:
-        """The cells of a column as values of Python."""
+        """Returns the cells of a column as Python values."""
 
     def extended(self, columns: Sequence[Column]) -> Any:
-        """The same kind of batch, with more columns behind its own; it is left as it is."""
+        """Returns the same kind of batch with these columns behind its own. The batch itself does not change."""
 
 
 def open_batch(given: Any) -> Batch:
-    """The Batch of what a caller gives.
+    """Returns the Batch of a caller's table.
 
     Raises:
-        InputError: it is none, its columns differ in length, or two have one name; a relation's query or a LazyFrame's
-            fails.
-        SetupError: a data frame, and narwhals is not installed; a relation, and pyarrow is not.
+        InputError: the table is of no known kind, its columns differ in length, or two columns have the same name. The
+            query of a relation or a LazyFrame fails.
+        SetupError: a data frame needs narwhals, or a relation needs pyarrow, and the package is not installed.
     """
     if isinstance(given, Mapping):
         batch: Batch = _Dictionary(given)
@@ -67,7 +67,7 @@ def open_batch(given: Any) -> Batch:
 
 
 def rows_of(batch: Batch, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Each row as a mapping of these columns; a cell without a value (null, NaN, NA, NaT) is None."""
+    """Yields each row as a dictionary of these columns. A cell without a value (null, NaN, NA, NaT) is None."""
     if not names:
         yield from ({} for _ in range(batch.n_rows))
         return
@@ -104,7 +104,7 @@ def _check_names(names: Sequence[Any]) -> list[str]:
 
 
 class _Dictionary:
-    """A dictionary of lists or of numpy's arrays; new columns are arrays where an old one is."""
+    """A dictionary of lists or numpy arrays. New columns are arrays if any old column is an array."""
 
     def __init__(self, given: Mapping[Any, Any]) -> None:
         self._given = given
@@ -130,20 +130,20 @@ class _Dictionary:
 
 
 def _array(column: Column) -> Any:
-    """Values as an array: of numbers where none is null, else of objects."""
+    """Returns the values as an array: of numbers or booleans if no value is null, otherwise of objects."""
     import numpy as np
 
     types = {INTEGER: np.int64, NUMBER: np.float64, BOOLEAN: np.bool_}
     if not column.kind.is_list and column.kind.name in types and None not in column.values:
         return np.array(column.values, types[column.kind.name])
     array = np.empty(len(column.values), object)
-    for index, value in enumerate(column.values):  # not array[:] = values, which makes lists of one length a matrix
+    for index, value in enumerate(column.values):  # array[:] = values would turn lists of equal length into a matrix
         array[index] = value
     return array
 
 
 class _Arrow:
-    """A Table of pyarrow, or a RecordBatch, which narwhals does not read."""
+    """A Table or a RecordBatch of pyarrow. narwhals cannot read a RecordBatch."""
 
     def __init__(self, given: Any) -> None:
         self._given = given
@@ -174,7 +174,7 @@ def _is_relation(given: Any) -> bool:
 
 
 def _table_of(relation: Any) -> Any:
-    """The rows of a relation of DuckDB, which its query is run for. Raises SetupError without pyarrow."""
+    """Runs the query of a DuckDB relation and returns its rows. Raises SetupError without pyarrow."""
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
@@ -182,7 +182,7 @@ def _table_of(relation: Any) -> Any:
     try:
         return relation.to_arrow_table()
     except sys.modules["duckdb"].Error as error:
-        raise InputError(f"the rows of the relation of DuckDB cannot be had: {error}") from error
+        raise InputError(f"the query of the DuckDB relation failed: {error}") from error
 
 
 def _arrow_type(pyarrow: Any, kind: Kind) -> Any:
@@ -192,7 +192,7 @@ def _arrow_type(pyarrow: Any, kind: Kind) -> Any:
 
 
 def _collected(frame: Any) -> Any:
-    """The data frame of a LazyFrame of polars."""
+    """Collects a LazyFrame of polars. Raises InputError."""
     try:
         return frame.collect()
     except sys.modules["polars"].exceptions.PolarsError as error:
@@ -200,7 +200,7 @@ def _collected(frame: Any) -> Any:
 
 
 class _Frame:
-    """A data frame that narwhals reads. A LazyFrame of polars is collected, and extended() gives a LazyFrame."""
+    """A data frame that narwhals reads. A LazyFrame of polars is collected, and extended() returns a new LazyFrame."""
 
     def __init__(self, given: Any) -> None:
         if isinstance(given, (str, bytes, list, tuple)) or given is None:
@@ -246,11 +246,11 @@ class _Frame:
         return made.lazy() if self._is_lazy else made
 
     def _extended_pandas(self, columns: Sequence[Column]) -> Any:
-        """With types that hold a null, so that those of a batch do not depend on its rows."""
+        """Extends a pandas frame with nullable types, so that the types do not depend on the rows of a batch."""
         native = self._frame.to_native()
         pandas = self._frame.implementation.to_native_namespace()
         types = {INTEGER: "Int64", NUMBER: "float64", BOOLEAN: "boolean"}
-        text = pandas.Series([""]).dtype  # object, or from pandas 3 on str
+        text = pandas.Series([""]).dtype  # object; str from pandas 3 on
         series = {
             each.name: pandas.Series(
                 each.values, native.index, dtype=object if each.kind.is_list else types.get(each.kind.name, text)

@@ -1,4 +1,4 @@
-"""Generate: takes a batch of columns and returns it with more; for one call, or in the workers of a framework."""
+"""Generate: adds columns to a batch of columns, in one call or in the workers of a framework."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Generate:
-    """A function from a batch of columns to the same kind of batch with columns that a model has written.
+    """A function that takes a batch of columns and returns it with further columns that a model wrote.
 
     ::
 
@@ -44,33 +44,34 @@ class Generate:
             batch = generate({"what": ["a time", "a hill"]})
         print(batch["generated_text"], batch["error"])
 
-    An instance can be pickled, if a function in it can. The engine is made by the first call that has a row to run, and
-    ends with close() or with the process. Several threads may call it at once: their rows share the engine's batches.
+    An instance can be pickled if its functions can be pickled. The first call with a row to run starts the engine. The
+    engine ends with close() or the process. Several threads may call an instance at once: their rows share batches.
 
-    The seed of a row is made of params.seed (None counts as 0) and of its id, or else of its prompt: its draws depend
-    neither on the machine, nor on the batch that it is in.
+    The seed of a row is made of params.seed (None counts as 0) and the row's id, or its prompt if there are no ids. So
+    the draws depend neither on the machine nor on the other rows of the batch.
 
     Args:
-        model: as of LLM; or an LLM, which then stays open and cannot be pickled.
-        params: SamplingParams, or a mapping of their fields; of all rows.
-        prompt: a template of jinja2 over the columns, as "Classify: {{ text }}", in the sandbox of chat templates;
-            {{ row["a name"] }} reads any column, and a cell without a value is undefined, an error where it is written.
-            Or a function of a row, a dictionary with None for such a cell, that returns a text, messages or token ids.
-        output: name of the column of texts; or a mapping to names of columns from "text", "reasoning", "n_tokens",
-            "finish_reason" and "error". None: "generated_text", or with a schema its properties alone. There is always
-            a column "error": the reason why a row has failed, else null.
-        schema: a JSON schema of objects, or a pydantic class, that the texts must fit: its properties become columns of
-            strings, 64-bit whole numbers, floats, booleans, and lists of these; other values are texts of JSON.
-        id: the column of the rows' ids, texts or whole numbers.
-        image: the column of a picture, or a list of such columns, before the text of a conversation: paths, bytes,
-            {"bytes": …, "path": …} as in datasets of Hugging Face, PIL images, arrays, or lists of these. mmproj is
-            "auto" then, unless given.
-        audio: likewise of sounds; samples are an array with its rate, as {"array": …, "sampling_rate": …}.
-        system: the system message of each conversation; a template, too.
-        chat: texts are a user's messages, for the model's chat template. None: True where the model has one.
-        chat_template_kwargs: as of LLM.chat.
-        adapter_scales: {name: scale} of those in the option `adapters`, for all rows.
-        **options: as for LLM, but that isolate is True unless given, so that a crash of llama.cpp is repaired there.
+        model: as for LLM, or an LLM. A given LLM stays open, and the instance cannot be pickled.
+        params: SamplingParams, or a mapping of their fields, for all rows.
+        prompt: a jinja2 template over the columns, as "Classify: {{ text }}", in the sandbox of chat templates.
+            {{ row["a name"] }} reads any column. A cell without a value is undefined, and writing it is an error. Or a
+            function that takes a row as a dictionary (None for a cell without a value) and returns a text, messages or
+            token ids.
+        output: the name of the column of texts, or a mapping from "text", "reasoning", "n_tokens", "finish_reason" and
+            "error" to names of columns. None: "generated_text", or with a schema only its properties. There is always a
+            column "error" with the reason why a row failed, or null.
+        schema: a JSON schema of objects or a pydantic class, which the texts must fit. Its properties become columns of
+            strings, 64-bit whole numbers, floats, booleans, and lists of these. Other values become texts of JSON.
+        id: the column of the rows' ids, which are texts or whole numbers.
+        image: the column, or columns, of pictures, which are put before the text of a conversation: paths, bytes,
+            {"bytes": …, "path": …} as in Hugging Face datasets, PIL images, arrays, or lists of these. The default of
+            the option mmproj is then "auto".
+        audio: like `image`, for sounds. Samples are an array with its rate, as {"array": …, "sampling_rate": …}.
+        system: the system message of each conversation, also a template.
+        chat: texts are messages of a user, for the model's chat template. None: True if the model has a chat template.
+        chat_template_kwargs: as for LLM.chat.
+        adapter_scales: {name: scale} for all rows; the names are those of the option `adapters`.
+        **options: as for LLM, but `isolate` is True by default, so that the engine restarts after a crash of llama.cpp.
 
     Raises:
         ConfigError, SamplingError: an argument is wrong.
@@ -96,7 +97,7 @@ class Generate:
         if chat not in (None, True, False):
             raise ConfigError(f"chat is {show(chat)}; give True, False or None")
         if chat is False and (system is not None or chat_template_kwargs or image is not None or audio is not None):
-            raise ConfigError("system, image, audio and chat_template_kwargs are for chats; leave chat=False out")
+            raise ConfigError("system, image, audio and chat_template_kwargs need a chat; leave chat=False out")
         ChatOptions(kwargs=chat_template_kwargs or {})
         if (image is not None or audio is not None) and not isinstance(model, LLM):
             options = {"mmproj": AUTO, **options}
@@ -114,19 +115,19 @@ class Generate:
         self._engine = _Engine()
 
     def __call__(self, batch: T, *, progress: ShowProgress = False) -> T:
-        """The batch with the new columns, its rows in their order.
+        """Returns the batch with the new columns and its rows in the same order.
 
         Args:
             batch: a data frame of pandas, polars or another library that narwhals reads (`llamabatch[columns]`), a
-                Table or RecordBatch of pyarrow, a relation of DuckDB, for which a Table of pyarrow comes back, or a
-                dictionary of numpy arrays or lists. It is left as it is.
-            progress: as for LLM.generate, but False unless given.
+                Table or RecordBatch of pyarrow, a relation of DuckDB (the result is a Table of pyarrow), or a
+                dictionary of numpy arrays or lists. The batch itself does not change.
+            progress: as for LLM.generate, but False by default.
 
         Raises:
-            InputError: it is no batch, a column that is read is missing, or one has the name of a new column.
-            EngineClosedError: after close(); or the engine has died too often, and rows have no result. The next call
-                makes a new engine.
-            ConfigError, ModelFileError, MemoryPlanError, SetupError, EngineError: as LLM, from the first call.
+            InputError: the batch is of no known kind, a column is missing, or a column has the name of a new column.
+            EngineClosedError: the instance is closed; or the engine died too often, and rows have no result. In the
+                second case the next call starts a new engine.
+            ConfigError, ModelFileError, MemoryPlanError, SetupError, EngineError: as for LLM, in the first call.
         """
         opened = self._opened(batch)
         results: list[Result | None] = [None] * opened.n_rows
@@ -138,7 +139,7 @@ class Generate:
         return cast(T, opened.extended(self._columns.of(cast("list[Result]", results))))
 
     def close(self) -> None:
-        """Ends the engine, and refuses later calls; an LLM that was given stays open. May be called twice."""
+        """Closes the engine (not an LLM passed in) and refuses later calls. May be called twice."""
         self._engine.close(keep=isinstance(self._model, LLM))
 
     def __enter__(self) -> Self:
@@ -166,13 +167,13 @@ class Generate:
         return batch
 
     def _rows(self, batch: Batch) -> Iterator[RowPrompt]:
-        """The prompt of each row. Raises InputError: a column is missing."""
-        if not batch.names:  # an empty batch of a framework
+        """Yields the prompt of each row. Raises InputError: a column is missing."""
+        if not batch.names:  # frameworks may send a batch without columns
             return iter(())
         return self._prompts.of(rows_of(batch, self._prompts.wanted(batch.names)))
 
     def _run(self, rows: Iterable[tuple[int, RowPrompt]]) -> Generator[tuple[int, Result], None, None]:
-        """The result of each row with its number, in the order in which they end. Closed, it aborts the rest."""
+        """Yields the number and the result of each row as it finishes. Closing the generator aborts the other rows."""
         ready = []
         for number, row in rows:
             if row.error is None:
@@ -191,7 +192,7 @@ class Generate:
                         yield ready[index][0], result
                     else:
                         failed.append((ready[index][0], result))
-            if failed:  # not the rows' fault where the engine is gone, be it that another one has started since
+            if failed:  # errors because an engine died are not the rows' own, even if a new engine has started since
                 llm.stats()  # raises EngineClosedError
                 if gone := next((result.error for _, result in failed if gave_up(result.error)), None):
                     raise EngineClosedError(gone)
@@ -221,14 +222,14 @@ class Generate:
         return has_template if self._chat is None else self._chat
 
     def _llm(self) -> LLM:
-        """The engine, which the first call makes."""
-        if self._engine.is_of_another_process:  # a fork has no threads of an engine, and locks in any state
+        """Returns the engine; the first call starts it."""
+        if self._engine.is_of_another_process:  # after a fork, the engine's threads are gone and locks may be held
             self._engine = _Engine()
         return self._engine.get(self._model, self._options)
 
 
 class _Engine:
-    """The engine of a Generate in this process, once it is needed."""
+    """The engine of a Generate in this process. It starts on demand."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -249,7 +250,7 @@ class _Engine:
             return self._llm
 
     def forget(self, dead: LLM) -> None:
-        """Lets the next call make a new engine."""
+        """Forgets a dead engine, so that the next call starts a new one."""
         with self._lock:
             if self._llm is dead:
                 self._llm = None
@@ -264,7 +265,7 @@ class _Engine:
 def _checked(
     model: str | os.PathLike[str] | LLM, options: EngineOptions
 ) -> tuple[str | os.PathLike[str] | LLM, dict[str, Any]]:
-    """The model and the options of its engine, with absolute paths. Raises ConfigError."""
+    """Returns the model and the options of its engine, with absolute paths. Raises ConfigError."""
     given: dict[str, Any] = dict(options)
     if isinstance(model, LLM):
         if given:
@@ -277,7 +278,7 @@ def _checked(
 
 
 def _names(argument: str, given: object) -> tuple[str, ...]:
-    """The names of columns of media. Raises ConfigError."""
+    """Returns the names of columns of media as a tuple. Raises ConfigError."""
     names = () if given is None else (given,) if isinstance(given, str) else given
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) and name for name in names):
         raise ConfigError(f"{argument} is {show(given)}; give the name of a column, or a list of them")

@@ -1,4 +1,4 @@
-"""map: a whole table in one call, which a file of results lets go on where it was stopped."""
+"""map: adds columns to a whole table in one call. A file of results makes the call resumable."""
 
 from __future__ import annotations
 
@@ -61,24 +61,24 @@ def map(
     adapter_scales: OneAdapters = None,
     **options: Unpack[EngineOptions],
 ) -> T:
-    """A table with columns that a model has written: one call of a Generate, whose engine ends with it.
+    """Returns the table with columns that a model wrote. It makes a Generate, calls it once, and closes its engine.
 
     Args:
-        frame: as of Generate.__call__.
+        frame: as in Generate.__call__.
         prompt, model, params, output, schema, id, image, audio, system, chat, chat_template_kwargs, adapter_scales,
-            **options: as of Generate.
-        path: a file (.jsonl) for the result of each row, written as rows end, in their order. A call with the same path
-            computes only the rows that are not in it, also after kill -9, and gives the table that one call would have
-            given. Beside it there are files of its own while rows are missing (docs/run.md). Model, prompts and
-            parameters must be those of the first call, `output` may be another. None: nothing is written.
-        retry_errors: rows that failed in an earlier call are run again.
-        force: go on with a path although model, rows or parameters have changed, or lines of it are damaged.
-        progress: as for LLM.generate.
+            **options: as in Generate.
+        path: a file (.jsonl) for the result of each row, in the order of the rows, written while rows finish. Another
+            call with this path computes only the missing rows, also after kill -9, and returns the same table as one
+            uninterrupted call. Side files lie next to it while rows are missing (docs/run.md). Model, prompts and
+            parameters must be those of the first call; `output` may differ. None: nothing is written.
+        retry_errors: runs the rows again that failed in an earlier call.
+        force: uses the path even if model, rows or parameters have changed, or lines are damaged.
+        progress: as in LLM.generate.
 
     Raises:
-        ConfigError: an argument is wrong, or the path is that of other rows. OutputError: it cannot be written.
-        EngineClosedError: the engine has died too often; rows that had ended are in the path.
-        InputError, ModelFileError, MemoryPlanError, SetupError, EngineError: as Generate.
+        ConfigError: an argument is wrong, or the path belongs to other rows. OutputError: the path cannot be written.
+        EngineClosedError: the engine died too often. The finished rows are in the path.
+        InputError, ModelFileError, MemoryPlanError, SetupError, EngineError: as in Generate.
     """
     boolean(ConfigError, "retry_errors", retry_errors)
     boolean(ConfigError, "force", force)
@@ -115,7 +115,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
 
 
 class _Resumable:
-    """A call of a Generate whose results are in a file, as those of a job are."""
+    """A call of a Generate that writes its results to a file, like a job."""
 
     def __init__(self, generate: Generate, path: Path, *, retry_errors: bool, force: bool) -> None:
         self._generate = generate
@@ -155,10 +155,10 @@ class _Resumable:
 
 
 def _identity(generate: Generate, path: Path) -> dict[str, Any]:
-    """All but the rows that decides the content of results, as of a job."""
+    """Returns everything that decides the content of results, except the rows; as `identity` of a job."""
     params, model = generate._params, generate._model
     if params.logits_processors:
-        raise ConfigError("a path cannot say which logits_processors its rows had; leave one of them out")
+        raise ConfigError("logits_processors cannot be saved in the file at path; leave one of them out")
     is_open = isinstance(model, LLM)
     settings = Settings(
         (STDIN,),
@@ -178,17 +178,17 @@ def _model_of(llm: LLM) -> dict[str, Any]:
     file = llm._client.model.path
     try:
         return model_identity(file)
-    except OSError:  # of a FakeLLM, or removed
+    except OSError:  # the model is that of a FakeLLM, or its file was removed
         return {"name": file.name}
 
 
 def _record(number: int, row: RowPrompt, result: Result) -> dict[str, Any]:
-    """The line of a row: its number first and its error last, as the survey of an output expects them."""
+    """Returns the record of a row. The number is first and the error last, as the survey of an output expects."""
     return {"row": number, "id": number if row.id is None else row.id, **vars(result)}
 
 
 def _results(path: Path) -> Iterator[Result]:
-    """The result in each line. Raises OutputError."""
+    """Yields the result in each line. Raises OutputError."""
     for line in lines_of(path):
         try:
             record = json.loads(line.content)

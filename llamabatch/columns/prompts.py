@@ -1,4 +1,4 @@
-"""The prompt of a row: a jinja2 template over its columns, or a function of it; and its seed."""
+"""The prompt and the seed of a row. A jinja2 template or a function makes the prompt from the row's columns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROW = "row"  # the variable with all columns: {{ row["a name with blanks"] }}
 _MARKS = ("{{", "{%")
 _NO_MEDIA: Mapping[Kind, Sequence[str]] = {}
 _ARGUMENTS = {IMAGE: "image", SOUND: "audio"}
-# names that jinja2 and the environment of templates give a meaning
+# These names have a meaning in jinja2 or in the environment of templates.
 _NOT_COLUMNS = frozenset(
     ("range", "dict", "cycler", "joiner", "namespace", "raise_exception", "strftime_now", "loop", "self", "caller")
 )
@@ -41,9 +41,9 @@ class RowPrompt:
     Attributes:
         content: a text, messages, or token ids.
         system: the system message in front of a conversation.
-        seed: of the row.
-        id: of the row, by its column; None: there is no such column.
-        error: the reason why the row cannot be run; None: it can.
+        seed: the seed of the row.
+        id: the id of the row; None: there is no column of ids.
+        error: the reason why the row cannot be run; None: the row can be run.
     """
 
     content: Content = ""
@@ -53,10 +53,10 @@ class RowPrompt:
     error: str | None = None
 
     def for_engine(self, chat: bool) -> Content:
-        """The prompt as a verb of LLM takes it.
+        """Returns the prompt for LLM.as_completed.
 
         Args:
-            chat: a text is a user's message.
+            chat: makes a text the message of a user.
         """
         content: Any = self.content
         if isinstance(content, str):
@@ -69,18 +69,18 @@ class RowPrompt:
         return found
 
     def digest(self) -> bytes:
-        """32 bytes that two different prompts do not share."""
+        """Returns a digest of 32 bytes, which differs for different prompts."""
         return hashlib.sha256(_canonical([self.content, self.system, self.seed, self.error])).digest()
 
 
 class Prompts:
-    """Makes the prompts of rows. Can be pickled if its function can.
+    """Makes the prompts of rows. Can be pickled if the function can be pickled.
 
     Args:
-        prompt: a template of jinja2, or a function of a row.
-        system: a template of the system message; None: there is none.
-        id_column: the column of the ids.
-        media_columns: columns with pictures and with sounds, which stand before the text of a user's message.
+        prompt: a jinja2 template, or a function of a row.
+        system: a template of the system message; None: no system message.
+        id_column: the column of the ids; None: no ids.
+        media_columns: columns with pictures and sounds, which are put before the text of a user's message.
         seed: the source of the seeds of all rows.
 
     Raises:
@@ -98,7 +98,7 @@ class Prompts:
         if isinstance(prompt, str):
             if not any(mark in prompt for mark in _MARKS) and not any(media_columns.values()):
                 raise ConfigError(
-                    f"prompt is {show(prompt)}, which names no column, so that all rows would ask the same; give a "
+                    f"prompt is {show(prompt)}, which names no column, so all rows would have the same prompt; give a "
                     "template of jinja2, as 'Classify: {{ text }}'"
                 )
         elif not callable(prompt):
@@ -111,12 +111,12 @@ class Prompts:
         self._media_columns = {kind: tuple(names) for kind, names in media_columns.items() if names}
         read = self._variables
         if isinstance(prompt, str) and not _variables("prompt", prompt) and not self._media_columns:
-            raise ConfigError(f"prompt is {show(prompt)}, which names no column, so that all rows would ask the same")
+            raise ConfigError(f"prompt is {show(prompt)}; it names no column, so all rows would have the same prompt")
         self._reads_all = callable(prompt) or ROW in read
 
     @property
     def _variables(self) -> dict[str, str]:
-        """Names that the templates read, each with the argument that does."""
+        """The names that the templates read, each with the argument ("system" or "prompt") of its template."""
         given = {"system": self._system, "prompt": self._prompt}
         return {
             name: argument
@@ -126,7 +126,7 @@ class Prompts:
         }
 
     def wanted(self, columns: Sequence[str]) -> list[str]:
-        """The columns that must be read. Raises ConfigError: one is not there."""
+        """Returns the columns that must be read. Raises ConfigError: a column is missing."""
         variables = self._variables
         for name, argument in variables.items():
             if name not in columns and name != ROW:
@@ -142,7 +142,7 @@ class Prompts:
         return [name for name in columns if name in needed]
 
     def of(self, rows: Iterator[dict[str, Any]]) -> Iterator[RowPrompt]:
-        """The prompt of each row, which has at least the wanted columns."""
+        """Yields the prompt of each row. A row must have at least the `wanted` columns."""
         for row in rows:
             identity = None
             try:
@@ -163,7 +163,7 @@ class Prompts:
         return RowPrompt(content, system, seed_of(self._seed, source), identity)
 
     def _with_media(self, content: Content, row: Mapping[str, Any]) -> Content:
-        """A user's message with the pictures and sounds of a row before its text."""
+        """Returns a user's message with the pictures and sounds of a row before the text."""
         media: list[Any] = []
         for kind, names in self._media_columns.items():
             what, listed = "picture" if kind == IMAGE else "sound", ", ".join(map(show, names))
@@ -180,7 +180,7 @@ class Prompts:
         if self._id_column is None:
             return None
         value = row[self._id_column]
-        if isinstance(value, float) and value.is_integer():  # whole numbers of a column that pandas made floats
+        if isinstance(value, float) and value.is_integer():  # pandas may turn whole numbers into floats
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, (int, str)):
             raise _RowError(f"the id in {show(self._id_column)} is {_null(value)}; give a text or a whole number")
@@ -188,17 +188,17 @@ class Prompts:
 
 
 def seed_of(seed: int, source: object) -> int:
-    """The seed of a row, 0 .. 2**64 - 1, made of the seed of all rows and of the row's id, or else of its prompt."""
+    """Returns the seed of a row, 0 .. 2**64 - 1, made of the seed of all rows and the row's id or prompt (`source`)."""
     digest = hashlib.blake2b(_canonical([seed, source]), digest_size=8, person=b"llamabatch row").digest()
     return int.from_bytes(digest, "big")
 
 
 class _RowError(Exception):
-    """A row cannot be run."""
+    """The error of a row that cannot be run."""
 
 
 class _Null(Undefined):
-    """A cell without a value: false, undefined for templates, and an error where it would be written."""
+    """A cell without a value. In a template it is false and undefined, and writing it raises an error."""
 
     __slots__ = ()
 
@@ -213,7 +213,7 @@ def _rendered(argument: str, source: str, row: Mapping[str, Any]) -> str:
     cells = {name: _Null(name) if value is None else value for name, value in row.items()}
     try:
         return _compiled(argument, source).render({ROW: cells, **cells})
-    except Exception as error:  # a template is a program: it can raise any exception
+    except Exception as error:  # a template is a program and can raise any exception
         raise _RowError(f"the {argument} cannot be made: {describe(error)}") from error
 
 
@@ -242,11 +242,10 @@ def _canonical(value: object) -> bytes:
 
 
 def _of_media(value: Any) -> object:
-    """A form in JSON of a path, of bytes, or of the data of an image, an array or a number. Raises TypeError for
-    others."""
+    """Returns a JSON value for a path, bytes, an image, an array or a number of numpy. Raises TypeError for others."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hasattr(value, "convert"):  # a PIL image, whose colours may stand in a palette
+    if hasattr(value, "convert"):  # a PIL image; its bytes may be numbers of a palette, not colours
         value = value.convert("RGBA")
     data = value.tobytes() if hasattr(value, "tobytes") else value
     return [hashlib.sha256(data).hexdigest(), *(str(getattr(value, name, "")) for name in ("size", "shape", "dtype"))]

@@ -1,4 +1,4 @@
-"""The results of rows, and the columns that are made of them."""
+"""The results of rows, and the columns made of them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from llamabatch.utils.checks import nearest, show
 _KINDS = {name: Kind(STRING) for name in ("text", "reasoning", "n_tokens", "finish_reason", "error")}
 _KINDS["n_tokens"] = Kind(INTEGER)
 OUTPUTS = tuple(_KINDS)
-GENERATED_TEXT = "generated_text"  # as pipelines of Hugging Face and Ray have it
+GENERATED_TEXT = "generated_text"  # the name in pipelines of Hugging Face and Ray
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one row; all but `error` are None where it could not be run.
+    """The result of one row. If the row failed, all fields except `error` are None.
 
     Attributes:
-        text, reasoning, finish_reason, error: as of RequestOutput.
-        n_tokens: number of tokens generated.
+        text, reasoning, finish_reason, error: as in RequestOutput.
+        n_tokens: the number of generated tokens.
     """
 
     text: str | None = None
@@ -35,7 +35,7 @@ class Result:
 
     @classmethod
     def of(cls, output: RequestOutput) -> Result:
-        """The result in an output of the engine."""
+        """Makes the result from an output of the engine."""
         reason = output.finish_reason
         if output.error is not None or reason in (FinishReason.ERROR, FinishReason.ABORT):
             return cls(error=output.error or "the request was aborted")
@@ -43,18 +43,18 @@ class Result:
 
 
 class OutputColumns:
-    """The columns that results become.
+    """The columns that are made of results.
 
     Args:
-        output: the name of the column of texts; or a mapping from what a result has (OUTPUTS) to names of columns;
-            None: GENERATED_TEXT, or with a schema the columns of its properties alone.
-        schema: of the texts; its properties are columns, too.
+        output: the name of the column of texts, or a mapping from the fields of a result (OUTPUTS) to names of columns.
+            None: GENERATED_TEXT, or with a schema only the columns of its properties.
+        schema: the schema of the texts. Its properties are columns, too.
 
     Attributes:
-        names: of the columns, in their order.
+        names: the names of the columns, in order.
 
     Raises:
-        ConfigError: a name is wrong, or comes twice.
+        ConfigError: a name is wrong, or occurs twice.
     """
 
     def __init__(self, output: str | Mapping[str, str] | None, schema: Schema | None) -> None:
@@ -79,7 +79,7 @@ class OutputColumns:
                 raise ConfigError(f"two new columns would have the name {show(name)}; give {cure}")
 
     def check(self, columns: Sequence[str]) -> None:
-        """Raises InputError: a batch with these columns has one of a new name."""
+        """Raises InputError: a batch with these columns already has a column with a new name."""
         for name in self.names:
             if name in columns:
                 key = next((key for key, each in self._named.items() if each == name), "error")
@@ -88,7 +88,7 @@ class OutputColumns:
                 raise InputError(f"the batch has a column {show(name)} already; {cure}")
 
     def of(self, results: Sequence[Result]) -> list[Column]:
-        """The columns, with a value for each result."""
+        """Returns the columns, with one value for each result."""
         found = list(results)
         columns: dict[str, list[Any]] = {name: [] for name in (() if self._schema is None else self._fields)}
         if self._schema is not None:

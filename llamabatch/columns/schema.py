@@ -1,4 +1,4 @@
-"""A JSON schema of objects as columns: the type of each field, and the fields of an answer."""
+"""Columns from a JSON schema of objects: the type of each field, and the fields of an answer."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from llamabatch.utils.checks import show
 
 STRING, INTEGER, NUMBER, BOOLEAN, JSON = "string", "integer", "number", "boolean", "json"
 _SCALARS = (STRING, INTEGER, NUMBER, BOOLEAN)
-_MOST_DEPTH = 32  # of references and alternatives
+_MOST_DEPTH = 32  # the most nested references and alternatives
 _INT64 = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The type of a column, any of whose values may be null.
+    """The type of a column. Any value may be null.
 
     Attributes:
-        name: "string", "integer" (64 bits), "number" (a 64-bit float), "boolean", or "json": a text of JSON.
-        is_list: the values are lists of these.
+        name: "string", "integer" (64 bits), "number" (a 64-bit float), "boolean", or "json" (a text of JSON).
+        is_list: the values are lists of `name`.
     """
 
     name: str
     is_list: bool = False
 
     def value(self, given: Any) -> Any:
-        """A value of JSON as one of the column. Raises ValueError: it has another type."""
+        """Turns a value of JSON into a value of the column. Raises ValueError: it has another type."""
         if given is None:
             return None
         if not self.is_list:
@@ -42,7 +42,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Field:
-    """A property of the schema, which becomes a column of its name."""
+    """A property of the schema. It becomes a column of the same name."""
 
     name: str
     kind: Kind
@@ -54,7 +54,7 @@ class Schema:
 
     Attributes:
         text: the schema as JSON.
-        fields: its properties, in their order.
+        fields: the properties, in order.
     """
 
     text: str
@@ -62,10 +62,10 @@ class Schema:
 
     @classmethod
     def of(cls, given: object) -> Schema:
-        """The Schema of a JSON schema: a mapping, its text, or a pydantic class.
+        """Makes a Schema from a JSON schema (a mapping or its text) or a pydantic class.
 
         Raises:
-            SamplingError: it is none. ConfigError: its values are not objects with named properties.
+            SamplingError: `given` is not a JSON schema. ConfigError: it does not describe objects with properties.
         """
         found = structure({"json": given})
         if found is None:
@@ -81,8 +81,7 @@ class Schema:
         return cls(found.text, tuple(Field(name, _kind(each, root, 0)) for name, each in properties.items()))
 
     def values(self, text: str) -> dict[str, Any]:
-        """The value of each field in an answer; a property that it leaves out is None. Raises ValueError: it does not
-        fit the schema."""
+        """Returns the fields of an answer; a missing one is None. Raises ValueError: it does not fit the schema."""
         try:
             answer = json.loads(text)
         except RecursionError:
@@ -117,7 +116,7 @@ def _scalar(name: str, given: Any) -> Any:
 
 
 def _kind(schema: object, root: Mapping[str, Any], depth: int) -> Kind:
-    """The type of the values of a schema; values of several types are JSON."""
+    """Returns the type for the values of a schema: JSON if they may have several types."""
     found = _of_alternatives(schema, root, depth)
     if found is not None:
         return found
@@ -135,7 +134,7 @@ def _kind(schema: object, root: Mapping[str, Any], depth: int) -> Kind:
 
 
 def _of_alternatives(schema: object, root: Mapping[str, Any], depth: int) -> Kind | None:
-    """The common type of the alternatives of a schema; None: it has none."""
+    """Returns the common type of the alternatives of a schema; None: the schema has no alternatives."""
     schema = _resolved(schema, root)
     for key in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(key)
@@ -159,7 +158,7 @@ def _common(kinds: Iterable[Kind]) -> Kind:
 
 
 def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that a "$ref" within the document leads to; {} where there is none."""
+    """Follows each "$ref" within the document and returns the schema; {} if a reference leads to no schema."""
     for _ in range(_MOST_DEPTH):
         if not isinstance(schema, Mapping):
             return {}

@@ -11,7 +11,7 @@ __all__ = ["Llama", "LlamaGrammar", "LogitsProcessorList", "StoppingCriteriaList
 
 _CACHE = "prompts that begin alike share their cells by themselves; cache_ram and cache_disk keep them for longer"
 _TYPES = "requests and responses are plain dicts"
-# Public names of llama_cpp that are not here.
+# Public names of llama_cpp that this module does not have, with their replacement.
 ABSENT = {
     "BaseLlamaCache": _CACHE,
     "LlamaCache": _CACHE,

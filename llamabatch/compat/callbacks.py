@@ -1,4 +1,4 @@
-"""Callbacks of llama_cpp's signature (all token ids, row of logits), and biases and penalties of any size."""
+"""Callbacks with llama_cpp's signature (all token ids, row of logits), and biases and penalties of any size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ StoppingCriteria = Callable[[Ids, Row], bool]
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
-    """Functions of (token ids of prompt and output, logits) to logits, applied one after another."""
+    """A list of functions from (token ids of prompt and output, logits) to logits, applied one after another."""
 
     def __call__(self, input_ids: Ids, scores: Row) -> Row:
         for process in self:
@@ -25,15 +25,15 @@ class LogitsProcessorList(list[LogitsProcessor]):
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """Functions of (token ids of prompt and output, logits); the text ends before the next token if one is True."""
+    """A list of functions of (token ids of prompt and output, logits). A True ends the text before the next token."""
 
     def __call__(self, input_ids: Ids, logits: Row) -> bool:
-        results = [criterion(input_ids, logits) for criterion in self]  # each is called, as one may count
+        results = [criterion(input_ids, logits) for criterion in self]  # all are called: a criterion may count calls
         return any(results)
 
 
 def with_prompt(process: LogitsProcessor, prompt: tuple[int, ...]) -> Callable[[list[int], Any], Any]:
-    """A processor of SamplingParams, which sees the output alone, of one that sees the prompt before it."""
+    """Turns a processor of (prompt and output, logits) into one of SamplingParams, which gets (output, logits)."""
 
     def processor(output: list[int], logits: Row) -> Row:
         return process(np.array([*prompt, *output], np.intc), logits)
@@ -42,10 +42,10 @@ def with_prompt(process: LogitsProcessor, prompt: tuple[int, ...]) -> Callable[[
 
 
 class Biases:
-    """logit_bias of any size and range, as a processor.
+    """A logits processor for a logit_bias of any size and range.
 
     Args:
-        pairs: token id and the number added to its logit.
+        pairs: token ids, and the numbers to add to their logits.
     """
 
     def __init__(self, pairs: Iterable[tuple[int, float]]) -> None:
@@ -61,10 +61,10 @@ class Penalties:
     """llama.cpp's penalties over the last tokens of the output (llama-sampler.cpp, llama_sampler_penalties_apply).
 
     Args:
-        last_n: the number of last tokens that count.
-        repeat: the logit of a token among them is divided by it where positive, else multiplied.
-        frequency: taken from its logit for each time that it is among them.
-        presence: taken from its logit once.
+        last_n: the number of last tokens to look at.
+        repeat: divides the logit of each of these tokens if the logit is positive, else multiplies the logit.
+        frequency: subtracted from a token's logit once for each occurrence.
+        presence: subtracted from a token's logit once.
     """
 
     def __init__(self, last_n: int, repeat: float, frequency: float, presence: float) -> None:

@@ -1,4 +1,4 @@
-"""Chats as llama_cpp.Llama has them: its named formats, the tool that an answer must call, and its dictionaries."""
+"""Chats as in llama_cpp.Llama: named chat formats, forced tool calls, and dictionaries of responses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TEMPLATE = "tokenizer.chat_template"
 _DEFAULT = "chat_template.default"  # llama_cpp's name for the template of the GGUF
 _FALLBACK = "llama-2"  # llama_cpp's format for a model without a template
 
-# SHA-256 of the templates for which llama_cpp.Llama takes a format of its own.
+# SHA-256 of the chat templates that llama_cpp.Llama replaces with a format of its own.
 _GUESSED = {
     "153280e3ff55d19da1398bdb3914ee2a51b80429bfaedde11d7d216c39db80f3": "chatml",
     "7e995b379ec01747807246483647cd99030abf331653f1119e16d7ac041a3495": "mistral-instruct",
@@ -43,9 +43,9 @@ class Rendered:
     """The prompt of a conversation.
 
     Attributes:
-        text: its special tokens are names.
-        stop: strings that end the answer, besides those of the caller.
-        add_special: the tokens around a text come from the vocabulary; else from the template.
+        text: the prompt, with special tokens written as names.
+        stop: strings that end the answer, in addition to the caller's.
+        add_special: True if the tokenizer must add the tokens around a text; False if the template has written them.
     """
 
     text: str
@@ -55,13 +55,15 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Format:
-    """A format with a name: the text of each message by its role, {} standing for its content.
+    """A named chat format.
 
     Attributes:
-        system: the first system message, before all others, also where there is none; "": system messages are left
-            out, or `turns` has them.
-        default_system: its content where there is none.
-        ending: behind the last message.
+        turns: role -> text of a message, in which {} stands for the content.
+        ending: the text behind the last message.
+        stop: strings that end the answer.
+        system: the text of the system message, which comes first, even if the conversation has none. "": system
+            messages are left out, unless `turns` has them.
+        default_system: the content of the system message if the conversation has none.
     """
 
     turns: Mapping[str, str]
@@ -71,7 +73,7 @@ class Format:
     default_system: str = ""
 
     def render(self, messages: Conversation) -> Rendered:
-        """The prompt of a conversation; messages of other roles are left out, as in llama_cpp."""
+        """Returns the prompt of a conversation. Messages with an unknown role are left out, as in llama_cpp."""
         system = next((_content(m) for m in messages if m["role"] == "system"), "") or self.default_system
         known = [message for message in messages if message["role"] in self.turns]
         turns = [self.turns[message["role"]].format(_content(message)) for message in known]
@@ -79,7 +81,7 @@ class Format:
 
 
 class _Llama2(Format):
-    """The format whose system message stands within the first turn."""
+    """The format of Llama 2, which puts the system message into the first turn."""
 
     def render(self, messages: Conversation) -> Rendered:
         system = next((_content(m) for m in messages if m["role"] == "system"), "")
@@ -129,7 +131,7 @@ FORMATS: dict[str, Format] = {
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """The text of a message. Raises PromptError for anything but text."""
+    """Returns the text of a message. Raises PromptError for anything but text."""
     content = message.get("content")
     if content is None:
         return ""
@@ -141,10 +143,10 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 def format_of(name: str | None, metadata: Mapping[str, str]) -> str:
-    """The name of the format in force: the given one, else the one that llama_cpp.Llama takes for the model.
+    """Returns the name of the chat format: `name`, or else the format that llama_cpp.Llama would choose for the model.
 
     Raises:
-        ConfigError: there is no such format, nor such a template in the file.
+        ConfigError: `name` is neither a known format nor a template of the file.
     """
     if name is None:
         template = metadata.get(_TEMPLATE)
@@ -154,15 +156,15 @@ def format_of(name: str | None, metadata: Mapping[str, str]) -> str:
     known = [*FORMATS, *_templates(metadata)]
     if name not in known:
         raise ConfigError(
-            f"chat_format is {show(name)}; known are {', '.join(known)}; for another of llama_cpp's give "
+            f"chat_format is {show(name)}; known are {', '.join(known)}; for another of llama_cpp's formats give "
             "chat_handler=llama_cpp.llama_chat_format.get_chat_completion_handler(name), or leave it out: the model's "
-            "own template then holds"
+            "own template is then used"
         )
     return name
 
 
 def _templates(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The templates of the file by llama_cpp's names of them."""
+    """Returns the file's templates by the names that llama_cpp gives them."""
     found = {key[len("tokenizer.") :]: text for key, text in metadata.items() if key.startswith(f"{_TEMPLATE}.")}
     return found | ({_DEFAULT: metadata[_TEMPLATE]} if _TEMPLATE in metadata else {})
 
@@ -170,18 +172,18 @@ def _templates(metadata: Mapping[str, str]) -> dict[str, str]:
 def prompt_of(
     model: ChatModel, metadata: Mapping[str, str], name: str, messages: Any, tools: Sequence[Any] | None
 ) -> Rendered:
-    """The prompt of a conversation in a format. Raises PromptError."""
+    """Returns the prompt of a conversation in the format `name`. Raises PromptError."""
     if name in FORMATS:
         return FORMATS[name].render(check_conversation(messages))
     source = _templates(metadata)[name]
     bos, eos = model.special_token("bos"), model.special_token("eos")
-    # a template without a place for tools gets none, as in llama_cpp
+    # As in llama_cpp, a template that does not read `tools` gets none.
     options = ChatOptions(tools=tools if tools and "tools" in source else None)
     return Rendered(render(source, messages, bos, eos, options), [eos] if eos else [], False)
 
 
 def mmproj_of(handler: Any) -> str | None:
-    """The mmproj file of one of llama_cpp's handlers that read pictures; None: it is another handler."""
+    """Returns the mmproj file of a llama_cpp handler that reads pictures; None for any other handler."""
     path = getattr(handler, "clip_model_path", None)
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
 
@@ -189,8 +191,8 @@ def mmproj_of(handler: Any) -> str | None:
 def pictured(
     handler: Any, model: ChatModel, metadata: Mapping[str, str], messages: Any, tools: Sequence[Any] | None
 ) -> tuple[Rendered, list[Any]]:
-    """The prompt of a conversation as a handler of llama_cpp that reads pictures writes it, with MARK for each picture,
-    and these. Raises PromptError."""
+    """Returns the prompt that a picture-reading handler of llama_cpp writes, with MARK for each picture, and the
+    pictures. Raises PromptError."""
     source, system = getattr(handler, "CHAT_FORMAT", None), getattr(handler, "DEFAULT_SYSTEM_MESSAGE", None)
     found: list[Any] = []
     marked = [_marked(message, found, as_text=source is None) for message in _checked(messages)]
@@ -202,7 +204,7 @@ def pictured(
     variables = {"messages": marked, "add_generation_prompt": True, "bos_token": bos, "eos_token": eos}
     try:
         return Rendered(BoundedTemplate(source).render(variables), [], True), found
-    except Exception as error:  # of the template
+    except Exception as error:  # a template can raise anything
         raise PromptError(f"the chat format of {type(handler).__name__} fails: {describe(error)}") from error
 
 
@@ -211,10 +213,10 @@ def _checked(messages: Any) -> Conversation:
 
 
 def _marked(message: Mapping[str, Any], found: list[Any], *, as_text: bool) -> dict[str, Any]:
-    """The message with MARK for the address of each picture, which is added to `found`.
+    """Returns the message with MARK in place of each picture, and adds the pictures to `found`.
 
     Args:
-        as_text: the mark is a text of its own, for a template that knows no pictures.
+        as_text: write MARK as a media part, for the model's own template; False: as an image_url, for the handler's.
     """
     content = message.get("content")
     if not isinstance(content, (list, tuple)):
@@ -232,24 +234,24 @@ def _marked(message: Mapping[str, Any], found: list[Any], *, as_text: bool) -> d
 
 
 def _given_at(address: Any) -> Any:
-    """The picture at an address: a path for file://, as llama_cpp has it. Raises PromptError for what is no address."""
+    """Returns the path for a file:// address, as in llama_cpp, or the address itself. Raises PromptError."""
     if not isinstance(address, str) or not is_address(address):
         raise PromptError(f"image_url is {show(address)}; give an address, data:image/png;base64,… or file:///a/path")
     parts = urlsplit(address) if address.startswith("file:") else None
     if parts is None:
         return address
     if parts.netloc not in ("", "localhost") or not parts.path:
-        raise PromptError(f"image_url is {show(address)}, which names no file of this machine; give file:///a/path")
+        raise PromptError(f"image_url is {show(address)}, which is not a file on this machine; give file:///a/path")
     return Path(url2pathname(parts.path))
 
 
 def called_tool(
     functions: Any, function_call: Any, tools: Any, tool_choice: Any
 ) -> tuple[list[Json] | None, str | None, Structure | None]:
-    """The tools, the name of the one that the answer must call, and the form of its arguments.
+    """Returns the tools, the name of the tool that the answer must call, and the form of the call's arguments.
 
     Raises:
-        PromptError: the tool is none of the tools, or the choice is one that llama_cpp.Llama drops in silence.
+        PromptError: the named tool is not among the tools, or llama_cpp.Llama would silently ignore the choice.
     """
     if functions is not None:
         tools = [{"type": "function", "function": function} for function in functions]
@@ -275,7 +277,7 @@ def called_tool(
 
 
 def response_form(given: Any) -> Structure | None:
-    """The form that a response_format asks for, with JSON schemas of OpenAI's shape, too. Raises SamplingError."""
+    """Returns the form of a response_format, which may also have OpenAI's shape of a schema. Raises SamplingError."""
     if given is None or structure(given) is None:
         return None
     inner = given.get("json_schema")
@@ -284,7 +286,7 @@ def response_form(given: Any) -> Structure | None:
 
 
 def whole(completion: Json, tool: str | None) -> Json:
-    """The "chat.completion" of a "text_completion"."""
+    """Turns a "text_completion" dictionary into a "chat.completion" dictionary."""
     [choice] = completion["choices"]
     text, finish_reason = choice["text"], choice["finish_reason"]
     message: Json = {"role": "assistant", "content": text}
@@ -305,7 +307,7 @@ def whole(completion: Json, tool: str | None) -> Json:
 
 
 def chunks(given: Iterator[Json], tool: str | None) -> Iterator[Json]:
-    """The "chat.completion.chunk" dictionaries of the chunks of a completion."""
+    """Turns the chunks of a completion into "chat.completion.chunk" dictionaries."""
     delta_of: Callable[[Json], Json] = _text_delta if tool is None else _call_delta(tool)
     empty: Json = {"role": None, "content": None, "function_call": None, "tool_calls": None}
     is_first = True
@@ -349,7 +351,7 @@ def _chunk(chunk: Json, delta: Json, logprobs: Json | None, finish_reason: str |
 
 
 def _logprobs(given: Json | None) -> Json | None:
-    """The logprobs of a chat from those of a completion."""
+    """Turns the logprobs of a completion into the logprobs of a chat."""
     if given is None:
         return None
     content = []
@@ -360,7 +362,7 @@ def _logprobs(given: Json | None) -> Json | None:
 
 
 def openai_v1(make: Callable[[], Any], stream: bool) -> Any:
-    """The dictionaries that `make` returns as objects of the openai package. Raises ImportError without it."""
+    """Turns the dictionaries that `make` returns into objects of the openai package. Raises ImportError without it."""
     try:
         types = importlib.import_module("openai.types.chat")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""One completion: the arguments of llama_cpp's create_completion as a request, and its output as their dictionaries."""
+"""One completion: llama_cpp's arguments become a request, and its output becomes llama_cpp's dictionaries."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from llamabatch.utils.checks import integer, number, pairs, show
 Json = dict[str, Any]
 
 RANDOM_SEED = 0xFFFFFFFF  # LLAMA_DEFAULT_SEED
-_MOST_BIAS = 100.0  # of SamplingParams
-_MOST_PENALTY = 2.0  # the same
-_LEAST_REPEAT, _MOST_REPEAT = 0.01, 100.0  # the same
+# Limits of SamplingParams.
+_MOST_BIAS = 100.0
+_MOST_PENALTY = 2.0
+_LEAST_REPEAT, _MOST_REPEAT = 0.01, 100.0
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of create_completion; `form` comes from response_format or tools of a chat, and a mapping of a
-    text and its pictures from its messages."""
+    """The arguments of create_completion. For a chat, `form` comes from response_format or tools, and `prompt` may be a
+    mapping with a text and its pictures."""
 
     prompt: str | list[int] | Mapping[str, Any]
     suffix: str | None
@@ -67,21 +68,21 @@ class Arguments:
 def sampling_params(
     args: Arguments, prompt: tuple[int, ...], room: int, seed: int | None, last_n: int, *, ignore_eos: bool = False
 ) -> SamplingParams:
-    """The parameters of a request that samples as llama_cpp.Llama does (its _init_sampler).
+    """Returns the parameters of a request that samples as llama_cpp.Llama does (its _init_sampler).
 
     Args:
-        prompt: its token ids.
-        room: tokens that n_ctx leaves for the output.
-        seed: of the draws; None: random.
+        prompt: the token ids of the prompt.
+        room: the number of tokens that n_ctx leaves for the output.
+        seed: the seed; None: random.
         last_n: last_n_tokens_size.
-        ignore_eos: go on behind an end-of-generation token.
+        ignore_eos: continue after an end-of-generation token.
 
     Raises:
         SamplingError: a value is out of range.
     """
     most = room if args.max_tokens is None or args.max_tokens <= 0 else min(args.max_tokens, room)
     if not args.prompt:
-        most = max(1, most - 1)  # llama_cpp counts the token that begins the text
+        most = max(1, most - 1)  # for an empty prompt llama_cpp counts BOS as an output token
     processors: list[Any] = [with_prompt(process, prompt) for process in args.logits_processor or ()]
     biases = _biases(args.logit_bias)
     plain = {"frequency_penalty": args.frequency_penalty, "presence_penalty": args.presence_penalty}
@@ -93,7 +94,7 @@ def sampling_params(
     if biases and (beyond or len(biases) > MAX_BIASES or any(bias > _MOST_BIAS for _, bias in biases)):
         processors.append(Biases(biases))
         biases = []
-    biases = [(token_id, max(bias, -_MOST_BIAS)) for token_id, bias in biases]  # e^-100 of the mass is as good as none
+    biases = [(token_id, max(bias, -_MOST_BIAS)) for token_id, bias in biases]  # -100 leaves e^-100 of the probability
     if beyond:
         processors.append(Penalties(last_n, repeat, **{name.partition("_")[0]: v for name, v in penalties.items()}))
     if beyond or last_n <= 0:
@@ -105,8 +106,8 @@ def sampling_params(
         seed=seed,
         ignore_eos=ignore_eos,
         repetition_penalty=repeat,
-        repeat_last_n=max(0, last_n),  # llama.cpp's own sampler knows no "all"
-        prompt_ignore_length=len(prompt),  # llama_cpp shows its sampler no token of the prompt
+        repeat_last_n=max(0, last_n),  # for llama.cpp's own sampler a negative number does not mean "all"
+        prompt_ignore_length=len(prompt),  # llama_cpp's sampler never sees the prompt
         logits_processors=processors,
         logit_bias=biases,
         structured_outputs=form,
@@ -118,11 +119,11 @@ def sampling_params(
 
 
 def _cuts(args: Arguments) -> Json:
-    """The fields that cut and draw. Out-of-range values that llama.cpp reads as "off" or "all" are brought in range."""
+    """Returns the sampling fields. Out-of-range values that mean "off" or "all" in llama.cpp are brought into range."""
     temperature = number(SamplingError, "temperature", args.temperature, -1e6, 1e6)
-    if temperature < 0:  # llama_cpp draws from the logits as they are
+    if temperature < 0:  # here llama_cpp draws from the unchanged logits
         return {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "mirostat": 0, "xtc_probability": 0.0}
-    if args.mirostat_mode in (1, 2) and temperature > 0:  # without a temperature of its own in llama_cpp
+    if args.mirostat_mode in (1, 2) and temperature > 0:  # llama_cpp applies no temperature before mirostat
         mirostat = {"mirostat_tau": args.mirostat_tau, "mirostat_eta": args.mirostat_eta}
         return {"temperature": 1.0, "mirostat": args.mirostat_mode, "xtc_probability": 0.0, **mirostat}
     shares = {"top_p": args.top_p, "min_p": args.min_p, "typical_p": args.typical_p}
@@ -132,7 +133,7 @@ def _cuts(args: Arguments) -> Json:
 
 
 def _biases(given: object) -> list[tuple[int, float]]:
-    """logit_bias as pairs; ids may be texts, as JSON has them."""
+    """Returns logit_bias as pairs. Token ids may be texts, as in JSON."""
     if not given:
         return []
     read = pairs(given, 2**20)
@@ -150,13 +151,13 @@ def _biases(given: object) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True)
 class TokenPieces:
-    """The vocabulary of completions: the bytes of tokens ("" for special ones), and the token that begins texts."""
+    """The vocabulary of completions: the bytes of each token (none for special tokens), and BOS."""
 
     token_bytes: Callable[[int], bytes]
     bos: int
 
     def text(self, token_ids: Iterable[int]) -> str:
-        """The text of tokens; bytes that are no whole character are left out, as in llama_cpp."""
+        """Returns the text of tokens. Bytes that are not a whole character are left out, as in llama_cpp."""
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "ignore")
 
 
@@ -164,9 +165,9 @@ class Completion:
     """The dictionaries of one completion.
 
     Args:
-        prompt_ids: as they are computed.
-        model: the value of "model".
-        n_vocab: for the rows that stopping criteria get.
+        prompt_ids: the prompt's token ids, as computed.
+        model: the value of the field "model".
+        n_vocab: the length of the logits row that stopping criteria get.
     """
 
     def __init__(
@@ -179,14 +180,13 @@ class Completion:
         self._prompt_ids = prompt_ids
         self._pieces = pieces
         self._n_vocab = n_vocab
-        self._n_shown = 0  # characters of the output before the next token with logprobs
 
     def whole(self, output: RequestOutput) -> Json:
-        """The dictionary of a finished request."""
+        """Returns the dictionary of a finished request."""
         [each] = output.outputs
         _check_ended(each.finish_reason)
         ids, logprobs = each.token_ids, each.logprobs
-        if isinstance(each.stop_reason, int):  # the end-of-generation token, which llama_cpp does not count
+        if isinstance(each.stop_reason, int):  # llama_cpp does not count the end-of-generation token
             ids, logprobs = ids[:-1], logprobs and logprobs[:-1]
         text = _Text(self._args, self._pieces)
         shown = "".join(map(text.push, ids)) + text.flush()
@@ -200,7 +200,7 @@ class Completion:
         logprobs: Sequence[TokenLogprobs] | None,
         prompt_logprobs: Sequence[TokenLogprobs | None] | None,
     ) -> Json:
-        """The whole "text_completion"."""
+        """Returns the whole "text_completion" dictionary."""
         args, prompt = self._args, self._prompt_ids
         found = None if logprobs is None else self._all_logprobs(ids, logprobs, prompt_logprobs)
         before = (args.prompt if isinstance(args.prompt, str) else self._pieces.text(prompt)) if args.echo else ""
@@ -219,7 +219,7 @@ class Completion:
         logprobs: Sequence[TokenLogprobs],
         prompt_logprobs: Sequence[TokenLogprobs | None] | None,
     ) -> Json:
-        """The logprobs of the output, with echo those of the prompt before them but for its first token's."""
+        """Returns the logprobs of the output; with echo, preceded by the prompt's, whose first token has None."""
         if not self._args.echo:
             return self._logprobs(ids, logprobs, TextOffsets(len(self._args.prompt), "ignore"))
         skipped = self._prompt_ids[0] == self._pieces.bos
@@ -246,7 +246,7 @@ class Completion:
         return found | {text: given[token_id].logprob}
 
     def chunks(self, pieces: Iterator[SequenceOutput]) -> Iterator[Json]:
-        """The chunks of a stream, the last one with the finish_reason and no text."""
+        """Yields the chunks of a stream. The last chunk has the finish_reason and no text."""
         text, reason = _Text(self._args, self._pieces), FinishReason.LENGTH.value
         places = TextOffsets(len(self._args.prompt), "ignore")
         for token_id, logprobs, ended in self._tokens(pieces):
@@ -264,10 +264,9 @@ class Completion:
         yield self._document("", None, reason)
 
     def until_stopped(self, pieces: Iterator[SequenceOutput]) -> Json:
-        """The whole dictionary of a request that stopping criteria may end."""
+        """Returns the whole dictionary of a request that stopping criteria may end."""
         ids, kept, text, reason = list[int](), list[TokenLogprobs](), _Text(self._args, self._pieces), "length"
         shown = ""
-        of_prompt: tuple[TokenLogprobs | None, ...] | None = None
         for token_id, logprobs, ended in self._tokens(pieces):
             if ended is not None:
                 reason = ended
@@ -277,10 +276,10 @@ class Completion:
                 kept.append(logprobs)
             shown += text.push(token_id)
         found = None if self._args.logprobs is None else tuple(kept)
-        return self.document(tuple(ids), shown + text.flush(), reason, found, of_prompt)
+        return self.document(tuple(ids), shown + text.flush(), reason, found, None)
 
     def token_ids(self, pieces: Iterator[SequenceOutput]) -> Iterator[int]:
-        """The tokens of a stream, the one that ends it included, until a stopping criterion holds."""
+        """Yields the tokens of a stream, including its end-of-generation token, until a stopping criterion holds."""
         for token_id, _, ended in self._tokens(pieces, with_end=True):
             if ended is None:
                 yield token_id
@@ -288,10 +287,10 @@ class Completion:
     def _tokens(
         self, pieces: Iterator[SequenceOutput], *, with_end: bool = False
     ) -> Iterator[tuple[int, TokenLogprobs | None, str | None]]:
-        """Each token of a stream with its logprobs; at last (0, None, the reason of the end).
+        """Yields each token of a stream as (id, logprobs, None), and last (0, None, finish reason).
 
         Args:
-            with_end: the end-of-generation token is one of them.
+            with_end: yield the end-of-generation token, too.
         """
         criteria, known = self._args.stopping_criteria, list(self._prompt_ids)
         row = np.full(self._n_vocab if criteria is not None else 0, np.nan, np.float32)
@@ -316,7 +315,7 @@ class _Text:
 
     def __init__(self, args: Arguments, pieces: TokenPieces) -> None:
         self._detokenizer = Detokenizer(pieces.token_bytes, tuple(args.stops), errors="ignore")
-        self._leading = not args.prompt  # llama_cpp takes the space away that follows BOS
+        self._leading = not args.prompt  # llama_cpp removes the space after BOS
 
     def push(self, token_id: int) -> str:
         return self._without_space(self._detokenizer.push(token_id))
@@ -332,6 +331,6 @@ class _Text:
 
 
 def _check_ended(reason: FinishReason) -> None:
-    """Raises EngineClosedError for a request that the end of its engine aborted."""
+    """Raises EngineClosedError for a request that was aborted because its engine ended."""
     if reason == FinishReason.ABORT:
         raise EngineClosedError("the model was closed before this completion ended")

@@ -12,12 +12,12 @@ from llamabatch.utils.checks import reason, show
 
 
 class LlamaGrammar:
-    """The form of an output; a Llama takes llama_cpp's own objects of this name, too.
+    """The form of an output, made by one of the class methods. A Llama also takes llama_cpp's own LlamaGrammar objects.
 
-    Made by its class methods. Their `verbose` is llama_cpp's and changes nothing.
+    The argument `verbose` of the class methods exists for llama_cpp's sake and changes nothing.
 
     Attributes:
-        form: as SamplingParams.structured_outputs holds it.
+        form: the form as in SamplingParams.structured_outputs.
     """
 
     def __init__(self, form: Structure) -> None:
@@ -25,12 +25,12 @@ class LlamaGrammar:
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
-        """A grammar in llama.cpp's notation (GBNF), or in Lark's. Raises SamplingError (ValueError) unless a text."""
+        """Makes a LlamaGrammar from llama.cpp's notation (GBNF) or Lark's. Raises SamplingError unless it is a text."""
         return cls(_form({"grammar": grammar}))
 
     @classmethod
     def from_file(cls, file: str | Path, verbose: bool = True) -> LlamaGrammar:
-        """A grammar in a file. Raises SamplingError if it cannot be read, or is empty."""
+        """Makes a LlamaGrammar from a file. Raises SamplingError if the file cannot be read or is empty."""
         try:
             text = Path(file).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
@@ -39,19 +39,19 @@ class LlamaGrammar:
 
     @classmethod
     def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
-        """The JSON documents of a schema, which is JSON text. Raises SamplingError."""
+        """Makes a LlamaGrammar from a JSON schema, given as JSON text. Raises SamplingError."""
         return cls(schema_form(json_schema))
 
 
 def schema_form(given: object) -> Structure:
-    """The form of a JSON schema as llama_cpp reads it: objects have the properties that it names, and no others unless
-    additionalProperties says so.
+    """Returns the form of a JSON schema as llama_cpp reads the schema: an object has only the named properties, unless
+    additionalProperties allows more.
 
     Args:
         given: a schema, or its JSON text.
 
     Raises:
-        SamplingError: it is no schema.
+        SamplingError: `given` is not a schema.
     """
     plain = _form({"json": given})
     return _form({"json": _closed(json.loads(plain.text))})
@@ -80,12 +80,12 @@ def _form(given: dict[str, Any]) -> Structure:
 
 
 def form_of(grammar: object) -> Structure | None:
-    """The form of a LlamaGrammar of this package or of llama_cpp; None stays None. Raises SamplingError."""
+    """Returns the form of a LlamaGrammar of this package or of llama_cpp; None for None. Raises SamplingError."""
     if grammar is None:
         return None
     if isinstance(grammar, LlamaGrammar):
         return grammar.form
-    text = getattr(grammar, "_grammar", None)  # llama_cpp.LlamaGrammar has nothing public
+    text = getattr(grammar, "_grammar", None)  # llama_cpp.LlamaGrammar has no public attribute for its text
     if not isinstance(text, str):
         raise SamplingError(f"grammar is {show(grammar)}; give LlamaGrammar.from_string(…) or .from_json_schema(…)")
     return _form({"grammar": text})

@@ -37,15 +37,15 @@ from llamabatch.utils.checks import integer, items, show
 
 Json = dict[str, Any]
 
-# Names of llama_cpp.Llama that show the one context it has; here all calls share one.
-_ONE_CONTEXT = "it is about the one sequence of llama_cpp.Llama, and here many calls share the context"
+# Names of llama_cpp.Llama that expose its single sequence or its settings, with the replacement here.
+_ONE_CONTEXT = "it belongs to the one sequence of llama_cpp.Llama; here many calls share the context"
 ABSENT = {
     "eval": f"{_ONE_CONTEXT}; llm.generate and llm.score compute prompts",
     "sample": f"{_ONE_CONTEXT}; generate(tokens) yields sampled tokens",
     "save_state": f"{_ONE_CONTEXT}; llm.save_prefix(text, file) keeps a computed prefix",
     "load_state": f"{_ONE_CONTEXT}; llm.load_prefix(file) takes up a computed prefix",
-    "scores": f"{_ONE_CONTEXT}; logprobs, and llm.score, give what the model thinks of tokens",
-    "eval_logits": f"{_ONE_CONTEXT}; logprobs give what the model thinks of tokens",
+    "scores": f"{_ONE_CONTEXT}; logprobs, and llm.score, give the model's probabilities of tokens",
+    "eval_logits": f"{_ONE_CONTEXT}; logprobs give the model's probabilities of tokens",
     "input_ids": _ONE_CONTEXT,
     "eval_tokens": _ONE_CONTEXT,
     "n_tokens": _ONE_CONTEXT,
@@ -61,22 +61,22 @@ ABSENT = {
 
 
 class Llama:
-    """A GGUF model with llama_cpp.Llama's names and defaults, whose calls from many threads run as one batch.
+    """A GGUF model with llama_cpp.Llama's names and defaults. Calls from many threads run as one batch.
 
-    Arguments have the meaning that llama_cpp.Llama gives them; docs/from_llama_cpp_python.md tells the differences name
-    by name. `n_ctx` is what one call may use, rounded up to a multiple of 256 as llama.cpp does; how many calls run at
-    once follows from memory, or from `n_slots`.
+    Arguments have the same meaning as in llama_cpp.Llama; docs/from_llama_cpp_python.md lists the differences by name.
+    `n_ctx` is the number of tokens that one call may use, rounded up to a multiple of 256 as in llama.cpp. The number
+    of calls that run at once follows from memory, or from `n_slots`.
 
     Args:
         model_path: as LLM's `model`: a .gguf file, "tiny", or a name on the hub.
-        n_threads, n_threads_batch: None: what the machine allows, where llama_cpp takes half of the cores.
-        flash_attn: False: where it is fast; True: on.
+        n_threads, n_threads_batch: None: as many as the machine allows (llama_cpp: half of the cores for n_threads).
+        flash_attn: False: on where it is fast; True: on.
         logits_all, embedding: accepted; logprobs and embeddings need no option.
         verbose: accepted; llama.cpp's messages go to the logger "llamabatch.llama_cpp".
-        **kwargs: options of EngineConfig, as n_slots=16; an unknown one is refused, where llama_cpp drops it.
+        **kwargs: options of EngineConfig, such as n_slots=16. An unknown option is refused (llama_cpp ignores it).
 
     Attributes:
-        llm: the LLM behind it, with all that llama_cpp.Llama has no name for.
+        llm: the LLM that does the work. It has the functions for which llama_cpp.Llama has no name.
         metadata: the values of the GGUF's header as texts, without lists.
 
     Raises:
@@ -140,14 +140,14 @@ class Llama:
         if not isinstance(model_path, (str, os.PathLike)):
             raise ConfigError(f"model_path is {show(model_path)}; give the path of a .gguf file, or 'tiny'")
         self._arguments = {**given, **kwargs}
-        file = local(os.fspath(model_path))  # a name on the hub is looked up once
+        file = local(os.fspath(model_path))  # a name on the hub is looked up only once
         options = engine_options(given, defaults, read_header(resolve(file)).texts()) | kwargs
         if (mmproj := chats.mmproj_of(chat_handler)) is not None:
             options.setdefault("mmproj", mmproj)
         self._open(LLM(file, **options), given)
 
     def _open(self, llm: LLM, given: Mapping[str, Any]) -> None:
-        """Takes an LLM and the constructor's arguments that calls need."""
+        """Stores an LLM, and the constructor's arguments that calls need."""
         self.llm = llm
         self._model = llm._client.model
         self.model_path = str(given["model_path"])
@@ -174,7 +174,7 @@ class Llama:
 
     @classmethod
     def _over(cls, llm: LLM, **changed: Any) -> Llama:
-        """A Llama over an LLM that there is, a FakeLLM in tests; arguments as of the constructor."""
+        """Makes a Llama over an existing LLM (a FakeLLM in tests). `changed` has arguments of the constructor."""
         self = cls.__new__(cls)
         self._open(llm, {**_defaults(), "model_path": llm.plan.config.model, **changed})
         return self
@@ -190,14 +190,14 @@ class Llama:
         cache_dir: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> Llama:
-        """A model on Hugging Face's hub, as LLM.from_pretrained finds it; all parts of one are fetched.
+        """Loads a model from Hugging Face's hub, found as by LLM.from_pretrained. All parts of the model are fetched.
 
         Args:
             repo_id: "owner/repo".
-            filename: a name or a pattern, as "*q8_0.gguf".
-            additional_files: names or patterns of further parts; each must be a part of the model, which is fetched
-                whole anyway.
-            local_dir, local_dir_use_symlinks: not there: the hub's cache keeps the file.
+            filename: a name or a pattern, such as "*q8_0.gguf".
+            additional_files: names or patterns of further parts of the model. They are only checked, because all parts
+                are fetched anyway.
+            local_dir, local_dir_use_symlinks: not supported; the hub's cache keeps the file.
             cache_dir: None: huggingface_hub's own.
             **kwargs: as for the constructor.
 
@@ -206,12 +206,12 @@ class Llama:
             ConfigError: local_dir is given.
         """
         if local_dir is not None:
-            raise ConfigError(f"local_dir is {show(local_dir)}, which is not there; give cache_dir, or leave it out")
+            raise ConfigError(f"local_dir is {show(local_dir)}, which is not supported; give cache_dir or nothing")
         path = fetch(repo_id, filename, cache_dir=None if cache_dir is None else Path(cache_dir))
         beside = [each.name for each in path.parent.iterdir()]
         for pattern in additional_files or ():
             if not any(fnmatchcase(name, Path(pattern).name) for name in beside):
-                raise ConfigError(f"additional_files has {show(pattern)}, which is no part of {path.name}")
+                raise ConfigError(f"additional_files has {show(pattern)}, but {path.name} has no such part")
         return cls(str(path), **kwargs)
 
     # --- completions ---
@@ -247,20 +247,20 @@ class Llama:
         """Continues a prompt.
 
         Args:
-            prompt: a text, whose names of special tokens are read as these, or token ids.
-            suffix: the text behind the gap that is filled; the model needs tokens for it (fim_pre, fim_suf, fim_mid).
+            prompt: a text, in which names of special tokens are read as those tokens, or token ids.
+            suffix: the text behind a gap to fill. The vocabulary must have tokens for it (fim_pre, fim_suf, fim_mid).
             max_tokens: None, 0 or below: as many as n_ctx leaves room for.
-            logprobs: the likeliest tokens that come with each token, 0 to 1024; logits_all is not needed.
-            seed: None: follows from the seed before it, as in llama_cpp; -1: random.
+            logprobs: the number of most likely tokens to return with each token, 0 to 1024; logits_all is not needed.
+            seed: None: derived from the previous call's seed, as in llama_cpp; -1: random.
             stopping_criteria: called in the caller's thread with the token ids so far, and with NaN for logits.
             logits_processor: called in the engine's thread, for each token of this call.
-            grammar: a LlamaGrammar, also llama_cpp's.
+            grammar: a LlamaGrammar of this package or of llama_cpp.
             tfs_z: changes nothing, as in llama_cpp.
-            The others are llama_cpp's; penalties look at the last last_n_tokens_size tokens of the output.
+            The other arguments are as in llama_cpp. Penalties look at the last last_n_tokens_size tokens of the output.
 
         Returns:
-            A "text_completion" dictionary; with `stream` a generator of chunks. The request of a stream starts with the
-            first chunk that is asked for, and closing the generator ends it.
+            A "text_completion" dictionary; with `stream` a generator of chunks. The request of a stream starts when the
+            first chunk is asked for. Closing the generator ends the request.
 
         Raises:
             ValueError: a value is out of range, or the prompt leaves no room in n_ctx.
@@ -321,7 +321,7 @@ class Llama:
         grammar: LlamaGrammar | None = None,
         logit_bias: dict[int, float] | None = None,
     ) -> Any:
-        """As create_completion."""
+        """Continues a prompt, as create_completion."""
         return self.create_completion(
             prompt=prompt,
             suffix=suffix,
@@ -381,16 +381,16 @@ class Llama:
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
     ) -> Any:
-        """Answers a conversation. Sampling arguments as for create_completion.
+        """Answers a conversation. Sampling arguments are as for create_completion.
 
         Args:
             messages: a list of {"role": …, "content": …}.
             functions, function_call: the older names of tools and tool_choice.
             tools: functions that the model may call, for the chat template.
-            tool_choice: {"type": "function", "function": {"name": …}}: the answer is a call of it; None, "auto",
-                "none": a text. llm.chat reads calls that the model makes on its own.
-            response_format: {"type": "json_object"}, with "schema" if need be; OpenAI's {"type": "json_schema", …} too.
-            logprobs, top_logprobs: True and a number: the likeliest tokens that come with each token.
+            tool_choice: {"type": "function", "function": {"name": …}}: the answer is a call of this function. None,
+                "auto" or "none": the answer is a text. Use llm.chat to read calls that the model decides to make.
+            response_format: {"type": "json_object"}, optionally with "schema"; or OpenAI's {"type": "json_schema", …}.
+            logprobs, top_logprobs: True and the number of most likely tokens to return with each token.
 
         Returns:
             A "chat.completion" dictionary; with `stream` a generator of chunks.
@@ -470,7 +470,7 @@ class Llama:
         return chats.chunks(self._chunks(args), tool) if stream else chats.whole(self._completion(args), tool)
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
-        """As create_chat_completion, with the openai package's ChatCompletion or ChatCompletionChunk objects.
+        """Answers a conversation, but with ChatCompletion or ChatCompletionChunk objects of the openai package.
 
         Raises:
             ImportError: the openai package is not installed.
@@ -498,11 +498,11 @@ class Llama:
         stopping_criteria: StoppingCriteriaList | None = None,
         grammar: LlamaGrammar | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
-        """The sampled tokens, one after another, until n_ctx is full or the generator is closed; end-of-generation
-        tokens are among them, and with a grammar the first one is the last.
+        """Yields sampled tokens until n_ctx is full or the generator is closed. End-of-generation tokens are yielded,
+        too; with a grammar, the first of them is the last token.
 
-        Tokens are computed ahead of the caller. What is sent to the generator is refused, as is reset=False: each call
-        is a sequence of its own.
+        Tokens are computed ahead of the caller. Each call is a sequence of its own, so reset=False and values sent to
+        the generator are refused.
 
         Raises:
             ValueError: as create_completion.
@@ -541,7 +541,7 @@ class Llama:
                     raise PromptError("tokens were sent to generate(); start another call with them behind the prompt")
 
     def _request(self, args: Arguments, *, ignore_eos: bool = False) -> tuple[Prompt, SamplingParams, Completion]:
-        """The prompt, parameters and the maker of dictionaries. Raises ValueError."""
+        """Returns the prompt, its parameters and the Completion that makes the dictionaries. Raises ValueError."""
         ids = self._prompt_ids(args)
         room = self.n_ctx() - len(ids)
         if room <= 0:
@@ -554,8 +554,8 @@ class Llama:
         params = sampling_params(args, tuple(ids), room, seed, self.last_n_tokens_size, ignore_eos=ignore_eos)
         if params.processors and self._is_in_child:
             raise SamplingError(
-                "a logits_processor is given, or logit_bias or a penalty is out of the native range: that is done in "
-                "Python, which no child process can call; leave isolate and multi-instance out"
+                "a logits_processor is given, or logit_bias or a penalty is out of the native range: that runs as a "
+                "Python function, which a child process cannot call; leave isolate and multi-instance out"
             )
         model = args.model if args.model is not None else self.model_path
         prompt: Prompt = {"prompt_token_ids": ids}
@@ -564,7 +564,7 @@ class Llama:
         return prompt, params, Completion(args, tuple(ids), model, self._token_pieces, self.n_vocab())
 
     def _prompt_ids(self, args: Arguments) -> list[int]:
-        """The token ids of a prompt, with the marks of infilling where there is a suffix."""
+        """Returns the token ids of a prompt; with a suffix, including the marks of infilling."""
         model, prompt = self._model, args.prompt
         if isinstance(prompt, str):
             ids = model.tokenize(prompt, add_special=args.suffix is None, parse_special=args.suffix is None)
@@ -607,12 +607,12 @@ class Llama:
     def _pieces(
         self, prompt: Prompt, params: SamplingParams
     ) -> contextlib.closing[Generator[SequenceOutput, None, None]]:
-        """The stream of a request, which is aborted where it is left early."""
+        """Returns the stream of a request. Leaving the stream early aborts the request."""
         pieces = self.llm.stream(prompt, params, adapters=self._adapters)
         return contextlib.closing(cast("Generator[SequenceOutput, None, None]", pieces))
 
     def _draw_seed(self, seed: int | None) -> int | None:
-        """The seed of a call, as llama_cpp.Llama draws it: without one it follows from the one before. None: random."""
+        """Returns the seed of a call, or None for random. As in llama_cpp, None derives from the previous seed."""
         with self._seed_lock:
             if seed is None:
                 seed = random.Random(self._seed).randint(0, 2**32)  # llama_cpp's own rule
@@ -625,7 +625,7 @@ class Llama:
     # --- embeddings ---
 
     def create_embedding(self, input: str | list[str], model: str | None = None) -> Json:
-        """The embeddings of texts as the dictionary of OpenAI's API. Raises as embed."""
+        """Returns the embeddings of texts as a dictionary of OpenAI's API. Raises as embed."""
         texts = input if isinstance(input, list) else [input]
         vectors, count = self.embed(texts, return_count=True)
         return {
@@ -638,7 +638,7 @@ class Llama:
     def embed(
         self, input: str | list[str], normalize: bool = False, truncate: bool = True, return_count: bool = False
     ) -> Any:
-        """A vector for each text as a list of numbers; where nothing pools (pooling_type), a list for each token.
+        """Returns a vector (a list of numbers) for each text, or for each token if nothing pools (pooling_type).
 
         Args:
             input: a text or a list of texts; embedding=True is not needed.
@@ -647,7 +647,7 @@ class Llama:
             return_count: return (vectors, number of tokens).
 
         Raises:
-            ValueError: a text has no tokens, or more than n_batch; the model gives no embeddings.
+            ValueError: a text has no tokens, or more than n_batch if not truncated; the model gives no embeddings.
         """
         texts = [input] if isinstance(input, str) else items(input, 2**31)
         if texts is None or not all(isinstance(text, str) for text in texts):
@@ -665,10 +665,10 @@ class Llama:
     # --- tokens and facts ---
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Text to token ids.
+        """Turns a text into token ids.
 
         Args:
-            text: in UTF-8.
+            text: the text in UTF-8.
             add_bos: add the tokens that the vocabulary puts around a text.
             special: read names of special tokens as those tokens.
 
@@ -680,7 +680,7 @@ class Llama:
         return self._model.tokenize(text.decode("utf-8", "replace"), add_special=add_bos, parse_special=special)
 
     def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
-        """Token ids to bytes of text; a space behind a leading BOS is left out.
+        """Turns token ids into bytes of text. A space after a leading BOS is left out.
 
         Args:
             prev_tokens: changes nothing, as with llama_cpp's own tokenizer.
@@ -694,7 +694,7 @@ class Llama:
         return data.removeprefix(b" ") if ids and ids[0] == self.token_bos() else data
 
     def tokenizer(self) -> LlamaTokenizer:
-        """The tokenizer of the model."""
+        """Returns the tokenizer of the model."""
         return LlamaTokenizer(self)
 
     @property
@@ -703,49 +703,49 @@ class Llama:
         return LlamaTokenizer(self)
 
     def set_seed(self, seed: int) -> None:
-        """Sets the seed that the seeds of later calls without one follow from."""
+        """Sets the seed from which later calls without a seed derive theirs."""
         with self._seed_lock:
             self._seed = integer(SamplingError, "seed", seed, -(2**63), 2**64 - 1)
 
     def set_cache(self, cache: Any) -> None:
-        """Accepted: finished requests leave their KV cells to later ones that begin alike."""
+        """Changes nothing: without it, too, finished requests leave KV cells to requests with the same beginning."""
         warn_once(["set_cache (prefixes are kept without it; cache_prefix=False turns that off)"])
 
     def reset(self) -> None:
-        """Accepted: each call is a sequence of its own, with nothing to reset."""
+        """Does nothing: each call is a sequence of its own."""
 
     def n_ctx(self) -> int:
-        """Tokens that one call may use."""
+        """Returns the number of tokens that one call may use."""
         return self.llm.n_ctx
 
     def n_vocab(self) -> int:
-        """Number of tokens of the vocabulary."""
+        """Returns the number of tokens of the vocabulary."""
         return self._model.n_vocab
 
     def n_embd(self) -> int:
-        """Numbers of an embedding."""
+        """Returns the length of an embedding."""
         declared = self.metadata.get(f"{self.metadata.get('general.architecture', '')}.embedding_length", "")
         return int(declared) if declared.isdigit() else self._model.n_embd_out
 
     def token_bos(self) -> int:
-        """The token that begins a text; -1 where the model has none."""
+        """Returns the token that begins a text; -1 if the model has none."""
         return self._model.special_ids.get("bos", -1)
 
     def token_eos(self) -> int:
-        """The token that ends a text; -1 where the model has none."""
+        """Returns the token that ends a text; -1 if the model has none."""
         return self._model.special_ids.get("eos", -1)
 
     def token_nl(self) -> int:
-        """The token of a new line; -1 where the model has none."""
+        """Returns the token of a line break; -1 if the model has none."""
         return self._model.special_ids.get("nl", -1)
 
     def pooling_type(self) -> int:
-        """llama.cpp's number of the pooling."""
+        """Returns llama.cpp's number for the pooling."""
         return POOLINGS.index(self._model.pooling)
 
     @staticmethod
     def logits_to_logprobs(logits: npt.NDArray[np.single] | list[Any], axis: int = -1) -> npt.NDArray[np.single]:
-        """The log softmax of logits along an axis, float32."""
+        """Returns the log softmax of logits along an axis, float32."""
         given = np.asarray(logits, np.single)
         highest = np.max(given, axis=axis, keepdims=True)
         shifted = given - np.where(np.isfinite(highest), highest, np.single(0))
@@ -755,14 +755,14 @@ class Llama:
 
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-        """Number of tokens that two lists have in common at their beginning."""
+        """Returns the length of the common beginning of two token lists."""
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
     # --- life ---
 
     def close(self) -> None:
         """Ends all calls and frees the model. May be called twice."""
-        llm = self.__dict__.get("llm")  # none: the constructor has raised
+        llm = self.__dict__.get("llm")  # None if the constructor raised
         if llm is not None:
             llm.close()
 
@@ -776,7 +776,7 @@ class Llama:
         return self._arguments
 
     def __setstate__(self, state: Json) -> None:
-        self.__init__(**state)  # type: ignore[misc]  # as llama_cpp.Llama does: a copy loads the model again
+        self.__init__(**state)  # type: ignore[misc]  # a copy loads the model again, as in llama_cpp
 
     def __getattr__(self, name: str) -> Any:
         raise absent(self, name, ABSENT)
@@ -786,28 +786,27 @@ class Llama:
 
 
 class LlamaTokenizer:
-    """The tokenizer of a Llama; llama_cpp's names."""
+    """The tokenizer of a Llama, with llama_cpp's names."""
 
     def __init__(self, llama: Llama) -> None:
         self._llama = llama
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
-        """As Llama.tokenize, but names of special tokens are read."""
+        """Turns a text into token ids, as Llama.tokenize, but reads names of special tokens by default."""
         return self._llama.tokenize(text, add_bos, special)
 
     def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
-        """As Llama.detokenize."""
+        """Turns token ids into bytes of text, as Llama.detokenize."""
         return self._llama.detokenize(tokens, prev_tokens, special)
 
     def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
-        """The token ids of a text."""
+        """Returns the token ids of a text."""
         return self.tokenize(text.encode("utf-8", "ignore"), add_bos, special)
 
     def decode(self, tokens: list[int]) -> str:
-        """The text of token ids; bytes that are no whole character are left out."""
+        """Returns the text of token ids. Bytes that are not a whole character are left out."""
         return self.detokenize(tokens).decode("utf-8", "ignore")
 
 
 def _defaults() -> dict[str, Any]:
-    """The defaults of the constructor."""
     return dict(Llama.__init__.__kwdefaults__ or {})

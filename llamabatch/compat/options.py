@@ -1,4 +1,4 @@
-"""The options of llama_cpp.Llama as those of an EngineConfig; those that are refused or change nothing, and why."""
+"""The options of llama_cpp.Llama as options of an EngineConfig, and the options that are refused or change nothing."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ KV_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "
 ROPE_SCALINGS = {0: "none", 1: "linear", 2: "yarn", 3: "longrope"}
 NUMA = {0: "off", 1: "distribute", 2: "isolate", 3: "numactl"}
 
-_PAD = 256  # llama.cpp rounds the cells of a context up to a multiple of it
+_PAD = 256  # llama.cpp rounds the number of cells of a context up to a multiple of 256
 _LOOKUP = "LlamaPromptLookupDecoding"
 
-# Accepted with one warning, since no text depends on them.
+# Options accepted with one warning, because no text depends on them.
 IGNORED = {
     "no_perf": "stats() counts, with no option",
     "lora_base": "the adapter is applied to the model as it is",
 }
-# Refused where they are given, since a text would differ without them.
+# Options refused when given, because ignoring them would change the text.
 REFUSED = {
     "vocab_only": "an engine has its weights; llm.tokenize and tokenize work on any loaded model",
-    "attention_type": "the model's own attention holds",
+    "attention_type": "the model's own attention is used",
     "tokenizer": "the GGUF's vocabulary tokenizes; give prompts as token ids of your tokenizer",
 }
 
 
 def engine_options(given: Mapping[str, Any], defaults: Mapping[str, Any], header: Mapping[str, str]) -> dict[str, Any]:
-    """The options of EngineConfig.
+    """Returns the options of EngineConfig for the arguments of Llama's constructor.
 
     Args:
-        given: the arguments of Llama's constructor.
-        defaults: their defaults.
+        given: the arguments.
+        defaults: the defaults of the arguments.
         header: the metadata of the file, as texts.
 
     Raises:
-        ConfigError: a value that is refused, or out of range.
+        ConfigError: a value is refused, or out of range.
     """
     changed = {name: value for name, value in given.items() if name in defaults and value != defaults[name]}
     refuse_or_warn(changed, REFUSED, IGNORED)
@@ -57,7 +57,7 @@ def engine_options(given: Mapping[str, Any], defaults: Mapping[str, Any], header
         "pooling": _pooling(given["pooling_type"], header),
     }
     if not scaled and 0 < trained_for(header) < options["n_ctx"]:
-        # an engine refuses more than the file says
+        # The engine refuses an n_ctx above the length in the file, so the length is overridden.
         changed["kv_overrides"] = {_context_key(header): options["n_ctx"]} | dict(given["kv_overrides"] or {})
     passed = ("split_mode", "offload_kqv", "use_mmap", "use_mlock", "kv_overrides")
     options |= {name: changed[name] for name in passed if name in changed}
@@ -65,7 +65,7 @@ def engine_options(given: Mapping[str, Any], defaults: Mapping[str, Any], header
     if "main_gpu" in changed:
         if given["split_mode"] == 0:
             options["main_gpu"] = given["main_gpu"]
-        else:  # llama.cpp reads it of one GPU alone
+        else:  # llama.cpp reads main_gpu only when a single GPU is used
             warn_once(["main_gpu (several GPUs share the layers unless split_mode is 0)"])
     options |= {name: value for name in ("n_threads", "n_threads_batch", "tensor_split") if (value := given[name])}
     options |= {name: value for name in ("n_batch", "n_ubatch") if (value := given[name]) > 2048}
@@ -90,32 +90,32 @@ def engine_options(given: Mapping[str, Any], defaults: Mapping[str, Any], header
 
 
 def refuse_or_warn(changed: Mapping[str, Any], refused: Mapping[str, str], ignored: Mapping[str, str]) -> None:
-    """Refuses options that would change a text, and warns once of those that change none.
+    """Refuses options that would change a text, and warns once of options without effect.
 
     Args:
         changed: the options that a caller gave.
-        refused, ignored: why, by name.
+        refused, ignored: name of an option -> reason.
 
     Raises:
-        ConfigError: an option is among the refused.
+        ConfigError: an option is in `refused`.
     """
     for name, value in changed.items():
         if name in refused:
-            raise ConfigError(f"{name} is {show(value)}, which is not there: {refused[name]}; leave it out")
+            raise ConfigError(f"{name} is {show(value)}, which is not supported: {refused[name]}; leave it out")
     warn_once([f"{name} ({ignored[name]})" for name in changed if name in ignored])
 
 
 def context(n_ctx: object, header: Mapping[str, str], *, scaled: bool = False, is_default: bool = False) -> int:
-    """n_ctx as llama.cpp rounds it, also above what the model was trained for; 0: just that.
+    """Returns n_ctx as llama.cpp rounds it, or the trained length for 0. It may be above the trained length.
 
-    A model with a table of positions ends where its table does, with one warning; so does the default of any model.
+    The trained length limits n_ctx for a model with a table of positions (one warning), and the default of any model.
 
     Args:
-        scaled: an option changes the rotary embedding, and with it how far the model reaches.
-        is_default: no caller asked for so many, so that nothing warns.
+        scaled: an option changes the rotary embedding, and with it the usable length.
+        is_default: the caller gave no n_ctx, so nothing warns.
 
     Raises:
-        ConfigError: it is out of range, or 0 where the file does not say what the model was trained for.
+        ConfigError: `n_ctx` is out of range, or is 0 and the file does not tell the trained length.
     """
     requested = integer(ConfigError, "n_ctx", n_ctx, 0, 2**24)
     trained = trained_for(header)
@@ -128,16 +128,16 @@ def context(n_ctx: object, header: Mapping[str, str], *, scaled: bool = False, i
         return trained
     if _has_rope(header):
         _warn(
-            f"n_ctx is {requested}, and the model was trained for {trained} tokens: it runs, as with llama_cpp, but "
-            "what it writes beyond them may make no sense"
+            f"n_ctx is {requested}, and the model was trained for {trained} tokens: it runs, as in llama_cpp, but "
+            "text beyond them may make no sense"
         )
         return rounded
-    warn_once([f"n_ctx={requested} (the model was trained for {trained} tokens, which hold)"])
+    warn_once([f"n_ctx={requested} (the model was trained for {trained} tokens, which are used)"])
     return trained
 
 
 def trained_for(header: Mapping[str, str]) -> int:
-    """Tokens that the model was trained for; 0: the file does not say."""
+    """Returns the number of tokens that the model was trained for; 0: the file does not say."""
     declared = header.get(_context_key(header), "")
     return int(declared) if declared.isdigit() else 0
 
@@ -147,12 +147,12 @@ def _context_key(header: Mapping[str, str]) -> str:
 
 
 def _has_rope(header: Mapping[str, str]) -> bool:
-    """True where positions are a rotary embedding, which has no end; a table of positions has one."""
+    """Returns True if the model has a rotary embedding, which has no last position; a table of positions has one."""
     return any(key.startswith(f"{header.get('general.architecture', '')}.rope.") for key in header)
 
 
 def _pooling(number: object, header: Mapping[str, str]) -> str:
-    """The pooling; of a model whose file names none, llama.cpp gives a vector for each token."""
+    """Returns the pooling. If the file names none, the default is "none": llama.cpp gives a vector for each token."""
     known = {-1: "auto", **dict(enumerate(POOLINGS))}
     name = _named("pooling_type", number, known)
     names_one = f"{header.get('general.architecture', '')}.pooling_type" in header
@@ -168,7 +168,7 @@ def _named(name: str, number: object, known: Mapping[int, str]) -> str:
 
 
 def _speculation(draft: object) -> dict[str, Any]:
-    """The options of guesses by lookup, which is what llama_cpp's one class of drafts does. Raises ConfigError."""
+    """Returns the options of speculation by lookup, for llama_cpp's only draft class. Raises ConfigError."""
     if draft is None:
         return {}
     count = getattr(draft, "num_pred_tokens", None)
@@ -181,7 +181,7 @@ def _speculation(draft: object) -> dict[str, Any]:
 
 
 def check_further(options: Mapping[str, Any], known: list[str]) -> None:
-    """Raises UnknownOptionError for an argument that neither the other library's class nor an EngineConfig has."""
+    """Raises UnknownOptionError for an option that EngineConfig does not have; `known` adds names to suggest."""
     names = [field.name for field in fields(EngineConfig) if field.name != "model"]
     for name in options:
         if name not in names:
@@ -193,7 +193,7 @@ _lock = threading.Lock()
 
 
 def warn_once(notes: list[str]) -> None:
-    """One warning about options that change nothing; each is named once per process."""
+    """Warns of options that change nothing. Each is named once per process."""
     with _lock:
         new = [note for note in notes if note not in _warned]
         _warned.update(new)
@@ -202,7 +202,7 @@ def warn_once(notes: list[str]) -> None:
 
 
 def _warn(text: str) -> None:
-    """A warning, once per process."""
+    """Warns once per process."""
     with _lock:
         is_new = text not in _warned
         _warned.add(text)

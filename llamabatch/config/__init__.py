@@ -1,5 +1,5 @@
-"""Options of an engine: EngineConfig as asked for, ResolvedConfig with every choice made, and the names of other
-libraries for them. Imports `scheduler` and the rooms below it.
+"""Options of an engine: EngineConfig as requested, ResolvedConfig with every choice made, and other libraries' names.
+Imports `scheduler` and the packages below it.
 """
 
 from llamabatch.config.options import EngineConfig as EngineConfig

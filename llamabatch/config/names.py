@@ -1,4 +1,4 @@
-"""Names of other libraries for options of an engine, and values in their forms."""
+"""Other libraries' names for options of an engine, and conversion of other libraries' values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamabatch.request.adapters import MAX_ADAPTERS
 from llamabatch.utils.aliases import model_named
 from llamabatch.utils.checks import nearest, show
 
-# Other libraries' names for options of ours: vLLM, llama.cpp and llama_cpp.Llama.
+# The names of vLLM, llama.cpp and llama_cpp.Llama for our options.
 ALIASES = {
     "max_model_len": "n_ctx",
     "ctx_size": "n_ctx",
@@ -42,7 +42,7 @@ ALIASES = {
     "draft_max": "n_draft",
 }
 
-# Options of other libraries without a meaning here: the values that ask for what happens anyway, and what to use else.
+# Options of other libraries without a meaning here: the accepted values, which ask for the usual behaviour, and advice.
 _LORA = "give adapters={'name': path} here, and generate(..., adapters='name') to the requests that want it"
 AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "verbose": ((False, None), 'the log is Python\'s: logging.getLogger("llamabatch.llama_cpp").setLevel("INFO")'),
@@ -106,24 +106,24 @@ AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "logits_processors": ((None,), "give SamplingParams(logits_processors=[f])"),
     "no_perf": ((True, False, None), "LLM.stats() has the times"),
 }
-# numbers of ggml.h, as llama_cpp.Llama takes
+# ggml.h's numbers of KV_TYPES, which llama_cpp.Llama takes
 _GGML_TYPES = dict(zip((0, 1, 30, 8, 2, 3, 20, 6, 7), KV_TYPES, strict=True))
 
 
 def named(options: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """Options of a caller under the names of EngineConfig's fields, and in their forms.
+    """Returns a caller's options with the names of EngineConfig's fields, and with converted values.
 
     Args:
-        fields: their names.
+        fields: names of EngineConfig's fields.
 
     Raises:
-        UnknownOptionError: a name is unknown. ConfigError: two mean one option.
+        UnknownOptionError: a name is unknown. ConfigError: two names mean the same option.
     """
     values: dict[str, Any] = {}
     for given, value in model_named(options).items():
         name = ALIASES.get(given, given)
         if name != given and value is None:
-            continue  # their default
+            continue  # None is the other library's default
         if name not in fields:
             meant, advice = AS_HERE.get(name, ((), ""))
             if any(type(value) is type(one) and value == one for one in meant):
@@ -140,7 +140,7 @@ def named(options: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
 
 
 def _in_form(name: str, value: Any) -> Any:
-    """A value of another library's, in the form of ours."""
+    """Converts another library's value of an option to ours."""
     if name in ("flash_attn", "device_sampling", "row_ladder") and isinstance(value, bool):
         return "on" if value else "off"
     if name == "numa" and isinstance(value, bool):

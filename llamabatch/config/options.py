@@ -1,4 +1,4 @@
-"""EngineConfig, ResolvedConfig, and the options as keywords for type checkers.
+"""EngineConfig, ResolvedConfig, and EngineOptions: the options as keywords for type checkers.
 
 Both configs are frozen and checked once; an unknown option is refused by name. The command line's engine options are
 generated from the fields of EngineConfig, so that both always agree.
@@ -51,10 +51,10 @@ Fit = Literal["fit"]
 
 _DIGEST = re.compile("[0-9a-fA-F]{64}")
 _MOST_SHARES = 16  # GPUs
-_NAME_LENGTH = 128  # of a device
-# Logits of a call that checks guesses: with 152k tokens, 8 guesses for each of 32 slots take 175 MB.
+_NAME_LENGTH = 128  # characters of a device's name
+# Limit of the logits of a call that checks guesses. With 152k tokens, 8 guesses for each of 32 slots take 175 MB.
 _MOST_GUESS_BYTES = 256 * 2**20
-# Rows inside prompts that one call reads for logprobs; with 152k tokens each takes 0.6 MB of logits.
+# Limits of the prompt rows that one call reads for logprobs. With 152k tokens, each row takes 0.6 MB of logits.
 _MOST_PROMPT_ROWS = 64
 _MOST_PROMPT_ROW_BYTES = 32 * 2**20
 _MOST_DOMAINS = 256
@@ -74,12 +74,12 @@ def _option(default: Any, help: str) -> Any:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Options of an engine, as asked for; capacity.resolve turns "auto" into values. Raises ConfigError.
+    """Options of an engine, as requested; capacity.resolve turns "auto" into values. Raises ConfigError.
 
-    Keywords may have the names of vLLM, llama.cpp and llama_cpp.Llama, too (docs/names.md): model_path, max_model_len,
-    max_num_seqs. An unknown one raises UnknownOptionError with the nearest name; it is a TypeError, too.
+    Keywords may also have the names of vLLM, llama.cpp and llama_cpp.Llama (docs/names.md): model_path, max_model_len,
+    max_num_seqs. An unknown keyword raises UnknownOptionError (a TypeError, too) with the nearest name.
 
-    Paths are made absolute at once, so that a later os.chdir, or another process, reads the same files.
+    Paths are made absolute at once, so that the same files are read after os.chdir and in other processes.
 
     Attributes: the help text of each field, which `llamabatch generate --help-all` prints.
     """
@@ -123,7 +123,7 @@ class EngineConfig:
     )
     tensor_split: tuple[float, ...] | None = _option(None, "share of the model for each GPU, as 3,1")
     override_tensor: tuple[tuple[str, str], ...] = _option(
-        (), "places of tensors by patterns of their names, the first that fits, as exps=CPU: CPU or a device"
+        (), "put tensors on CPU or a device by patterns of their names, as exps=CPU; the first match counts"
     )
     n_cpu_moe: int = _option(0, "first layers with a mixture of experts that keep the experts in main memory")
     cpu_moe: bool = _option(False, "keep the experts of all layers in main memory")
@@ -167,7 +167,7 @@ class EngineConfig:
     cache_disk_mib: int = _option(8192, "MiB of all files in the folder of cache_disk, also those of other models")
     max_queue: int | None = _option(
         None,
-        "requests that may wait for a slot; one more is refused with QueueFull (not given: any number; serve: 512)",
+        "requests that may wait for a slot; one more is refused with QueueFull (not given: any number; serve: 2048)",
     )
     max_wait_ms: int = _option(0, "time that the first request waits for others when the engine is idle, milliseconds")
     preempt: bool = _option(
@@ -194,10 +194,10 @@ class EngineConfig:
         (), "other values for the metadata of the file, as tokenizer.ggml.add_bos_token=bool:false"
     )
     trial: str = _option(
-        "auto", "load the file in a child process first: on, off, or auto: unless it is known to load, by its hash"
+        "auto", "load the file in a child process first: on, off, or auto: unless its hash is known to load"
     )
     sha256: str | None = _option(
-        None, "refuse the file unless it has this digest, 64 hexadecimal digits (of parts: all, one after another)"
+        None, "refuse the file unless it has this digest, 64 hexadecimal digits (of a split file: of all parts joined)"
     )
     extra_bufts: str = _option("auto", "repacked weights (AMX, AVX, NEON): on, off, or auto: on where they are safe")
     speculate: str = _option(
@@ -272,8 +272,8 @@ class EngineConfig:
 
     @classmethod
     def from_options(cls, model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
-        """A config from options by name, ALIASES included, in forms that callers use: True for flash_attn, a mapping of
-        adapters. Raises UnknownOptionError for an unknown name, with the nearest known one."""
+        """Makes a config from options by name. Other libraries' names and values are allowed, as True for flash_attn.
+        Raises UnknownOptionError for an unknown name, with the nearest known name."""
         return cls(model, **options)  # type: ignore[arg-type]  # a path becomes its text in __post_init__
 
     def _check_sizes(self) -> None:
@@ -340,7 +340,7 @@ class EngineConfig:
         if not self.cache_prefix or self.cache_ram == 0:
             given = "cache_ram is 0" if self.cache_prefix else "cache_prefix is False"
             raise ConfigError(
-                f"cache_disk is given, but {given}, and what goes to the disk was kept in main memory; leave one out"
+                f"cache_disk is given, but {given}, and prefixes reach the disk through main memory; leave one out"
             )
 
     def _check_media_sources(self) -> None:
@@ -419,13 +419,13 @@ class EngineConfig:
 
     @property
     def tensor_overrides(self) -> TensorOverrides:
-        """The rules of override_tensor, then those of n_cpu_moe and cpu_moe."""
+        """The rules of override_tensor, then the rules of n_cpu_moe and cpu_moe."""
         experts = expert_overrides(None) if self.cpu_moe else expert_overrides(self.n_cpu_moe)
         return self.override_tensor + experts
 
     @property
     def speed_changes(self) -> str:
-        """Options that change what a step computes, or where, as JSON; "" without any."""
+        """The options that change the work of a step or its place, as JSON; "": none is set."""
         names = ("override_tensor", "n_cpu_moe", "cpu_moe", "kv_overrides", "numa")
         given = {name: value for name in names if (value := getattr(self, name))}
         given |= {name: False for name in ("offload_kqv", "op_offload", "swa_full") if not getattr(self, name)}
@@ -435,19 +435,19 @@ class EngineConfig:
         return json.dumps(given) if given else ""
 
     def requested(self) -> EngineConfig:
-        """The same options as a caller would write them: those that cross to a child, and stand in reports."""
+        """Returns the options as a caller would write them, for child processes and reports."""
         return self
 
     def for_draft_model(self) -> EngineConfig:
-        """The options of the draft model: a split KV cache, no speculation of its own, its file as it is."""
+        """Returns the options of the draft model: a split KV cache, no speculation, and no changes of its file."""
         return replace(self, kv="split", kv_cells="auto", pooling="auto", **_NO_SPECULATION, **_OF_THE_FILE)
 
     def for_child(self) -> EngineConfig:
-        """The options in a child process, whose parent has tried out the file and compared its digest."""
+        """Returns the options of a child process. Its parent has tried the file and compared the digest already."""
         return replace(self, trial="off", sha256=None)
 
 
-# a dataclass writes its __init__ itself, so the decorator comes behind it; type checkers see the fields alone
+# @dataclass generates __init__, so the decorator is applied afterwards. Type checkers see only the fields.
 _FIELDS = tuple(f.name for f in fields(EngineConfig))
 _USUAL = {f.name: f.default for f in fields(EngineConfig)}
 setattr(EngineConfig, "__init__", takes_names(partial(named, fields=_FIELDS))(EngineConfig.__init__))  # noqa: B010
@@ -458,10 +458,10 @@ class ResolvedConfig(EngineConfig):
     """The options of an engine with every choice made, by capacity.resolve. Raises ConfigError.
 
     Numbers are int, the strategy is one of the policies or "multi-instance", and kv is "split" or "unified".
-    `flash_attn`, `extra_bufts` and `trial` may be "auto" still: that is decided where a file is loaded.
+    `flash_attn`, `extra_bufts` and `trial` may still be "auto": they are decided when the file is loaded.
 
     Attributes:
-        kv_cells: cells that all slots share; 0 with a split KV cache, in which each slot has its own.
+        kv_cells: cells that all slots share; 0 with a split KV cache, in which each slot has its own cells.
     """
 
     n_slots: int = field(kw_only=True)
@@ -487,7 +487,7 @@ class ResolvedConfig(EngineConfig):
         return integer(ConfigError, name, getattr(self, name), 0 if name == "kv_cells" else low, high)
 
     def _check_cache_ram(self) -> None:
-        """It may be 0 where no memory is left; the engine warns then."""
+        """Allows cache_ram 0, the choice if no memory is left. The engine warns then."""
 
     def requested(self) -> EngineConfig:
         return EngineConfig(**{**vars(self), "kv_cells": self.kv_cells or "auto"})
@@ -496,7 +496,7 @@ class ResolvedConfig(EngineConfig):
         return replace(self, kv="split", kv_cells=0, pooling="mean", **_NO_SPECULATION, **_OF_THE_FILE)
 
     def for_one_engine(self) -> ResolvedConfig:
-        """The options of one of several engines in this process, which share the slots; of all others, the same."""
+        """Returns the options of one engine, with its share of the slots if several engines run in this process."""
         n = self.instances
         if n == 1 or self.strategy == "multi-instance":
             return self
@@ -505,22 +505,22 @@ class ResolvedConfig(EngineConfig):
 
     @property
     def n_snapshots(self) -> int:
-        """Older states that a sequence keeps, where llama.cpp can: one for each guess that may be wrong."""
+        """The number of older states that a sequence keeps if llama.cpp can: one for each guess that may be wrong."""
         most = self.n_ubatch - MIN_GUESSING_UBATCH + 1
         return 0 if self.speculate == "off" else max(0, min(self.n_draft, most))
 
     def prompt_rows(self, n_vocab: int) -> int:
-        """Output rows of one call at most, where several are of one sequence: for logprobs of its prompt."""
+        """Returns the maximum of output rows of one sequence in a call, which the logprobs of its prompt need."""
         return max(1, min(_MOST_PROMPT_ROWS, self.n_batch, _MOST_PROMPT_ROW_BYTES // (4 * n_vocab)))
 
     def output_rows(self, n_slots: int, n_vocab: int) -> int:
-        """Output rows of one call at most, in a context of `n_slots`: one a slot, those of prompts, or guesses."""
+        """Returns the maximum of output rows of a call in a context of `n_slots`: for slots, prompts or guesses."""
         guesses = min(n_slots * (1 + self.n_draft), _MOST_GUESS_BYTES // (4 * n_vocab))
         return max(n_slots, self.prompt_rows(n_vocab), 0 if self.speculate == "off" else guesses)
 
 
 def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by name, with absolute paths, and adapters as pairs. Values that are no paths are left to EngineConfig.
+    """Returns options with absolute paths, and adapters as pairs. EngineConfig checks values that are no paths.
 
     Raises ConfigError.
     """
@@ -539,7 +539,7 @@ def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _path(name: str, given: object, cure: str) -> str:
-    """A path as a plain str. Raises ConfigError, also where the methods of a caller's class fail."""
+    """Returns a path as a plain str. Raises ConfigError, also if the methods of a caller's class fail."""
     try:
         text = string(os.fspath(given) if isinstance(given, os.PathLike) else given)
     except Exception:
@@ -550,7 +550,7 @@ def _path(name: str, given: object, cure: str) -> str:
 
 
 def _checked_adapters(adapters: object) -> tuple[tuple[str, str], ...]:
-    """Adapters as pairs of a name and a path. Raises ConfigError."""
+    """Returns adapters as pairs of a name and a path. Raises ConfigError."""
     given = pairs(adapters, MAX_ADAPTERS + 1)
     if given is None:
         raise ConfigError(f"adapters is {show(adapters)}; give {{'name': 'path.gguf'}}, or pairs of a name and a path")

@@ -1,6 +1,5 @@
-"""Settings of llama-server and vLLM that a flag and a field of a body name: one policy for both.
-
-What only allows a server to do something is ignored by name. What would change an answer is refused."""
+"""Settings of llama-server and vLLM that exist as a flag and as a field of a body, with one policy for both. A setting
+that only permits a server to do something is ignored and named. A setting that would change an answer is refused."""
 
 from __future__ import annotations
 
@@ -11,9 +10,9 @@ class Setting(NamedTuple):
     """A setting without a meaning here.
 
     Attributes:
-        advice: why it has none, or what to give instead.
-        usual: values that ask for what happens anyway.
-        optional: another value is ignored by name; else it is refused.
+        advice: why the setting has no meaning, or what to give instead.
+        usual: accepted values, which ask for the usual behaviour.
+        optional: other values are ignored and named; else they are refused.
     """
 
     advice: str
@@ -22,7 +21,7 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "n_cache_reuse": Setting("equal beginnings are used, parts behind them are not", (0,), True),
+    "n_cache_reuse": Setting("equal beginnings of prompts are reused, later parts are not", (0,), True),
     "backend_sampling": Setting(
         "sampling runs on the CPU, all rows at once, and draws the same tokens", (False,), True
     ),

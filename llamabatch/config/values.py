@@ -6,12 +6,13 @@ from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.gguf.validation import MAX_LAYERS
 from llamabatch.scheduler.policies import POLICIES, STRATEGIES
 
-# KV cache types of llama.cpp (common/arg.cpp, kv_cache_types). CPUs read all of them, in any pair; for CUDA see
+# KV cache types of llama.cpp (common/arg.cpp, kv_cache_types). CPUs read any pair of them; for CUDA see
 # planning/capacity.py.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 KV_LAYOUTS = ("auto", "split", "unified")
-MIN_GUESSING_UBATCH = 3  # of recurrent states: a pass has two tokens more than snapshots (llama-batch.cpp, split_equal)
-MIN_CTX = 32  # n_ctx = 1 aborts llama.cpp, and fewer than these serve no request
+# Least n_ubatch with guesses. A recurrent pass has two tokens more than snapshots (llama-batch.cpp, split_equal).
+MIN_GUESSING_UBATCH = 3
+MIN_CTX = 32  # n_ctx = 1 aborts llama.cpp, and a context below 32 serves no request
 MAX_CTX = 2**24
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ; seq ids beyond it abort the process
 MAX_BATCH = 2**17
@@ -21,8 +22,8 @@ SPLIT_MODES = ("none", "layer", "row")  # enum llama_split_mode
 SPECULATION = ("off", "lookup", "draft")
 MAX_DRAFT = 64
 NUMA = ("off", "distribute", "isolate", "numactl")
-# Tokens of a row that device_sampling returns: one more than the largest top_k for which they are enough, so that two
-# equal logits at its border show.
+# Tokens of a row that device_sampling returns. They serve a top_k of at most DEVICE_TOP - 1: the last token shows
+# whether two logits at the border are equal.
 DEVICE_TOP = 65
 RANGES = (
     ("n_slots", 1, MAX_SLOTS),
@@ -45,7 +46,7 @@ RANGES = (
     ("image_min_tokens", 0, MAX_BATCH),
     ("image_max_tokens", 0, MAX_BATCH),
 )
-# the rotary embedding, as llama_context_params has it; None: as the file says
+# Ranges of the rotary embedding's options in llama_context_params; None: the file's value.
 ROPE_NUMBERS = (
     ("rope_freq_base", 1.0, 1e12),
     ("rope_freq_scale", 1e-6, 1e3),
@@ -55,7 +56,7 @@ ROPE_NUMBERS = (
     ("yarn_beta_slow", 0.0, 1e6),
 )
 ROPE_OPTIONS = ("rope_scaling", *(name for name, _, _ in ROPE_NUMBERS), "yarn_orig_ctx")
-CONTENT_OPTIONS = (*ROPE_OPTIONS, "kv_overrides")  # what is given of these changes what the model computes
+CONTENT_OPTIONS = (*ROPE_OPTIONS, "kv_overrides")  # a value for one of these changes the results of the model
 AUTO_NUMBERS = (
     *("n_slots", "start_slots", "n_ctx", "kv_cells", "n_ubatch", "prefill_budget", "n_threads", "n_threads_batch"),
     *("instances", "cache_ram"),

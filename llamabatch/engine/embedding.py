@@ -1,4 +1,4 @@
-"""Embedding requests of an engine: their queue, the pass of a step, and their outputs."""
+"""The embedding requests of an engine: their queue, the pass of a step, and their outputs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from llamabatch.llama.model import Model
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.request import Request
 
-# Tokens of texts in a step beside generation, and steps between two with a full pass of them: a decode step of 16 rows
-# takes 45 ms, 64 tokens of a text 80 ms (0.5B Q8_0).
+# While sequences generate: tokens of texts in a step, and number of steps between two full passes of texts. A decode
+# step of 16 rows takes 45 ms, 64 tokens of a text take 80 ms (0.5B Q8_0).
 MOST_BESIDE = 64
 STEPS_BETWEEN = 29
 LOOK_AHEAD = 256  # waiting texts that one step looks at, so that its cost does not grow with the queue
 
 
 class Embeddings:
-    """The embedding requests of an engine, one pass a step, so that generation goes on at the same time.
+    """The embedding requests of an engine. Each step runs one pass, so that generation continues at the same time.
 
     Args:
         hooks: callbacks for admitted requests.
@@ -51,7 +51,7 @@ class Embeddings:
         return _finished(self._queue.remove(request_id), reason, error=error)
 
     def step(self, generating: bool) -> list[SequenceOutput]:
-        """One pass, if a text waits.
+        """Runs one pass if a text waits.
 
         Args:
             generating: running sequences wait for their next token.
@@ -67,13 +67,13 @@ class Embeddings:
         except EngineClosedError:
             raise
         except Exception as error:
-            if len(requests) > 1:  # so that only the text with the error fails
+            if len(requests) > 1:  # one by one, so that only the text with the error fails
                 return [output for request in requests for output in self._run([request])]
             return [_finished(requests[0], FinishReason.ERROR, error=describe(error))]
         return [_finished(r, FinishReason.STOP, vector) for r, vector in zip(requests, vectors, strict=True)]
 
     def uses_adapter(self, name: str) -> bool:
-        """True if a waiting request uses this adapter."""
+        """Returns True if a waiting request uses this adapter."""
         return self._queue.uses(name)
 
     def forget_adapter(self, name: str) -> None:
@@ -85,10 +85,10 @@ class Embeddings:
 
 
 class EmbedQueue:
-    """The waiting requests, in order of arrival.
+    """A queue of the waiting requests, in order of arrival.
 
     Args:
-        n_pack: tokens in a pass; only a text that is longer has a larger one, alone.
+        n_pack: tokens in a pass. A longer text has a larger pass of its own.
     """
 
     def __init__(self, n_pack: int) -> None:
@@ -115,15 +115,15 @@ class EmbedQueue:
         return found
 
     def uses(self, name: str) -> bool:
-        """True if a waiting request uses this adapter."""
+        """Returns True if a waiting request uses this adapter."""
         return any(name == used for request in self._waiting for used, _ in request.adapters)
 
     def take(self, generating: bool) -> list[Request]:
-        """The texts of the next pass: the oldest, and younger ones with the same adapters that fit.
+        """Takes the texts of the next pass: the oldest one that fits, and younger ones with the same adapters that fit.
 
         Args:
-            generating: running sequences wait for their next token. Texts are then paced:
-                MOST_BESIDE tokens a step, and one full pass in 30 steps.
+            generating: Running sequences wait for their next token. Texts are then slowed down to MOST_BESIDE tokens a
+                step, with a full pass every 30 steps.
         """
         is_full_pass = not generating or self._since >= STEPS_BETWEEN
         self._since = STEPS_BETWEEN if not generating else 0 if is_full_pass else self._since + 1

@@ -1,4 +1,4 @@
-"""Engine: the step loop over one model. Not for use from two threads at once; clients give it a thread."""
+"""Engine: the step loop over one model. It must not be used from two threads at once; clients give it a thread."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from llamabatch.utils.paths import absolute, one_line
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 0.002  # with nothing to compute but grammars under way, or states on their way from the disk
-_CLOSE_S = 5.0  # for prefixes that go to the disk when an engine ends
+_PATIENCE_S = 0.002  # wait if there is nothing to compute, but grammars compile or states come from the disk
+_CLOSE_S = 5.0  # time to write prefixes to the disk when an engine ends
 
 
 class Engine:
-    """Add requests, call step until has_work is False, read what comes back.
+    """The engine of one model. Add requests, then call step and read its outputs until has_work is False.
 
     ::
 
@@ -62,13 +62,14 @@ class Engine:
         engine.close()
 
     Args:
-        config: "auto" values are filled in; `engine.plan` says with what, and why. One of the policies, or "auto".
+        config: The options. "auto" values are filled in; `engine.plan` has the values and the reasons. The strategy is
+            one of the policies, or "auto".
         model: use these weights, which another engine has loaded with the same config.
-        alone: False: one of the plan's instances, with its part of the slots.
+        alone: False: this engine is one of the plan's instances, with its part of the slots.
         hooks: callbacks for admitted requests.
 
     Raises:
-        ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError: before anything is left behind.
+        ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError: nothing is left behind then.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Engine:
     ) -> None:
         import_the_rest()
         path = resolve_path(config.model) if model is None else model.path
-        # before the load: a model that does not fit is refused with the sum, and nothing is left behind
+        # made before the load: a model that does not fit is refused with the sum of its memory, and nothing is left
         self.plan = plan(
             replace(config, instances=1) if alone else config, path, loaded=not alone and model is not None
         )
@@ -98,7 +99,7 @@ class Engine:
             self._speculation = speculation(self.config, self._runner.limits, self.model, draft)
             self._disk = _disk(self.config, self._runner.limits, self.model)
             undo.pop_all()
-        # llama.cpp has the last word on shifts; without its context the client and a dry run know the rest
+        # llama.cpp's context decides on shifts. The client and a dry run have no context, and know the other limits.
         self._limits = replace(RequestLimits.of(self.config, self.model), can_shift=self._runner.limits.can_shift)
         self._prepared_params = PreparedParamsCache(self.model)
         self._scheduler = Scheduler(
@@ -111,7 +112,7 @@ class Engine:
             disk=self._disk,
         )
         self._hooks = hooks
-        self._admitted: list[str] = []  # ids of requests that the hooks have not got yet; empty without hooks
+        self._admitted: list[str] = []  # ids of requests that the hooks do not know yet; empty without hooks
         self._parallel = ParallelSampling()
         self._embeddings = Embeddings(self.model, self.config, hooks)
         self._pending = PendingGrammars()
@@ -126,10 +127,10 @@ class Engine:
         return self._damage is not None or self._scheduler.has_work or bool(self._pending) or bool(self._embeddings)
 
     def wait_s(self) -> float | None:
-        """Seconds that the next step may wait for more requests, for a loop that drives the engine.
+        """Returns the seconds that a loop may wait for more requests before the next step.
 
-        0 where there is reason to compute at once, None where there is nothing to do. `step` itself waits for a
-        grammar only, and not long.
+        0: there is something to compute at once; None: there is nothing to do. `step` itself waits only for a grammar,
+        and only briefly.
         """
         wait_s = 0.0 if self._embeddings or self._damage is not None else self._scheduler.wait_s()
         if self._pending:
@@ -137,10 +138,10 @@ class Engine:
         return wait_s
 
     def add(self, request: Request, *, streamed: bool = True) -> None:
-        """Takes a request in. Whatever it raises, the engine goes on without that request.
+        """Takes a request in. If this raises, the engine continues without the request.
 
         Args:
-            streamed: its caller reads each token as it comes. Beside requests that are read whole only, prompts need
+            streamed: The caller reads each token as it comes. If all requests are read only as a whole, prompts need
                 not be spread over many steps (prefill_share).
 
         Raises:
@@ -149,7 +150,7 @@ class Engine:
             AdapterError: an adapter is not loaded.
             SamplingError: the parameters name token ids outside the vocabulary or words that it cannot write, ask for
                 too many logprobs or an impossible overflow="shift", or hold a grammar that is known to be bad.
-            InputError: a request of that id is in flight.
+            InputError: a request with this id is in flight.
         """
         self._check_open()
         if any(request.request_id in part for part in self._parts):
@@ -166,7 +167,7 @@ class Engine:
             raise
 
     def _add_sequences(self, request: Request, streamed: bool) -> None:
-        """Makes a sequence for each continuation; a grammar that is still compiled keeps them from the scheduler."""
+        """Makes a sequence for each continuation. The sequences reach the scheduler once their grammar is compiled."""
         prepared = self._prepared_params.of(request.params)
         request = replace(request, params=prepared.params)
         grammar = self._compile(request)
@@ -179,7 +180,7 @@ class Engine:
                 self._pending.add(sequence, grammar, self._on_compiled)
 
     def _compile(self, request: Request) -> Future[Any] | None:
-        """The grammar of structured_outputs, under way; None without. Raises SamplingError if it is known to be bad."""
+        """Starts to compile the grammar of structured_outputs, if any. Raises SamplingError if it is known as bad."""
         structure = request.params.structure
         if structure is None:
             return None
@@ -191,14 +192,14 @@ class Engine:
         return grammar
 
     def _take_out(self, request_id: str, error: str) -> None:
-        """Leaves nothing of a request that could not be taken in."""
+        """Removes all traces of a request that could not be taken in."""
         try:
             self._abort(request_id, error)
         except Exception:
             self._damage = f"a request that failed could not be taken out: {error}"
 
     def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
-        """Ends a request now; None if it is not in flight. Its slot is free at once.
+        """Ends a request now; returns its output, or None if it is not in flight. Its slot is free at once.
 
         Args:
             error: None gives finish_reason "abort"; a text gives "error", with this message.
@@ -213,7 +214,7 @@ class Engine:
             return self._abort_one(request_id, error)
         ended = [self._abort_one(each, error) for each in self._parallel.copies_of(request_id)]
         merged = self._parallel.merge([output for output in ended if output is not None])
-        self._parallel.forget(request_id)  # not all of its copies had been made
+        self._parallel.forget(request_id)  # needed if not all of its copies had been made
         return merged[-1] if merged and merged[-1].finished is not None else None
 
     def _abort_one(self, request_id: str, error: str | None) -> SequenceOutput | None:
@@ -231,7 +232,7 @@ class Engine:
         self._scheduler.add(sequence)
 
     def step(self) -> list[SequenceOutput]:
-        """One step: at most one chunk of each prompt, one token of each running sequence, and one pass of texts to
+        """Runs one step: at most one chunk of each prompt, one token of each running sequence, and one pass of texts to
         embed."""
         self._check_open()
         if self._damage is not None:
@@ -251,19 +252,19 @@ class Engine:
         return outputs
 
     def _compute(self) -> list[SequenceOutput]:
-        """One step of the running sequences: decide, compute, apply."""
+        """Runs one step of the sequences: decide, compute, apply."""
         self._grow()
         batch = self._scheduler.schedule()
         if not batch.calls and self._disk is not None and self._scheduler.prefix_cache.reads:
             self._disk.wait(_PATIENCE_S)
-        self._report_admitted()  # before anything is computed that may end the process
+        self._report_admitted()  # before a computation that may end the process
         results = self._runner.run(batch)
         return self._scheduler.update(batch, results)
 
     def _grow(self) -> None:
-        """Makes a larger context when there are more requests than slots, while running sequences go on.
+        """Makes a larger context if there are more requests than slots, while running sequences continue.
 
-        Where memory does not allow it, the old one has to do.
+        If memory does not allow it, the old context stays.
         """
         wanted = self._scheduler.wanted_slots()
         if wanted is not None:
@@ -272,8 +273,8 @@ class Engine:
                 self._scheduler.grow(*grown)
 
     def keep_idle(self) -> bool:
-        """With nothing to compute: lets the folder of cache_disk have one of the prefixes that finished requests have
-        left, for a later process. True: call again soon."""
+        """Writes one prefix of a finished request to the folder of cache_disk, for a later process, if there is nothing
+        to compute. Returns True if it should be called again soon."""
         self._check_open()
         if self._disk is None or self._damage is not None or self.has_work:
             return False
@@ -294,9 +295,9 @@ class Engine:
             self._admitted = []
 
     def stats(self) -> EngineStats:
-        """Counts since the start, and gauges of now.
+        """Returns the counts since the start, and the gauges of now.
 
-        May be called from any thread, also while a step is under way: then a part of it is counted already.
+        May be called from any thread, also during a step; a part of the step is then counted already.
         """
         scheduler = self._scheduler
         return EngineStats(**scheduler.stats()) + EngineStats(
@@ -310,7 +311,7 @@ class Engine:
         )
 
     def state(self) -> EngineState:
-        """The slots and the queue as they are now. May be called from any thread, also while a step is under way."""
+        """Returns the slots and the queue as they are now. May be called from any thread, also during a step."""
         ids, scheduler, now = self._parallel.ids_of, self._scheduler, time.perf_counter()
         compiling = [waiting_state(s, "grammar", now, ids(s.request.request_id)) for s in self._pending.sequences]
         waiting = scheduler.waiting_states(MAX_WAITING, ids)
@@ -325,7 +326,7 @@ class Engine:
         )
 
     def save_prefix(self, token_ids: abc.Sequence[int], path: str) -> bool:
-        """Writes the cells of a finished request of these tokens to a file; False if they are not there (any more).
+        """Writes the cells of a finished request with these tokens to a file; returns False if they are not there.
 
         Raises:
             InputError: the file cannot be written.
@@ -334,7 +335,7 @@ class Engine:
         self._check_open()
         path = absolute(path)
         if any(token_id < 0 for token_id in token_ids):
-            raise ConfigError("no prefix with a picture or a sound is saved: cells do not tell their mmproj file")
+            raise ConfigError("a prefix with media cannot be saved: the file would not name its mmproj file")
         if not self._scheduler.limits.keeps_prefixes:
             raise ConfigError("no prefix can be saved: cache_prefix is False, or a window lies in a unified KV cache")
         slot = self._scheduler.cached_slot(token_ids)
@@ -343,7 +344,7 @@ class Engine:
             if state is None:
                 return False
             kv_state.check(self.model, self.config, token_ids, state)
-        except InputError as error:  # of an architecture with more than a plain KV cache
+        except InputError as error:  # the architecture has more than a plain KV cache
             raise ConfigError(f"no engine would load this prefix: {error}") from error
         facts = {**kv_state.facts(self.model, self.config), "kernels": kv_state.kernels(self.config)}
         prefix_file.write(path, PrefixFile(tuple(token_ids), state), facts)
@@ -353,8 +354,8 @@ class Engine:
         """Holds a saved prefix in memory for requests that begin with it; returns its number of tokens.
 
         Raises:
-            InputError: the file is damaged, or was saved by another model or engine; with batch_invariant also by other
-                kernels, whose cells have other bits.
+            InputError: the file is damaged, or was saved by another model or engine. With batch_invariant, also if it
+                was saved by other kernels, whose cells have other bits.
             ConfigError: this engine shares no prefixes.
         """
         self._check_open()
@@ -370,7 +371,7 @@ class Engine:
             path,
             facts,
             most_tokens=self.config.n_ctx,
-            most_bytes=2 * cache_bytes + 2**20,  # beside keys and values it has positions; and a plan is an estimate
+            most_bytes=2 * cache_bytes + 2**20,  # a state also has positions, and a plan is an estimate
         )
         try:
             kv_state.check(self.model, self.config, prefix.token_ids, prefix.state)
@@ -385,7 +386,7 @@ class Engine:
         self._scheduler.unload_prefix(absolute(path))
 
     def reset_prefix_cache(self) -> bool:
-        """Gives up the cells that finished requests have left; returns True."""
+        """Drops the cells of finished requests; returns True."""
         self._check_open()
         self._scheduler.reset_prefix_cache()
         return True
@@ -406,18 +407,18 @@ class Engine:
         unload_adapter([self], name)
 
     def uses_adapter(self, name: str) -> bool:
-        """True if a request in flight uses this adapter."""
+        """Returns True if a request in flight uses this adapter."""
         pending = any(name == used for s in self._pending.sequences for used, _ in s.request.adapters)
         return pending or self._embeddings.uses_adapter(name) or self._scheduler.uses_adapter(name)
 
     def forget_adapter(self, name: str) -> None:
-        """Takes an adapter off the contexts, so that it can be freed."""
+        """Removes an adapter from the contexts, so that it can be freed."""
         self._runner.forget_adapter(name)
         self._embeddings.forget_adapter(name)
         self._scheduler.forget_adapter(name)
 
     def check_integrity(self) -> None:
-        """Raises ValueError if slots, running sequences and sampler states disagree: a bug of ours."""
+        """Raises ValueError if slots, running sequences and sampler states disagree, which is a bug of llamabatch."""
         scheduler, pending, ids = self._scheduler, self._pending, self._runner.request_ids
         scheduler.check_integrity()
         in_flight = len(scheduler.running) + scheduler.num_waiting + len(pending)
@@ -428,11 +429,11 @@ class Engine:
         """Frees context and model; requests in flight are lost. May be called twice.
 
         Args:
-            reason: the error of calls that ask the model afterwards; None: that it is closed.
+            reason: the error of later calls of the model; None: the model is closed.
         """
         if not self._closed:
             if self._disk is not None:
-                if reason is None:  # after a failure, cells may be those of a step that was not applied
+                if reason is None:  # after a failure, cells may come from a step that was not applied
                     self._keep_all()
                 self._disk.close()
             self._closed = True
@@ -443,7 +444,7 @@ class Engine:
             self.model.close(reason)
 
     def _keep_all(self) -> None:
-        """Writes the prefixes that requests left to the disk, and closes the engine, also if that fails."""
+        """Writes the prefixes of finished requests to the disk. Errors are ignored, so that the engine still closes."""
         until = time.perf_counter() + _CLOSE_S
         with contextlib.suppress(Exception):
             while self._disk is not None and self.keep_idle() and time.perf_counter() < until:
@@ -465,10 +466,10 @@ def unload_adapter(engines: list[Engine], name: str) -> None:
     """Frees an adapter of a model.
 
     Args:
-        engines: all that share the model; none may be computing.
+        engines: all engines that share the model; none of them may be computing.
 
     Raises:
-        AdapterError: it is not loaded, or a request in flight uses it.
+        AdapterError: the adapter is not loaded, or a request in flight uses it.
     """
     adapters = engines[0].model.adapters
     check_known(((name, 1.0),), adapters.names)
@@ -480,14 +481,14 @@ def unload_adapter(engines: list[Engine], name: str) -> None:
 
 
 def import_the_rest() -> None:
-    """Imports all modules and libraries of later requests: by then the process may have no file descriptor left."""
-    import numpy.ctypeslib  # noqa: F401  # numpy imports it when it is first named
+    """Imports all modules that later requests need, as the process may have no file descriptor left by then."""
+    import numpy.ctypeslib  # noqa: F401  # numpy imports it only when it is first used
 
     import llamabatch.sampling.grammar_compiler  # noqa: F401  # with llguidance, which `import llamabatch` leaves out
 
 
 def check_can_speculate(config: ResolvedConfig, model: Model) -> None:
-    """Raises ConfigError where the cells of wrong guesses could not be taken back."""
+    """Raises ConfigError if the cells of wrong guesses could not be removed."""
     why = model.uncuttable(config)
     if config.speculate == "off" or why is None or model.n_snapshots(config):
         return
@@ -503,7 +504,7 @@ def check_can_speculate(config: ResolvedConfig, model: Model) -> None:
 
 
 def _disk(config: ResolvedConfig, limits: Limits, model: Model) -> PrefixFolder | None:
-    """The folder of cache_disk; None where it is not given, or this engine keeps no prefixes."""
+    """Opens the folder of cache_disk; None if it is not given, or this engine keeps no prefixes."""
     if config.cache_disk is None:
         return None
     if not limits.keeps_prefixes or not limits.state_bytes:
@@ -515,7 +516,7 @@ def _disk(config: ResolvedConfig, limits: Limits, model: Model) -> PrefixFolder 
 
 
 def speculation(config: ResolvedConfig, limits: Limits, model: Model, draft: Model | None) -> SpecDecoder | None:
-    """The part of an engine that guesses tokens, which then owns the draft model; None if speculate is "off"."""
+    """Makes the part of an engine that guesses tokens, and owns the draft model; None if speculate is "off"."""
     if config.speculate == "off":
         return None
     proposer: Proposer = NgramProposer() if draft is None else DraftModelProposer(draft, model, config, limits.n_slots)

@@ -11,15 +11,15 @@ MAX_WAITING = 64  # continuations of the queue that a state lists
 
 @dataclass(frozen=True)
 class EngineState:
-    """The slots and the queue of one engine. It holds no text and no tokens.
+    """The slots and the queue of one engine, without text and tokens.
 
-    It is read while a step may be under way, so that two of its figures can be of neighbouring steps.
+    A step may run while the state is read, so two figures can come from neighbouring steps.
 
     Attributes:
-        slots: all of them, by id.
+        slots: all slots, by id.
         waiting: the next continuations to be admitted, at most MAX_WAITING, in the order of the queue.
-        n_waiting: all that wait, texts to embed and requests on their way to the engine included.
-        n_embeddings: texts to embed among them.
+        n_waiting: number of all that wait, with texts to embed and requests on their way to the engine.
+        n_embeddings: number of texts to embed that wait.
         n_ctx: tokens that one slot may hold.
         steps: steps since the start.
     """

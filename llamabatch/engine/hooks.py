@@ -1,4 +1,4 @@
-"""Callbacks of an engine: its outputs, admitted requests, its end."""
+"""Callbacks of an engine: for its outputs, for admitted requests, and for its end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.request.request import Request
 
-# Receives outputs: of each step where tokens are streamed, else of finished requests.
+# A sink receives outputs: of each step if tokens are streamed, else only of finished requests.
 Sink = Callable[[list[SequenceOutput]], None]
-# Takes over requests of an engine that is gone: requests, sink, stream, reason. Never raises.
+# A failover takes over requests of an engine that is gone: requests, sink, stream, reason. It never raises.
 Failover = Callable[[list[Request], Sink, bool, str], None]
 
 
@@ -19,7 +19,7 @@ class EngineHooks:
     """Callbacks from the thread of an engine, before each computation that may end the process.
 
     Attributes:
-        admitted: called with the ids of requests before anything of them is computed.
+        admitted: called with the ids of requests before any part of them is computed.
         failed: called with the reason when the engine cannot go on, before the waiting requests end.
         last_token_s: time.perf_counter() of the last step with an output; None before.
     """

@@ -1,4 +1,4 @@
-"""Requests with several continuations: a sequence for each, and one output when the last of them has ended."""
+"""Splits requests with several continuations into one sequence each, and merges their outputs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LARGEST_SEED = 2**64 - 1
 class ParallelSampling:
     """The requests in flight that ask for more than one continuation.
 
-    A continuation is a request of its own to the scheduler, which computes the prompt once and copies it as it does for
-    any two prompts that begin alike.
+    To the scheduler, each continuation is a request of its own. The scheduler computes the prompt once and copies its
+    cells, as for any two prompts with a common prefix.
     """
 
     def __init__(self) -> None:
         self._parents: dict[str, _ParentRequest] = {}
-        self._children: dict[str, tuple[str, int]] = {}  # id of a continuation -> id of its request, its index
+        self._children: dict[str, tuple[str, int]] = {}  # id of a continuation -> id of its request, index
 
     def __bool__(self) -> bool:
         return bool(self._parents)
@@ -30,10 +30,10 @@ class ParallelSampling:
         return request_id in self._parents
 
     def split(self, request: Request) -> list[Request]:
-        """A request for each continuation; continuation k draws with seed + k."""
+        """Returns one request for each continuation; continuation k draws with seed + k."""
         params = request.params
         first = replace(params, n=1, best_of=None)
-        other = replace(first, prompt_logprobs=None)  # of one prompt; the others may then copy its cells
+        other = replace(first, prompt_logprobs=None)  # one continuation has them; the others can then copy cells
         parent = _ParentRequest(request, params.n_copies, streams=params.n_copies == params.n)
         self._parents[request.request_id] = parent
         copies = []
@@ -47,27 +47,27 @@ class ParallelSampling:
         return copies
 
     def copies_of(self, request_id: str) -> list[str]:
-        """Ids of the continuations that have not ended."""
+        """Returns the ids of the continuations that have not ended."""
         parent = self._parents[request_id]
         return [f"{request_id}\0{index}" for index in range(parent.n_copies) if index not in parent.finished]
 
     def forget(self, request_id: str) -> None:
-        """Drops a request, of which some continuations may never have begun."""
+        """Drops a request. Some of its continuations may never have started."""
         parent = self._parents.pop(request_id, None)
         for index in range(0 if parent is None else parent.n_copies):
             self._children.pop(f"{request_id}\0{index}", None)
 
     def request_of(self, request_id: str) -> str:
-        """The id of the request that a continuation belongs to; any other id as it is."""
+        """Returns the id of the request that a continuation belongs to; any other id is returned unchanged."""
         child = self._children.get(request_id)
         return request_id if child is None else child[0]
 
     def ids_of(self, request_id: str) -> tuple[str, int]:
-        """The id of the request that a continuation belongs to, and the number of the continuation."""
+        """Returns the id of the request that a continuation belongs to, and the index of the continuation."""
         return self._children.get(request_id, (request_id, 0))
 
     def merge(self, outputs: Iterable[SequenceOutput]) -> list[SequenceOutput]:
-        """The outputs, with those of continuations turned into outputs of their requests."""
+        """Returns the outputs; outputs of continuations become outputs of their requests."""
         merged = []
         for output in outputs:
             child = self._children.get(output.request_id)
@@ -95,7 +95,7 @@ class _ParentRequest:
     """A request in flight, and the outputs of its continuations that have ended.
 
     Attributes:
-        streams: each continuation is wanted; with best_of above n only the best ones are, at the end.
+        streams: all continuations are returned, as they come; False: only the best ones, at the end (best_of above n).
     """
 
     request: Request
@@ -128,7 +128,7 @@ def _whole(parent: _ParentRequest) -> RequestOutput:
 
 
 def _mean_logprob(output: RequestOutput) -> float:
-    """OpenAI's measure for best_of: the logprob per token."""
+    """Returns OpenAI's measure for best_of: the mean logprob of a token."""
     completion = output.outputs[0]
     if completion.cumulative_logprob is None or not completion.token_ids:
         return -math.inf

@@ -1,4 +1,4 @@
-"""Sequences that wait for their compiled grammar, before the scheduler gets them."""
+"""The sequences that wait for their compiled grammar before the scheduler gets them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OnCompiled = Callable[[Sequence, Any], None]
 
 
 class PendingGrammars:
-    """Sequences, each with the Future of its grammar.
+    """The waiting sequences, each with the Future of its grammar.
 
     Attributes:
-        num_missed: sequences that reached their deadline here.
+        num_missed: number of sequences that reached their deadline here.
     """
 
     def __init__(self) -> None:
@@ -38,23 +38,23 @@ class PendingGrammars:
         return [sequence for sequence, _ in list(self._waiting.values())]
 
     def add(self, sequence: Sequence, future: Future[Any], on_compiled: OnCompiled) -> None:
-        """Hands over a sequence whose grammar is there; any other waits."""
+        """Hands over a sequence if its grammar is compiled; otherwise the sequence waits."""
         if future.done() and future.exception() is None:
             on_compiled(sequence, future.result())
         else:
             self._waiting[sequence.request.request_id] = (sequence, future)
 
     def abort(self, request_id: str, error: str | None) -> SequenceOutput:
-        """Ends one of the sequences."""
+        """Ends a waiting sequence."""
         sequence, _ = self._waiting.pop(request_id)
         text = sequence.abort(error)
         return SequenceOutput(request_id, (), text, sequence.output())
 
     def step(self, patience_s: float, on_compiled: OnCompiled) -> list[SequenceOutput]:
-        """Hands over the sequences with a finished grammar; returns the outputs of those that fail or are late.
+        """Hands over the sequences with a finished grammar; returns the outputs of sequences that fail or are late.
 
         Args:
-            patience_s: seconds to wait for the first grammar, when there is nothing else to do.
+            patience_s: seconds to wait for the first grammar, for when there is no other work.
             on_compiled: called with a sequence and its grammar.
         """
         futures = {future for _, future in self._waiting.values()}
@@ -66,7 +66,7 @@ class PendingGrammars:
                     self.num_missed += 1
                     failed.append(self.abort(request_id, sequence_deadline_message(sequence, now)))
                 continue
-            error = future.exception()  # not raised: known grammars keep it, and its traceback would keep the engine
+            error = future.exception()  # not raised: the grammar cache keeps it, and a traceback would keep the engine
             try:  # any exception is the error of this request alone
                 if error is None:
                     on_compiled(sequence, future.result())

@@ -1,7 +1,7 @@
-"""A prefix's KV cells in a file: for which model and engine they are, the tokens, and llama.cpp's own bytes.
+"""A file with the KV cells of a prefix: facts of the model and engine, the tokens, and llama.cpp's own bytes.
 
 Layout: a magic, the length of a JSON header (uint32, little endian), the header, the token ids (int32), the state, and
-a BLAKE2b digest of all before it.
+a BLAKE2b digest of everything before the digest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PrefixFile:
 
     Attributes:
         token_ids: the prefix.
-        state: llama.cpp's bytes of its cells, without the number of slots.
+        state: llama.cpp's bytes of the prefix's cells, without the number of slots.
     """
 
     token_ids: tuple[int, ...]
@@ -45,7 +45,7 @@ def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, 
     """Writes the whole file or none. Raises InputError if it cannot be written.
 
     Args:
-        mode: who may read it, before the process's umask.
+        mode: permissions of the file, before the process's umask.
     """
     sizes = {"n_tokens": len(prefix.token_ids), "n_bytes": len(prefix.state)}
     header = json.dumps({**facts, **sizes}).encode()
@@ -66,14 +66,14 @@ def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, 
 def read(
     path: str | os.PathLike[str], facts: Mapping[str, Any], *, most_tokens: int = 2**31, most_bytes: int = 2**63
 ) -> PrefixFile:
-    """A file that fits these facts. Its size, header and facts are looked at before the rest of it is read.
+    """Reads a file that must fit these facts. Size, header and facts are checked before the rest is read.
 
     Args:
-        most_tokens, most_bytes: no more tokens, and no more bytes of state, are read.
+        most_tokens, most_bytes: most tokens, and most bytes of state, to accept.
 
     Raises:
-        InputError: it cannot be read, is damaged, was saved by another model, llama.cpp or kind of KV cache, or is too
-            large for this engine; the message names what differs.
+        InputError: the file cannot be read, is damaged, was saved by another model, llama.cpp or kind of KV cache, or
+            is too large for this engine. The message names the difference.
     """
     name = one_line(path)
     try:
@@ -89,7 +89,7 @@ def read(
 
 
 def read_head(path: str | os.PathLike[str]) -> tuple[dict[str, Any], array[int]]:
-    """The header of a file and its token ids, unchecked: `read` checks them, with the rest. Raises InputError."""
+    """Reads the header and the token ids of a file without checking them, which `read` does. Raises InputError."""
     name = one_line(path)
     try:
         with open(path, "rb", opener=_without_waiting) as file:
@@ -99,13 +99,13 @@ def read_head(path: str | os.PathLike[str]) -> tuple[dict[str, Any], array[int]]
 
 
 class _Reader:
-    """Reads a file piece by piece, and takes nothing in it on trust: a right checksum says that nothing was lost, not
-    that the writer meant well. Raises InputError."""
+    """A reader that goes through a file piece by piece and trusts nothing in it: a correct checksum proves that nothing
+    was lost, but not that the writer meant well. Raises InputError."""
 
     def __init__(self, file: BinaryIO, name: str, body_bytes: int) -> None:
         self._file = file
         self._name = name
-        self._left = body_bytes  # in front of the digest
+        self._left = body_bytes  # unread bytes before the digest
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
     def read(self, facts: Mapping[str, Any], most_tokens: int, most_bytes: int) -> PrefixFile:
@@ -165,14 +165,14 @@ class _Reader:
         return header
 
     def _size(self, header: Mapping[str, Any], key: str) -> int:
-        """A count of the header."""
+        """Returns a count from the header."""
         count = header.get(key)
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < 2**63:
             raise InputError(f"the prefix file {self._name} has {key} {show(count)}; it must be a whole number from 1")
         return count
 
     def _piece(self, n_bytes: int) -> bytes:
-        """The next bytes, fewer where the file has become shorter since."""
+        """Reads the next bytes; fewer if the file has become shorter meanwhile."""
         piece = self._file.read(n_bytes)
         self._left -= len(piece)
         self._digest.update(piece)

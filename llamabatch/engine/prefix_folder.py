@@ -1,8 +1,8 @@
 """Prefixes in a folder, which outlive the process: cache_disk.
 
-A file for each, in the form of prefix_file, in a folder for all that cells depend on beside their tokens: the model
-file, the build of llama.cpp, options. Files are written and read on a thread of their own, one at a time, and the least
-recently used ones are deleted before the folder has too many bytes, whichever process wrote them.
+Each prefix is a file in the form of prefix_file. There is a subfolder for each model file, build of llama.cpp and set
+of options, because cells depend on these, too. A thread of its own writes and reads files, one at a time. It deletes
+the least recently used files before the folder has too many bytes, whichever process wrote them.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from llamabatch.utils.paths import one_line
 
 logger = logging.getLogger(__name__)
 
-_MIN_GROWTH = 8  # a chat that has grown by less than this part of its tokens is not written again
-_LEFT_FREE = 2**30  # bytes of the file system that others may need
+_MIN_GROWTH = 8  # a chat is written again only if it has grown by an eighth of its tokens
+_LEFT_FREE = 2**30  # bytes of the file system that stay free for other programs
 _CLOSE_S = 10.0  # a folder in a network may hang
 _LOCK_S = 60.0  # longer than a file takes to be written
-_HEADER_BYTES = 4096  # of a file beside tokens and state, at most
+_HEADER_BYTES = 4096  # most bytes of a file without tokens and state
 _SUFFIX = ".prefix"
-_HOMES, _NAMES = "[0-9a-f]" * 24, "[0-9a-f]" * 32  # patterns: nothing else in the folder is touched
+_HOMES, _NAMES = "[0-9a-f]" * 24, "[0-9a-f]" * 32  # patterns; other files in the folder are not touched
 
 
 class PrefixFolder:
-    """A DiskTier.
+    """A DiskTier: the prefixes in a folder.
 
     Args:
-        folder: made where it is missing, for this user alone.
-        most_bytes: of all files in it, also those of other models.
-        is_exact: a state is of use at its very end alone.
+        folder: path of the folder; it is made if it is missing, for this user alone.
+        most_bytes: most bytes of all files in the folder, with the files of other models.
+        is_exact: a state can be used only at its very end.
 
     Raises:
-        ConfigError: the folder cannot be made, not be written to, or another process does not let go of it.
+        ConfigError: the folder cannot be made or written to, or another process keeps it locked.
     """
 
     def __init__(self, folder: Path, most_bytes: int, model: Model, config: ResolvedConfig, is_exact: bool) -> None:
@@ -71,15 +71,15 @@ class PrefixFolder:
         )
         self._facts = _facts(model, config)
         self._home = folder / hashlib.blake2b(json.dumps(self._facts).encode(), digest_size=12).hexdigest()
-        self.n_bytes = 0  # of all files in the folder, when it was last looked at
-        self._changed = threading.Condition()  # guards all that follows
+        self.n_bytes = 0  # bytes of all files in the folder, as of the last look
+        self._changed = threading.Condition()  # guards the attributes that follow
         self._files: dict[StoredPrefix, Path] = {}
         self._by_head: dict[tuple[str | None, bytes], list[StoredPrefix]] = {}
         self._writing: StoredPrefix | None = None
-        self._awaited: dict[StoredPrefix, None] = {}  # in the order in which they were asked for
-        self._is_unwanted = False  # discard was called since: the file is deleted when it is written
+        self._awaited: dict[StoredPrefix, None] = {}  # prefixes to read, in the order of fetch
+        self._is_unwanted = False  # discard was called meanwhile: delete the file once it is written
         self._has_warned = False
-        self._refusal: str | None = None  # why nothing is written any more
+        self._refusal: str | None = None  # the error after which nothing is written any more
         self._is_closing = False
         try:
             with self._alone():
@@ -97,7 +97,7 @@ class PrefixFolder:
         return self._writing is not None
 
     def wait(self, seconds: float) -> None:
-        """Waits until a file is read or written, at most so long."""
+        """Waits until a file is read or written, for at most this long."""
         with self._changed:
             self._changed.wait(seconds)
 
@@ -109,13 +109,13 @@ class PrefixFolder:
 
     def wants(self, prefix: StoredPrefix) -> bool:
         count = len(prefix.token_ids)
-        # cells of a picture depend on the mmproj file, too, and those of an adapter on its file
+        # the cells of a picture also depend on the mmproj file, and the cells of an adapter on the adapter's file
         if self._refusal or count < MIN_CHECKPOINT or prefix.key.adapters or min(prefix.token_ids) < 0:
             return False
         return not any(self._covers(other, prefix) for other in self.alike(prefix.token_ids, prefix.key))
 
     def _covers(self, held: StoredPrefix, other: StoredPrefix) -> bool:
-        """True if another prefix saves too few tokens beyond one on the disk to be worth a file."""
+        """Returns True if `other` saves too few tokens beyond `held`, which is on the disk, to be worth a file."""
         count, reach = len(other.token_ids), common_length(held.token_ids, other.token_ids)
         is_of_use = reach == len(held.token_ids) or not self._is_exact
         return is_of_use and reach > count - max(MIN_GAIN, count // _MIN_GROWTH)
@@ -138,13 +138,13 @@ class PrefixFolder:
 
     def discard(self, unwanted: Callable[[StoredPrefix], bool]) -> None:
         with self._changed:
-            self._scan()  # what other processes have written since
+            self._scan()  # finds files that other processes have written since
             self._is_unwanted |= self._writing is not None and unwanted(self._writing)
             for prefix in [prefix for prefix in self._files if unwanted(prefix)]:
                 self._delete(prefix)
 
     def close(self) -> None:
-        """Ends the thread, once a file that it writes is whole."""
+        """Ends the thread, after it has finished the file that it writes."""
         with self._changed:
             self._is_closing = True
             self._awaited.clear()
@@ -164,7 +164,7 @@ class PrefixFolder:
                 return
 
     def _next_read(self) -> StoredPrefix | None:
-        """The next state to read; None while another one waits in main memory for its slot."""
+        """Returns the next prefix to read; None while another state waits in main memory for its slot."""
         if any(prefix.state is not None for prefix in self._awaited):
             return None
         return next((prefix for prefix in self._awaited if not prefix.is_dropped), None)
@@ -181,7 +181,7 @@ class PrefixFolder:
                 with contextlib.suppress(OSError):
                     os.utime(path)  # the least recently used files are deleted first
         except Exception as error:
-            if path is not None and path.exists():  # else it gave way to other files
+            if path is not None and path.exists():  # else it was deleted to make room
                 logger.warning("a kept prefix is computed again: %s", describe(error))
         with self._changed:
             if state is None:
@@ -204,7 +204,7 @@ class PrefixFolder:
                 self._changed.notify_all()
 
     def _write_file(self, prefix: StoredPrefix) -> None:
-        """Raises InputError, or OSError, where no further file would succeed either."""
+        """Writes a prefix. Raises InputError or OSError if other files would fail, too."""
         ids, salt = tuple(prefix.token_ids), _salt(prefix.key)
         state: Any = prefix.state
         if isinstance(state, np.ndarray):
@@ -220,7 +220,7 @@ class PrefixFolder:
             prefix_file.write(path, PrefixFile(ids, state), facts, mode=0o600)
             self.n_bytes += n_bytes
         with self._changed:
-            found = (known for known, at in self._files.items() if at == path)  # a scan was faster
+            found = (known for known, at in self._files.items() if at == path)  # a scan may have found it before
             kept = next(found, None) or self._take_in(path, ids, facts)
             if self._is_unwanted:
                 self._delete(kept)
@@ -230,11 +230,11 @@ class PrefixFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """One process writes at a time, so that their files together stay within the bytes.
+        """Locks the folder. One process writes at a time, so that the files of all processes stay within the limit.
 
-        Raises OSError, as TimeoutError where another process writes for longer than a file should take.
+        Raises OSError: TimeoutError if another process keeps the lock for longer than a file should take.
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have deleted them
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have deleted the folders
         self._home.mkdir(mode=0o700, exist_ok=True)
         for folder in (self._folder, self._home):
             if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
@@ -247,9 +247,9 @@ class PrefixFolder:
             yield
 
     def _make_room(self, n_bytes: int) -> bool:
-        """Deletes the least recently used files of the folder; False where that gives no room."""
+        """Deletes the least recently used files of the folder; returns False if that cannot make room."""
         for part in self._folder.glob(f"{_HOMES}/{_NAMES}{_SUFFIX}.*.part"):
-            part.unlink(missing_ok=True)  # of a process that was killed: this one has the lock
+            part.unlink(missing_ok=True)  # a killed process left it, as this process has the lock
         found = self._all()
         if n_bytes > self._most_bytes or shutil.disk_usage(self._folder).free - n_bytes < _LEFT_FREE:
             if not self._has_warned:
@@ -274,7 +274,7 @@ class PrefixFolder:
         return True
 
     def _all(self) -> list[tuple[float, int, Path]]:
-        """Time of last use, bytes and path of all files of the folder, of which it adds up the bytes."""
+        """Returns time of last use, bytes and path of all files of the folder, and sets n_bytes to the sum."""
         found = []
         for path in self._folder.glob(f"{_HOMES}/{_NAMES}{_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):
@@ -285,7 +285,7 @@ class PrefixFolder:
         return found
 
     def _scan(self) -> None:
-        """Takes in the files of other processes. Of each its header and its tokens are read; `_read` checks them."""
+        """Takes in the files of other processes. It reads only the header and the tokens; `_read` checks them later."""
         passed, reason = 0, ""
         for path in sorted(set(self._home.glob(f"{_NAMES}{_SUFFIX}")) - set(self._files.values())):
             try:
@@ -327,14 +327,14 @@ class PrefixFolder:
 
 
 def _own_file(name: str, flags: int) -> int:
-    """Opens a file that is this user's alone. A pipe in its place would block."""
+    """Opens a file for this user alone. It refuses a pipe, which would block."""
     if os.path.exists(name) and not os.path.isfile(name):
         raise OSError(errno.EINVAL, f"{one_line(name)} is no regular file")
     return os.open(name, flags, 0o600)
 
 
 def _facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
-    """All that the bits of cells depend on beside their tokens."""
+    """Returns all facts that the bits of cells depend on, apart from the tokens."""
     return {
         **kv_state.facts(model, config),
         "kernels": kv_state.kernels(config),
@@ -345,7 +345,7 @@ def _facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
 
 
 def _salt(key: ShareKey) -> str | None:
-    """The hash of a cache_salt for a file: the salt may be a secret."""
+    """Returns the hash of a cache_salt. It stands in files in place of the salt, which may be a secret."""
     salt = key.cache_salt
     return None if salt is None else hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The plan of a model on this machine, from the header of its file, the machine and facts of the library."""
+"""Makes the plan of a model on this machine, from the header of its file, the machine and facts of the library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from llamabatch.utils.checks import counted, show
 from llamabatch.utils.paths import one_line
 
 HEADERS = "header"  # facts of headers in the cache
-_VERSION = 3  # of their form
+_VERSION = 3  # version of the form of these facts
 _LIBRARY_SPACE = 96 * MIB  # address space of llama.cpp's libraries for CPUs
 _UNLIMITED = 2**62
 
@@ -39,12 +39,12 @@ _UNLIMITED = 2**62
 def plan(
     config: EngineConfig, path: Path, *, loaded: bool = False, computes_here: bool = True, share: float = 1.0
 ) -> Plan:
-    """Fills in "auto" for this model, and its draft model, on this machine. Loads llama.cpp's library, and no model.
+    """Fills in "auto" for this model, and its draft model, on this machine. Loads llama.cpp's library, but no model.
 
     Args:
         loaded: another engine of this process has the weights already and has made room for this one.
         computes_here: False: child processes will compute, and this one makes no context on a GPU.
-        share: of the free memory, of this machine and of each GPU, that this engine may have; other engines have the
+        share: part of the free memory, of this machine and of each GPU, that this engine may use; other engines use the
             rest.
 
     Raises:
@@ -65,8 +65,8 @@ def plan(
 
 
 def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
-    """Facts from the headers of the model and its draft model, and the size of the adapters."""
-    # no arithmetic on the figures of a damaged header
+    """Reads facts from the headers of the model and its draft model, and the size of the adapters."""
+    # checked first, because a damaged header has figures that no arithmetic may use
     known = ensure_sound(path, kv_overrides=config.kv_overrides)
     facts = _with_overrides(path, config.kv_overrides) if config.kv_overrides else facts_of(path, known)
     mmproj = None if config.mmproj is None else resolve_mmproj(config.mmproj, config.model)
@@ -81,16 +81,16 @@ def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
         return facts
     draft = resolve_path(config.draft_model)
     theirs = facts_of(draft, ensure_sound(draft))
-    if draft.samefile(path):  # one file is loaded once
+    if draft.samefile(path):  # the same file is loaded only once
         theirs = replace(theirs, file_bytes=0, tensors=())
     return replace(facts, draft=theirs)
 
 
 def check_chat_template(config: EngineConfig, option: str) -> None:
-    """Raises ConfigError for a model without a chat template that can be compiled, by its header alone.
+    """Raises ConfigError if the header of a model has no chat template that can be compiled.
 
     Args:
-        option: as of without_template.
+        option: as for without_template.
     """
     template = read_facts(config, resolve_path(config.model)).chat_template
     if template is None:
@@ -107,15 +107,15 @@ def _with_overrides(path: Path, kv_overrides: KvOverrides) -> ModelFacts:
 
 
 def _placed(config: EngineConfig, path: Path, facts: ModelFacts) -> Places:
-    """The GPU of each tensor that override_tensor, cpu_moe or n_cpu_moe names, None for main memory.
+    """Returns the GPU of each tensor that override_tensor, cpu_moe or n_cpu_moe names; None stands for main memory.
 
     Raises:
-        ConfigError: one of them names no tensor of this file, or a place that this build of llama.cpp does not have.
+        ConfigError: an option names no tensor of this file, or a place that this engine cannot use.
     """
     if not config.tensor_overrides:
         return ()
     names = [tensor.name for tensor in facts.tensors]
-    profile_for(path, config)  # loads the library with the environment that was measured
+    profile_for(path, config)  # called to load the library with the environment of the profile
     module = library.load()
     known = devices.buffer_types(module)
     chosen = [device.name for device in devices.used(config, module)]
@@ -148,10 +148,10 @@ def _adapter_bytes(path: str) -> int:
 
 
 def machine_here(config: EngineConfig, *, computes_here: bool = True) -> Machine:
-    """This machine, with the abilities that llama.cpp has on it, and the GPUs that the config chooses.
+    """Returns the facts of this machine: abilities of llama.cpp on it, and the GPUs that the config chooses.
 
     Raises:
-        ConfigError: it chooses some that are not here.
+        ConfigError: the config chooses GPUs that are not here.
     """
     module = library.load()
     chosen = devices.used(config, module)
@@ -176,9 +176,9 @@ def machine_here(config: EngineConfig, *, computes_here: bool = True) -> Machine
 
 
 def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:
-    """Raises MemoryPlanError where the address space is too small even for the library, before it is loaded.
+    """Raises MemoryPlanError if the address space is too small even for the library, before the library is loaded.
 
-    On a machine with GPUs this counts their part as host memory; CUDA does not work under such a limit either.
+    On a machine with GPUs, this counts their part as host memory. CUDA does not work under such a limit anyway.
     """
     machine = replace(Machine.here(), fast_attention=True, equal_rows=True, tiled=False)
     if machine.address_space is None and machine.data_bytes is None:
@@ -191,15 +191,15 @@ def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:
 
 
 def facts_of(path: Path, known: FileIdentity) -> ModelFacts:
-    """Facts of the headers, kept in the cache with the verdict on the files: a start need not read a vocabulary again.
+    """Returns the facts of the headers, from the cache if the files are unchanged: a start skips the vocabulary then.
 
     Raises ModelFileError and OSError, as ModelFacts.read.
 
     Args:
-        known: the files as they were vetted.
+        known: the identity of the files at the time of their check.
     """
     kept = disk_cache.read(HEADERS, known.key)
-    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # none, or of another version
+    with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):  # not cached, or another version
         return _from_cache(path, known, kept)
     parts = read_parts(path)
     found = ModelFacts.from_headers(path, parts)

@@ -21,55 +21,55 @@ _GAUGES = (
 )
 _OF_REQUESTS = ("e2e_s", "prefill_s", "decode_s", "prompt_lengths", "output_lengths")
 _HISTOGRAMS = ("queue_s", "ttft_s", "inter_token_s", *_OF_REQUESTS)
-_MOST = ("longest", "cache_disk_bytes")  # of several engines the largest
+_MOST = ("longest", "cache_disk_bytes")  # the sum of several engines takes the largest value
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts since the engine started; running, waiting, free_slots, kv_cells(_used), cache_ram_bytes,
-    cache_disk_bytes and speculating are of now.
+    """Counts since the engine started. These fields are gauges, with the value of now: running, waiting, free_slots,
+    kv_cells, kv_cells_used, cache_ram_bytes, cache_disk_bytes and speculating.
 
-    Each prompt of a call is a request; with n or best_of above 1 it has as many continuations. `submitted`, the counts
-    of endings and e2e_s count requests, everything else counts continuations. Each event is counted when it happens, so
-    that the events of running requests are included.
+    Each prompt of a call is a request; with n or best_of above 1 it has that many continuations. `submitted`, the
+    counts of endings and e2e_s count requests; all other fields count continuations. Each event is counted when it
+    happens, so that the events of running requests are included.
 
     Attributes:
-        running, waiting, free_slots: continuations that have a slot; those, and texts to embed, that wait; slots that
-            others could have.
-        kv_cells, kv_cells_used: tokens that the KV cache has room for, once all slots are there; tokens in it that
+        running: continuations that have a slot. waiting: continuations, and texts to embed, that wait. free_slots:
+            slots for further continuations, including slots that the context has not grown to yet.
+        kv_cells: tokens that the KV cache has room for, once all slots are there. kv_cells_used: tokens in it that
             running continuations use.
-        submitted: requests taken in. finished_stop, finished_length: those that ended well (texts to embed count as
-            "stop"). errors, aborted: those that ended otherwise. `in_flight`: those that still run or wait.
-        prompt_tokens: tokens of prompts that have had a slot: computed (prefill_tokens) or copied (shared_tokens,
+        submitted: requests taken in. finished_stop, finished_length: requests that ended well (texts to embed count as
+            "stop"). errors, aborted: requests that ended otherwise. `in_flight`: requests that still run or wait.
+        prompt_tokens: tokens of prompts that have had a slot, computed (prefill_tokens) or copied (shared_tokens,
             prefix_tokens).
         generated_tokens: tokens sampled.
-        queue_s, ttft_s: from arrival to the slot; to the first token. inter_token_s: from token to token. e2e_s: from
-            arrival to the end, of requests that went well.
-        prefill_s, decode_s: from the slot to the first token, and from there to the last one, of requests that went
-            well and have output; of several continuations those of the first. prompt_lengths, output_lengths: tokens
-            of these requests, in histograms with the limits of durations.
-        computed_tokens: tokens of the prompts of ended requests that were not copied. longest: tokens of prompt and
-            output of the longest continuation so far.
-        restarts: engine processes that took the place of one that died.
-        decode_calls, decode_rows, decode_passes: calls that continue sequences; the rows in them that do; their passes
-            over the weights.
-        prefill_calls, prefill_passes: calls of prompt tokens alone; their passes. prefill_tokens: prompt tokens, also
-            those beside rows that continue sequences.
-        dummy_rows: rows computed only to keep the ids of a call dense.
-        adapter_switches: changes of the adapters that a context computes with: turns that sets of them have taken.
-        shared_tokens: prompt tokens that were copied from requests in flight instead of computed.
-        prefix_hits: requests that began with the cells of a finished one. prefix_tokens: tokens that they did not
-            compute for that reason; restored_tokens: those of them that came back from main memory or the disk;
-            read_tokens: from the disk.
+        queue_s: from arrival to the slot. ttft_s: from arrival to the first token. inter_token_s: from token to token.
+            e2e_s: from arrival to the end, of requests that ended well.
+        prefill_s, decode_s: from the slot to the first token, and from the first token to the last one. Both are for
+            requests that ended well and have output; with several continuations, for the first one. prompt_lengths,
+            output_lengths: tokens of these requests, in histograms with the limits of durations.
+        computed_tokens: prompt tokens of ended requests that were not copied. longest: tokens of prompt and output of
+            the longest continuation so far.
+        restarts: engine processes that replaced a dead one.
+        decode_calls: calls that continue sequences. decode_rows: their rows that continue a sequence. decode_passes:
+            their passes over the weights.
+        prefill_calls, prefill_passes: calls of prompt tokens only; their passes. prefill_tokens: prompt tokens,
+            including tokens beside rows that continue sequences.
+        dummy_rows: rows computed only to keep the seq ids of a call dense.
+        adapter_switches: changes from one adapter set to another in a context.
+        shared_tokens: prompt tokens that were copied from requests in flight and not computed.
+        prefix_hits: requests that began with the cells of a finished request. prefix_tokens: tokens that they did not
+            compute for this reason. restored_tokens: the part of prefix_tokens that came from main memory or the disk.
+            read_tokens: the part that came from the disk.
         cache_ram_bytes: main memory that saved prefixes take now. cache_disk_bytes: bytes of all files in the folder
-            of cache_disk, when it was last looked at.
-        verify_calls: those decode calls that verified guesses (speculative decoding).
-        drafted_tokens, accepted_tokens: guesses verified; those that held.
+            of cache_disk, when the engine last looked.
+        verify_calls: decode calls that verified guesses (speculative decoding).
+        drafted_tokens, accepted_tokens: guesses that were verified; guesses that were accepted.
         speculating: engines in which guessing pays, by present estimates.
         embed_passes, embed_texts, embed_tokens: passes for embeddings; texts and tokens in them.
         preemptions: sequences that lost their slot and came back.
-        missed_deadlines: continuations that were ended by deadline_s.
-        rejected: requests that max_queue refused; they are not among the submitted.
+        missed_deadlines: continuations that deadline_s ended.
+        rejected: requests that max_queue refused; `submitted` does not include them.
     """
 
     running: int = 0
@@ -138,12 +138,12 @@ class EngineStats:
 
     @property
     def slot_use(self) -> float:
-        """The share of the slots that is in use, 0 to 1."""
+        """The share of the slots in use, 0 to 1."""
         return self.running / self.n_slots if self.n_slots else 0.0
 
     @property
     def slot_demand(self) -> float:
-        """Continuations that run or wait, divided by the slots: above 1 some wait. Without slots it is their number."""
+        """Continuations that run or wait, divided by the slots; above 1 some must wait. Without slots, their number."""
         return (self.running + self.waiting) / max(1, self.n_slots)
 
     @property
@@ -163,11 +163,11 @@ class EngineStats:
 
     @property
     def acceptance(self) -> float:
-        """The share of guesses that held; 0 of none."""
+        """The share of guesses that were accepted; 0 without guesses."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
 
     def __repr__(self) -> str:
-        """The fields that are not as at the start."""
+        """Shows only the fields that differ from an engine's start."""
         start = EngineStats()
         shown = {name: value for name, value in vars(self).items() if value != getattr(start, name)}
         return f"EngineStats({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
@@ -177,31 +177,31 @@ class EngineStats:
         return EngineStats(**{**{name: value + getattr(other, name) for name, value in vars(self).items()}, **most})
 
     def since(self, earlier: EngineStats) -> EngineStats:
-        """The counts since `earlier`; gauges stay as they are."""
+        """Returns the counts since `earlier`; gauges stay as they are."""
         return EngineStats(
             **{k: value if k in _GAUGES + _MOST else value - getattr(earlier, k) for k, value in vars(self).items()}
         )
 
     def of_the_past(self) -> EngineStats:
-        """The counts without the gauges: those of an engine that is gone."""
+        """Returns the counts without the gauges, for an engine that is gone."""
         return EngineStats(**{k: value for k, value in vars(self).items() if k not in _GAUGES})
 
     def counts(self) -> dict[str, int]:
-        """The counts by name, without gauges and histograms."""
+        """Returns the counts by name, without gauges and histograms."""
         return {k: value for k, value in vars(self).items() if k not in (*_GAUGES, *_MOST, *_HISTOGRAMS)}
 
     def to_wire(self) -> dict[str, Any]:
-        """The fields as numbers and lists of numbers, for the wire."""
+        """Returns the fields as numbers and lists of numbers, for the wire."""
         return {**vars(self), **{name: getattr(self, name).to_wire() for name in _HISTOGRAMS}}
 
     @classmethod
     def from_wire(cls, packed: Mapping[str, Any]) -> EngineStats:
-        """The inverse of to_wire."""
+        """Makes the stats from the result of to_wire."""
         return cls(**{**packed, **{name: Histogram.from_wire(packed[name]) for name in _HISTOGRAMS}})
 
 
 class RequestCounts:
-    """Requests taken in, and how they ended; the attributes are those of EngineStats."""
+    """Counts of requests taken in and of how they ended. The attributes are fields of EngineStats."""
 
     def __init__(self) -> None:
         self.submitted = 0
@@ -220,7 +220,7 @@ class RequestCounts:
                 self._count_end(output.finished)
 
     def _count_end(self, output: RequestOutput) -> None:
-        """Of several continuations the first decides, unless one failed."""
+        """Counts the end of a request. The first continuation decides the reason, unless one failed."""
         reason, n_prompt = output.finish_reason, len(output.prompt_token_ids)
         lengths = [len(each.token_ids) for each in output.outputs]
         if output.timings.queued_s is not None:
@@ -245,13 +245,13 @@ class RequestCounts:
             tallies["decode_s"].add(max(timings.token_times_s, default=timings.ttft_s) - timings.ttft_s)
 
     def figures(self) -> dict[str, Any]:
-        """Fields of EngineStats."""
+        """Returns the counts as fields of EngineStats."""
         counts = {name: value for name, value in vars(self).items() if name != "_tallies"}
         return {**counts, **{name: tally.histogram() for name, tally in self._tallies.items()}}
 
 
 def percentile(values: Iterable[float], percent: float) -> float | None:
-    """The percentile by linear interpolation between neighbours (numpy's default); None of nothing.
+    """Returns the percentile by linear interpolation between neighbours (numpy's default); None without values.
 
     Args:
         percent: 0 to 100.

@@ -1,6 +1,6 @@
-"""The one check of a request, made wherever requests come in: by the FrontClient, by Engine.add and by a dry run.
+"""The single check of a request, made wherever requests come in: by the FrontClient, by Engine.add and by a dry run.
 
-Nothing native sees a request before `validate` has passed it; a prompt that may be cut is cut here. Pure Python.
+No native code sees a request before `validate` has passed it. A prompt that may be cut is cut here. Pure Python.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import kept_tokens
 from llamabatch.utils.checks import counted, show
 
-# Tokens that a prompt leaves for the output where max_tokens does not say, as in Request.expected_tokens.
+# Tokens that a prompt leaves for the output if max_tokens is None, as in Request.expected_tokens.
 _EXPECTED_OUTPUT = 256
-# Logprobs of one request: about 300 bytes each as Python objects, 25 in a message between processes.
+# Logprobs of one request. Each takes about 300 bytes as Python objects, and 25 in a message between processes.
 MAX_LOGPROBS_IN_ALL = 2**22
 
 
 class RequestModel(Protocol):
-    """Facts of a model that decide which requests it can run; a Model that holds its vocabulary alone has them too."""
+    """Facts of a model that decide which requests it can run. A Model with only its vocabulary loaded has them, too."""
 
     path: Path
     n_vocab: int
@@ -48,7 +48,7 @@ class RequestLimits:
     Attributes:
         n_ctx: tokens of prompt and output together; the last token sampled is not counted.
         n_text: tokens of a text to embed.
-        n_pass: tokens that one pass computes at most.
+        n_pass: most tokens that one pass computes.
         can_shift: overflow="shift" is possible.
     """
 
@@ -59,29 +59,29 @@ class RequestLimits:
 
     @classmethod
     def of(cls, config: ResolvedConfig, model: RequestModel) -> RequestLimits:
-        """The limits of an engine with this config, as far as they are known without its context."""
+        """Returns the limits of an engine with this config, as far as they are known without its context."""
         return cls(config.n_ctx, longest_text(config), config.n_ubatch, model.can_shift(config.type_k))
 
 
 def longest_text(config: ResolvedConfig) -> int:
-    """Tokens that a text to embed may have."""
+    """Returns the most tokens that a text to embed may have."""
     return min(config.n_ctx, config.n_batch)
 
 
 def validate(request: Request, limits: RequestLimits, model: RequestModel, adapters: Collection[str]) -> Request:
-    """The request as it can be run: its prompt cut at the left where overflow="truncate" asks for it.
+    """Checks a request; returns it with its prompt cut where truncate_prompt_tokens or overflow="truncate" ask for it.
 
     Args:
-        adapters: names of the loaded ones.
+        adapters: names of the loaded adapters.
 
     Raises:
         ConfigError: the model cannot generate, gives no embeddings, or has no classification head.
-        PromptError: the prompt is empty, or holds ids outside the vocabulary; a picture ends it, or needs a larger
-            pass, or asks for something that text alone can have.
-        ContextLengthError: it is longer than n_ctx.
+        PromptError: the prompt is empty, or holds ids outside the vocabulary; or it has a picture or a sound at its
+            end, one that needs a larger pass, or an option that only text can have.
+        ContextLengthError: the prompt is longer than n_ctx.
         AdapterError: an adapter is not loaded.
-        SamplingError: the parameters name token ids outside the vocabulary, ask for too many logprobs, bound a thinking
-            of unknown marks, or shift where that is impossible or need never end.
+        SamplingError: the parameters name token ids outside the vocabulary, ask for too many logprobs, limit the
+            thinking of a model with unknown marks, or ask for overflow="shift" where it is impossible or never ends.
     """
     check_kind(model, embed=request.embed, classify=request.classify)
     if request.adapters:
@@ -113,9 +113,9 @@ def check_kind(model: RequestModel, *, embed: bool, classify: bool = False) -> N
 
 
 def check_prompt(token_ids: tuple[int, ...], n_vocab: int, n_ctx: int) -> None:
-    """Raises PromptError for tokens that llama.cpp could not run.
+    """Raises PromptError for a prompt that llama.cpp could not run.
 
-    A prompt of n_ctx tokens is allowed: it leaves room for one output token, which needs no cell of its own.
+    A prompt of n_ctx tokens is allowed: one output token still fits, because it needs no cell of its own.
     """
     if not token_ids:
         raise PromptError("the prompt is empty; give at least one token")
@@ -127,7 +127,7 @@ def check_prompt(token_ids: tuple[int, ...], n_vocab: int, n_ctx: int) -> None:
 
 
 def check_media(request: Request, n_vocab: int, limits: RequestLimits) -> None:
-    """As check_prompt, for a prompt with media, and for what such a prompt cannot ask for."""
+    """Checks a prompt with media as check_prompt does, and refuses options that only text can have."""
     params, ids = request.params, request.prompt_token_ids
     what = "picture" if any(media.kind == IMAGE for media in request.media) else "sound"
     not_asked = {
@@ -162,13 +162,13 @@ def check_length(n_tokens: int, n_ctx: int, place: str = "") -> None:
     """Raises ContextLengthError for a prompt of more tokens than a request may use.
 
     Args:
-        place: of the prompt in a list, before the message.
+        place: start of the message, which names the position of the prompt in a list.
     """
     if n_tokens > n_ctx:
         message = (
             f"{place}the prompt has {n_tokens} tokens; n_ctx allows 1 to {n_ctx} (overflow='truncate' would cut it)"
         )
-        raise _too_long(n_tokens, n_ctx, message, is_cured=True)  # a variable would be a cycle with its traceback
+        raise _too_long(n_tokens, n_ctx, message, is_cured=True)  # a variable would make a cycle with the traceback
 
 
 def _too_long(n_tokens: int, n_allowed: int, message: str, *, is_cured: bool = False) -> ContextLengthError:
@@ -179,7 +179,7 @@ def _too_long(n_tokens: int, n_allowed: int, message: str, *, is_cured: bool = F
 
 
 def check_text(token_ids: tuple[int, ...], n_vocab: int, longest: int, what: str = "an embedding") -> None:
-    """As check_prompt, for a text that goes through an embedding model in one pass."""
+    """Checks a text as check_prompt does, if it goes through an embedding model in one pass."""
     if len(token_ids) > longest:
         raise _too_long(
             len(token_ids),
@@ -198,17 +198,17 @@ def check_token_ids(params: SamplingParams, n_vocab: int) -> None:
         "logprob_token_ids": params.logprob_ids,
     }
     for name, ids in named.items():
-        if ids and ids[-1] >= n_vocab:  # they rise
+        if ids and ids[-1] >= n_vocab:  # the ids are sorted
             raise SamplingError(f"{name} has token id {ids[-1]}; this model's ids are 0 to {n_vocab - 1}")
 
 
 def check_logprobs(
     params: SamplingParams, n_prompt: int, n_ctx: int, n_vocab: int, score_from: int | None = None
 ) -> None:
-    """Raises PromptError for a token that cannot be scored, since no token comes before it.
+    """Raises PromptError if score_from is outside the prompt, or 0: no token comes before the first one to score it.
 
-    Raises SamplingError for a prompt that would be scored several times, and for more logprobs than memory and a
-    message between processes should hold.
+    Raises SamplingError if the prompt would be scored several times, and for more logprobs than MAX_LOGPROBS_IN_ALL,
+    which memory and a message between processes can hold.
     """
     if score_from is not None and not 1 <= score_from < n_prompt:
         raise PromptError(
@@ -228,19 +228,19 @@ def check_logprobs(
 
 
 def requested_logprobs(request: Request, n_ctx: int, n_vocab: int) -> int:
-    """Logprobs that a request may bring, at most."""
+    """Returns the most logprobs that a request can give."""
     return _requested_logprobs(request.params, len(request.prompt_token_ids), n_ctx, n_vocab)[1]
 
 
 def _requested_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int, n_vocab: int) -> tuple[int, int]:
-    """Tokens of all outputs at most, and the logprobs of these and of the prompt."""
+    """Returns the most tokens of all outputs, and the most logprobs of these tokens and of the prompt."""
     n_output = min(n_ctx + 1 - n_prompt, params.max_tokens or n_ctx) * params.n_copies
     of_prompt, of_output = (n_vocab if top == -1 else top or 0 for top in (params.prompt_logprobs, params.logprobs))
     return n_output, n_prompt * of_prompt + n_output * (of_output + len(params.logprob_ids))
 
 
 def check_budget(request: Request) -> None:
-    """Raises SamplingError for a budget of thinking where it is not known how the model marks its thinking."""
+    """Raises SamplingError for a budget of thinking if the model's marks of its thinking are unknown."""
     budget = request.params.thinking_token_budget
     if budget is not None and request.reasoning is None:
         raise SamplingError(
@@ -250,7 +250,7 @@ def check_budget(request: Request) -> None:
 
 
 def check_shift(params: SamplingParams, limits: RequestLimits) -> None:
-    """Raises SamplingError for overflow="shift" where it is impossible, or where the text need never end."""
+    """Raises SamplingError for overflow="shift" if it is impossible, or if the text might never end."""
     if params.overflow != "shift":
         return
     if not limits.can_shift:
@@ -264,13 +264,12 @@ def check_shift(params: SamplingParams, limits: RequestLimits) -> None:
 
 
 def fitted(request: Request, n_ctx: int, bos: int | None) -> Request:
-    """The request with its prompt cut where truncate_prompt_tokens or overflow="truncate" asks for it; else as it is.
+    """Returns the request, with its prompt cut if truncate_prompt_tokens or overflow="truncate" ask for it.
 
-    What overflow="truncate" leaves has room for max_tokens (256 where that is None), but never for more than half of
-    n_ctx.
+    overflow="truncate" leaves room for max_tokens (256 if it is None), but for no more than half of n_ctx.
 
     Args:
-        bos: the token that begins every text, which then stays; None: there is none.
+        bos: the token that begins every text; a prompt keeps it. None: there is none.
     """
     prompt, params = request.prompt_token_ids, request.params
     excess, kept = 0, 1 if prompt[:1] == (bos,) else 0

@@ -1,3 +1,3 @@
-"""LLM and AsyncLLM: prompts and conversations become requests, and outputs go back to the caller. Imports `monitor` and
-the rooms below it.
+"""LLM and AsyncLLM: they turn prompts and conversations into requests, and return the outputs to the caller. Imports
+`monitor` and the rooms below it.
 """

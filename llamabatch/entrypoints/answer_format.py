@@ -20,11 +20,11 @@ from llamabatch.request.reasoning import Reasoning, ReasoningTags, Thinking
 from llamabatch.request.request import Request
 from llamabatch.request.structured_outputs import TOOLS, Structure, special_name
 
-_TAIL = 64  # tokens of a prompt in which a tag at its end stands
+_TAIL = 64  # a thinking tag at the end of a prompt lies within this many tokens
 
 
 class FormatModel(Protocol):
-    """The part of a Model that is used here."""
+    """The part of a Model that an AnswerFormat uses."""
 
     @property
     def chat_template(self) -> str | None: ...
@@ -37,10 +37,10 @@ class FormatModel(Protocol):
 
 
 class AnswerFormat:
-    """Adds to requests what their model's format asks for.
+    """The format of a model's answers: it adds thinking tags, grammars of tool calls and parsers to requests.
 
     Args:
-        options: of the chats; their template takes the place of the model's own. None: the defaults.
+        options: the options of the chats; a template in them replaces the model's own. None: the defaults.
     """
 
     def __init__(self, model: FormatModel, config: ResolvedConfig, options: ChatOptions | None = None) -> None:
@@ -49,16 +49,16 @@ class AnswerFormat:
         template = model.chat_template if options.template is None else options.template
         self.tags = reasoning_of(template, config.reasoning_tags, options.reasoning_format or config.reasoning_format)
         self._tools = ToolFormat.of(template) if options.reads_calls else None
-        self._joined: dict[Structure, Structure] = {}  # a form -> it and the calls that may come in its place
+        self._joined: dict[Structure, Structure] = {}  # form -> form that allows tool calls in its place
 
     def of_chat(self, request: Request, continued: str = "") -> Request:
-        """A request whose prompt a chat template made: its answer is taken apart.
+        """Returns a chat's request, prepared so that its answer is parsed into thinking, tool calls and text.
 
         Args:
-            continued: text of the last message, if the answer goes on with it.
+            continued: the text of the last message, if the answer continues it.
 
         Raises:
-            SamplingError: the tools, or these and structured_outputs together, cannot be held.
+            SamplingError: no grammar can enforce the tools, or the tools and structured_outputs together.
         """
         tags = self.tags
         if self._tools is not None:
@@ -74,8 +74,8 @@ class AnswerFormat:
         )
 
     def of_prompt(self, request: Request) -> Request:
-        """Any other request, whose text stays raw: a form binds from the first token, unless the prompt ends within
-        thinking."""
+        """Returns any other request with the state of its thinking, if a budget or a form depends on it. The answer's
+        text stays raw. A form binds from the first token, unless the prompt ends inside thinking."""
         tags, params = self.tags, request.params
         if tags is None or request.embed or (params.thinking_token_budget is None and params.structure is None):
             return request
@@ -87,7 +87,7 @@ class AnswerFormat:
         return replace(request, reasoning=Reasoning(tags, thinking, parsed=False))
 
     def _with_tools(self, request: Request) -> Request:
-        """The request with the grammar of its calls."""
+        """Returns the request with the grammar of its tool calls."""
         form, held = request.params.structure, self._calls
         if form is not None and self._options.forced_tools is None:
             held = self._form_or_calls(form)
@@ -97,13 +97,13 @@ class AnswerFormat:
         if budget is not None and self._tools is not None and self._tools.thought is not None:
             raise SamplingError(
                 f"thinking_token_budget is {budget} beside {'a call that must come' if form is None else 'a form'}, "
-                "whose grammar holds the thinking of this family, too; leave the budget out, or give "
+                "whose grammar already covers the thinking of this model; leave the budget out, or give "
                 "tool_choice='auto'" + ("" if form is None else " without a form")
             )
         return replace(request, params=replace(request.params, structured_outputs=held))
 
     def _form_or_calls(self, form: Structure) -> Structure:
-        """The form of an answer that is in the given form, or calls instead."""
+        """Returns a form that allows either an answer in the given form or tool calls."""
         found = self._joined.get(form)
         if found is not None:
             return found
@@ -123,18 +123,18 @@ class AnswerFormat:
 
     @cached_property
     def _calls(self) -> Structure | None:
-        """The form of an answer that must call, or may call a strict function; None: it is free."""
+        """The form of an answer that must call a tool, or may call a restricted one; None: the answer is free."""
         tools = self._options.forced_tools
         if self._tools is None:
             return None
         if tools is None:
             return self._strict(self._tools)
         made = grammar(self._tools, tools, self._spell, parallel=self._options.parallel_tool_calls)
-        # a grammar that allows the thinking binds from the first token on
+        # Such a grammar contains the thinking, so it must bind from the first token.
         return Structure(TOOLS, made.lark, in_reasoning=self._tools.thought is not None, not_held=made.left_out)
 
     def _strict(self, tool_format: ToolFormat) -> Structure | None:
-        """The form of free text with calls, if a function is strict: then it holds from the mark of a call on."""
+        """Returns a form that binds from the mark of a call on. None: no function is strict, and all are allowed."""
         if not self._options.strict_tools and not self._options.allows_some:
             return None
         schemas, parallel = self._options.free_schemas, self._options.parallel_tool_calls
@@ -142,7 +142,7 @@ class AnswerFormat:
         return None if made is None else Structure(TOOLS, made.lark, not_held=made.left_out)
 
     def _spell(self, mark: str) -> str:
-        """A mark in a grammar: the name of its special token, if it is one."""
+        """Returns a mark as a grammar writes it: the name of its special token, or else a quoted text."""
         return special_name(mark) if mark in self._special_marks else quoted(mark)
 
     def _parser(self, tags: ReasoningTags | None, thinking: Thinking) -> Callable[[Request, int], OutputParser]:
@@ -176,13 +176,13 @@ class AnswerFormat:
 
     @cached_property
     def _special_ids(self) -> tuple[int, ...]:
-        """Special tokens in the marks."""
+        """The ids of the special tokens in the marks."""
         ids = {token_id for mark in self._marks for token_id in self._ids_of(mark) if self._is_special(token_id)}
         return tuple(sorted(ids))
 
     @cached_property
     def _special_marks(self) -> tuple[str, ...]:
-        """Marks that are one special token each."""
+        """The marks that are exactly one special token."""
         ids = {mark: self._ids_of(mark) for mark in self._marks}
         return tuple(mark for mark, found in ids.items() if len(found) == 1 and self._is_special(found[0]))
 

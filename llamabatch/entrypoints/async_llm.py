@@ -55,27 +55,27 @@ T = TypeVar("T")
 _Download = Callable[[], Path]
 _Prepare = Callable[[InputProcessor], Submission]
 
-# A model tokenizes one text at a time anyway; the other threads keep short calls from queueing behind long ones.
+# A model tokenizes one text at a time. The other threads keep short calls from waiting behind long calls.
 _N_WORKERS = 4
 
 
 class AsyncLLM:
-    """A GGUF model for asyncio: many tasks at once, whose requests share the batches of one engine.
+    """A GGUF model for asyncio. The requests of many tasks share the batches of one engine.
 
     ::
 
         async with AsyncLLM("tiny") as llm:
             [output] = await llm.generate("Once upon a time")
 
-    The constructor only checks the options. The model is loaded on a thread by `async with`, by `load`, or by the first
-    call. Cancelling a task aborts its requests; their slots are free after the step under way. One AsyncLLM serves
-    several event loops, one after another or at once.
+    The constructor only checks the options. `async with`, `load`, or the first call loads the model on a thread.
+    Cancelling a task aborts its requests; their slots are free after the current step. One AsyncLLM can serve several
+    event loops, one after another or at once.
 
     Args:
         model, **options: as for LLM.
 
     Raises:
-        ConfigError: an option is wrong.
+        ConfigError: an option is invalid.
     """
 
     @takes_names(model_named)
@@ -87,7 +87,7 @@ class AsyncLLM:
         weakref.finalize(self, self._load.cancelled.set).atexit = False
         self._lock = threading.Lock()
         self._workers = ThreadPoolExecutor(_N_WORKERS, thread_name_prefix="llamabatch-async")
-        # a thread of its own: an abort must not wait for a prompt that is being tokenized or sent to a child
+        # Aborts have their own thread: they must not wait for a prompt that is being tokenized or sent to a child.
         self._aborting = ThreadPoolExecutor(1, thread_name_prefix="llamabatch-abort")
 
     @classmethod
@@ -101,10 +101,11 @@ class AsyncLLM:
         local_files_only: bool = False,
         **options: Unpack[EngineOptions],
     ) -> Self:
-        """As LLM.from_pretrained. The download belongs to loading: it runs on a thread, and its errors come from there.
+        """Makes an AsyncLLM for a model on Hugging Face's hub; arguments as for LLM.from_pretrained. The download is
+        part of loading: it runs on a thread, and `load` raises its errors.
 
         Raises:
-            ConfigError: an option is wrong.
+            ConfigError: an option is invalid.
         """
         llm = cls(f"{paths.HUB}{repo_id}", **options)
         folder = None if cache_dir is None else paths.absolute(cache_dir)
@@ -125,11 +126,11 @@ class AsyncLLM:
 
     @property
     def n_ctx(self) -> int:
-        """As LLM.n_ctx. Raises EngineError before the model is loaded."""
+        """The same as LLM.n_ctx. Raises EngineError before the model is loaded."""
         return self.plan.config.n_ctx
 
     async def vocab(self) -> Vocab:
-        """As LLM.vocab."""
+        """Returns the vocabulary, as LLM.vocab."""
         client = await self._client()
 
         def read() -> Vocab:
@@ -141,13 +142,13 @@ class AsyncLLM:
         return self._vocab
 
     async def metadata(self) -> Mapping[str, MetadataValue]:
-        """As LLM.metadata."""
+        """Returns the values of the GGUF's header, as LLM.metadata."""
         model = (await self._client()).model
         return await self._on_thread(lambda: metadata_of(model.header))
 
     @property
     def plan(self) -> Plan:
-        """The options in force; see LLM.plan. Raises EngineError before the model is loaded."""
+        """The same as LLM.plan. Raises EngineError before the model is loaded."""
         if self._loading is None or not self._loading.done():
             raise EngineError("the model is not loaded yet; await load() first")
         return self._loaded(self._loading).plan
@@ -161,7 +162,7 @@ class AsyncLLM:
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
     ) -> list[RequestOutput]:
-        """As LLM.generate; cancelling it aborts the requests."""
+        """Continues prompts, as LLM.generate. Cancelling the call aborts its requests."""
         return await self._run(lambda inputs: inputs.prompts(prompts, params, adapters, errors))
 
     @also_named(place_of, sampling_params="params", messages="conversations")
@@ -175,7 +176,7 @@ class AsyncLLM:
         errors: ErrorPolicy = "warn",
         **options: Unpack[ChatKeywords],
     ) -> list[RequestOutput]:
-        """As LLM.chat; cancelling it aborts the requests."""
+        """Answers conversations, as LLM.chat. Cancelling the call aborts its requests."""
         return await self._run(
             lambda inputs: inputs.conversations(conversations, params, chat_options(**options), adapters, errors)
         )
@@ -191,7 +192,8 @@ class AsyncLLM:
         errors: ErrorPolicy = "warn",
         **options: Unpack[ChatKeywords],
     ) -> AsyncIterator[SequenceOutput]:
-        """As LLM.stream, for `async for`. Errors that LLM.stream raises at the call come with the first step."""
+        """Yields outputs token by token, as LLM.stream, for `async for`. Errors come at the first iteration at the
+        earliest, never at the call."""
         return self._events(
             lambda inputs: inputs.either(prompts, params, chat_options(**options), adapters, errors), stream=True
         )
@@ -207,7 +209,7 @@ class AsyncLLM:
         errors: ErrorPolicy = "warn",
         **options: Unpack[ChatKeywords],
     ) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """As LLM.as_completed, for `async for`."""
+        """Yields pairs of index and output as prompts finish, as LLM.as_completed, for `async for`."""
         return self._completed(lambda inputs: inputs.either(prompts, params, chat_options(**options), adapters, errors))
 
     @overload
@@ -233,7 +235,7 @@ class AsyncLLM:
         adapters: OneAdapters = None,
         errors: ErrorPolicy = "warn",
     ) -> list[Score] | list[list[Score]]:
-        """As LLM.score; cancelling it aborts the requests."""
+        """Returns the logprobs of continuations, as LLM.score. Cancelling the call aborts its requests."""
         client = await self._client()
 
         def prepare() -> Scoring:
@@ -281,7 +283,7 @@ class AsyncLLM:
         errors: ErrorPolicy = "raise",
         return_errors: bool = False,
     ) -> list[Any]:
-        """As LLM.embed; cancelling it aborts the requests."""
+        """Returns a vector for each text, as LLM.embed. Cancelling the call aborts its requests."""
         policy: ErrorPolicy = "return" if return_errors else errors
         outputs = await self._run(
             lambda inputs: inputs.texts(texts, adapters, policy, dimensions=dimensions, pooling=pooling)
@@ -299,7 +301,7 @@ class AsyncLLM:
         adapters: OneAdapters = None,
         errors: ErrorPolicy = "raise",
     ) -> list[RerankResult]:
-        """As LLM.rerank; cancelling it aborts the requests."""
+        """Ranks documents, as LLM.rerank. Cancelling the call aborts its requests."""
         most = check_rerank(query, top_n, use_activation)
         given: list[Any] = []
 
@@ -339,7 +341,7 @@ class AsyncLLM:
         adapters: Adapters = None,
         errors: ErrorPolicy = "raise",
     ) -> list[Any]:
-        """As LLM.classify; cancelling it aborts the requests."""
+        """Classifies texts, as LLM.classify. Cancelling the call aborts its requests."""
         boolean(InputError, "use_activation", use_activation)
         outputs = await self._run(lambda inputs: inputs.texts_to_classify(texts, adapters, errors))
         return classified((await self._client()).model, outputs, use_activation=use_activation, errors=errors)
@@ -355,7 +357,7 @@ class AsyncLLM:
     async def tokenize(
         self, text: str | list[str] | tuple[str, ...], *, add_special: bool = True, parse_special: bool = False
     ) -> list[int] | list[list[int]]:
-        """As LLM.tokenize."""
+        """Turns text into token ids, as LLM.tokenize."""
         tokens: list[int] | list[list[int]] = await self._prepared(
             lambda inputs: inputs.tokenize(text, add_special, parse_special)
         )
@@ -372,7 +374,7 @@ class AsyncLLM:
     async def detokenize(
         self, token_ids: Sequence[int] | Sequence[Sequence[int]], *, skip_special_tokens: bool = True
     ) -> str | list[str]:
-        """As LLM.detokenize."""
+        """Turns token ids into text, as LLM.detokenize."""
         text: str | list[str] = await self._prepared(lambda inputs: inputs.detokenize(token_ids, skip_special_tokens))
         return text
 
@@ -382,7 +384,7 @@ class AsyncLLM:
         conversation: Conversation,
         **options: Unpack[TemplateKeywords],
     ) -> str:
-        """As LLM.apply_chat_template; cancelling it ends the template."""
+        """Returns the prompt text of a conversation, as LLM.apply_chat_template. Cancelling the call stops it."""
         left, asked = threading.Event(), chat_options(**options)
         try:
             return await self._prepared(lambda inputs: inputs.chat_text(conversation, asked), left.is_set)
@@ -390,15 +392,15 @@ class AsyncLLM:
             left.set()
 
     async def adapters(self) -> list[str]:
-        """As LLM.adapters."""
+        """Returns the names of the loaded adapters."""
         return (await self._client()).adapters
 
     async def heartbeats(self) -> list[Heartbeat]:
-        """As LLM.heartbeats."""
+        """Returns the state of each child process, as LLM.heartbeats."""
         return (await self._client()).heartbeats
 
     async def stats(self) -> EngineStats:
-        """As LLM.stats."""
+        """Returns counts and the state of the engine, as LLM.stats."""
         return await self._on_thread((await self._client()).stats)
 
     async def monitor(
@@ -409,16 +411,16 @@ class AsyncLLM:
         metrics_file: str | os.PathLike[str] | None = None,
         publish: bool = False,
     ) -> Monitor:
-        """As LLM.monitor: `with await llm.monitor(callback):`. The callback is called on the monitor's thread."""
+        """Samples engine and machine on a thread, as LLM.monitor: `with await llm.monitor(callback):`."""
         with late_import("the code of the monitor"):
-            from llamabatch.monitor.monitor import monitor_client  # psutil and more, of no use to most programs
+            from llamabatch.monitor.monitor import monitor_client  # late: most programs do not need psutil
 
         target = metrics_file and paths.absolute(metrics_file)
         client = await self._client()
         return monitor_client(client, callback, every_s=every_s, metrics_file=target, publish=publish)
 
     async def save_prefix(self, prompt: Prompt, path: str | os.PathLike[str]) -> int:
-        """As LLM.save_prefix."""
+        """Computes a prompt and saves its KV cells to a file, as LLM.save_prefix."""
         absolute = paths.absolute(path)
         client = await self._client()
         for _ in range(TRIES):
@@ -429,47 +431,47 @@ class AsyncLLM:
         raise EngineError(CROWDED)
 
     async def load_prefix(self, path: str | os.PathLike[str]) -> int:
-        """As LLM.load_prefix."""
+        """Holds a saved prefix in memory, as LLM.load_prefix."""
         absolute = paths.absolute(path)
         client = await self._client()
         n_tokens: int = await self._on_thread(partial(client.call, "load_prefix", absolute))
         return n_tokens
 
     async def unload_prefix(self, path: str | os.PathLike[str]) -> None:
-        """As LLM.unload_prefix."""
+        """Frees a loaded prefix, as LLM.unload_prefix."""
         absolute = paths.absolute(path)
         client = await self._client()
         await self._on_thread(partial(client.call, "unload_prefix", absolute))
 
     async def reset_prefix_cache(self) -> bool:
-        """As LLM.reset_prefix_cache."""
+        """Drops the KV cells of finished requests, as LLM.reset_prefix_cache."""
         client = await self._client()
         done: bool = await self._on_thread(partial(client.call, "reset_prefix_cache"))
         return done
 
     async def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
-        """As LLM.load_adapter."""
+        """Loads a LoRA or a control vector, as LLM.load_adapter."""
         absolute = adapter_path(name, path)
         client = await self._client()
         await self._on_thread(partial(client.call, "load_adapter", name, absolute))
 
     async def unload_adapter(self, name: str) -> None:
-        """As LLM.unload_adapter."""
+        """Frees an adapter, as LLM.unload_adapter."""
         client = await self._client()
         await self._on_thread(partial(client.call, "unload_adapter", name))
 
     async def sleep(self) -> None:
-        """As LLM.sleep. Does nothing before the model is loaded."""
+        """Frees the model until the next use, as LLM.sleep. Does nothing before the model is loaded."""
         client = self._load.client
         await self._on_thread((lambda: None) if client is None else client.sleep)
 
     async def wake(self) -> None:
-        """As LLM.wake; loads the model if that was not done."""
+        """Loads the model unless it is loaded and awake, as LLM.wake."""
         await self._prepared(lambda _: None)
 
     @property
     def is_asleep(self) -> bool:
-        """As LLM.is_asleep. False before the model is loaded."""
+        """True from sleep() until the next use; False before the model is loaded."""
         client = self._load.client
         return client is not None and client.is_asleep
 
@@ -478,13 +480,13 @@ class AsyncLLM:
         await asyncio.shield(asyncio.to_thread(self.close))
 
     def close(self) -> None:
-        """As aclose, without an event loop. Halts the step under way, for which it waits on a GPU; cancels a load."""
+        """Does the same as aclose, without an event loop. Stops the current step (on a GPU: waits), cancels a load."""
         with self._lock:
             self._closed = True
             self._load.cancelled.set()
             loading = self._loading
         if loading is not None:
-            with contextlib.suppress(Exception):  # the load failed
+            with contextlib.suppress(Exception):  # after a failed load there is nothing to close
                 self._loaded(loading).close()
         self._workers.shutdown()
         self._aborting.shutdown()
@@ -502,7 +504,7 @@ class AsyncLLM:
     ) -> None:
         await self.aclose()
 
-    if not TYPE_CHECKING:  # a type checker shall see a wrong name
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
 
         def __getattr__(self, name: str) -> Any:
             raise absent(self, name, OF_LLM)
@@ -528,13 +530,13 @@ class AsyncLLM:
         return self._loaded(loading)
 
     def _loaded(self, loading: Future[None]) -> FrontClient:
-        """The client of a load, which is waited for. Raises the error of the load."""
+        """Waits for a load and returns its client. Raises the error of the load."""
         loading.result()
         assert self._load.client is not None
         return self._load.client
 
     async def _prepared(self, prepare: Callable[[InputProcessor], T], left: Callable[[], bool] | None = None) -> T:
-        """The result of `prepare` on a worker's thread, with the model awake."""
+        """Wakes the model and returns the result of `prepare`, both on a worker's thread."""
         client = await self._client()
 
         def run() -> T:
@@ -544,7 +546,7 @@ class AsyncLLM:
         return await self._on_thread(run)
 
     async def _on_thread(self, do: Callable[[], T]) -> T:
-        # without a variable for the future: the traceback of its error has this frame, which would be a cycle
+        # No variable holds the future: the traceback of its error refers to this frame, which would make a cycle.
         return await asyncio.wrap_future(self._submitted(do))
 
     def _submitted(self, do: Callable[[], T]) -> Future[T]:
@@ -557,7 +559,7 @@ class AsyncLLM:
             raise EngineClosedError("the engine is closed")
 
     async def _events(self, prepare: _Prepare, *, stream: bool = False) -> AsyncGenerator[SequenceOutput, None]:
-        """Submits all requests and yields their events until all have ended; closed earlier, it aborts the rest."""
+        """Submits all requests and yields their events until all have ended. Closing it earlier aborts the rest."""
         call = _Call(await self._client(), asyncio.get_running_loop(), prepare, stream)
         try:
             submission = await self._on_thread(call.start)
@@ -570,7 +572,7 @@ class AsyncLLM:
         finally:
             call.left = True
             if not call.done:
-                with contextlib.suppress(RuntimeError):  # closed: all requests have ended
+                with contextlib.suppress(RuntimeError):  # the executor is shut down, so all requests have ended
                     self._aborting.submit(call.abort)
 
     async def _completed(self, prepare: _Prepare) -> AsyncGenerator[tuple[int, RequestOutput], None]:
@@ -585,15 +587,15 @@ class AsyncLLM:
 
 
 class _Load:
-    """The load of a model, on a worker's thread. It does not know its AsyncLLM, which may be forgotten meanwhile: then
-    the load is cancelled.
+    """The load of a model, on a worker's thread. It has no reference to its AsyncLLM, so that an AsyncLLM that nobody
+    uses any more can be collected, which cancels the load.
 
     Attributes:
-        connect: gives the client; subclasses have others.
-        download: gives the file of a model on the hub, for `connect`.
-        client: of the loaded model. It does not stand in the future of the load, which a cancelled task leaves in a
-            cycle of asyncio's.
-        cancelled: ends the load; the next one, too.
+        connect: returns the client; subclasses of AsyncLLM replace it.
+        download: fetches a model from the hub and returns its file, for `connect`.
+        client: the client of the loaded model. The load's future does not hold the client, because a cancelled task
+            leaves that future in a reference cycle of asyncio.
+        cancelled: once set, ends this load and any later load.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -604,7 +606,7 @@ class _Load:
         self._config = config
 
     def run(self) -> None:
-        """Raises what `connect` raises."""
+        """Loads the model. Raises what `connect` raises."""
         with cancelled_by(self.cancelled):
             self.client = self.connect(self._config, self.download)
 
@@ -614,8 +616,9 @@ def _connect(config: EngineConfig, download: _Download | None) -> FrontClient:
 
 
 async def _done(loading: Future[None]) -> None:
-    """Returns when a load has ended, in whatever way: asyncio would report the error that a task which has been
-    cancelled did not fetch. Several tasks may wait, and the load goes on without them."""
+    """Waits until a load has ended, with or without an error. Several tasks may wait; the load continues if they are
+    cancelled. It waits for an event, because asyncio would log an error of the load that a cancelled task never reads.
+    """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
@@ -632,7 +635,7 @@ class _Call:
 
     Attributes:
         events: the events of the requests, for the loop.
-        left: True once the caller waits no more.
+        left: True once the caller no longer waits.
     """
 
     def __init__(self, client: FrontClient, loop: asyncio.AbstractEventLoop, prepare: _Prepare, stream: bool) -> None:
@@ -650,7 +653,7 @@ class _Call:
         return self._submission is not None and self._submission.done
 
     def start(self) -> Submission:
-        """On a worker's thread: makes the requests and submits them."""
+        """Makes the requests and submits them. Runs on a worker's thread."""
         with self._client.awake():
             submission = self._prepare(InputProcessor(self._client, lambda: self.left, self._client.next_seed))
         if not self.left:
@@ -658,17 +661,17 @@ class _Call:
             self._client.submit(submission.requests, self._emit, stream=self._stream)
             if submission.refused:
                 self._client.count_refused(submission.refused)
-        if self.left:  # left while they were submitted: the abort may have come too early
+        if self.left:  # the caller left during the submission, so its abort may have come too early
             self.abort()
         return submission
 
     def abort(self) -> None:
-        """On any thread but the event loop's: aborts the requests that have not ended."""
+        """Aborts the requests that have not ended. Runs on any thread but the event loop's."""
         if self._submission is not None:
             self._client.abort(self._submission.unfinished)
 
     def _emit(self, events: list[SequenceOutput]) -> None:
-        """On a thread of the client: hands events to the loop."""
+        """Passes events to the loop. Runs on a thread of the client."""
         if self.left:
             return
         try:

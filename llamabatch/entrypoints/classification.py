@@ -1,4 +1,4 @@
-"""Ranks and classes of texts, from the outputs of a model's classification head."""
+"""Reranking and classification of texts, from the outputs of a model's classification head."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamabatch.request.outputs import RequestOutput
 from llamabatch.utils.checks import boolean, integer, show
 
 _PLACES = re.compile(r"(\{query\}|\{document\})")
-# llama.cpp ends the graph of these with a softmax, so that their outputs are probabilities (llama-graph.cpp)
+# llama.cpp ends the graph of these architectures with a softmax (llama-graph.cpp): their outputs are probabilities.
 _WITH_SOFTMAX = ("qwen3", "qwen3vl")
 
 _Values = npt.NDArray[np.float64]
@@ -29,10 +29,10 @@ class RerankResult:
     """The relevance of one document.
 
     Attributes:
-        index: its place in the list of documents.
-        document: its text, as given.
-        relevance_score: 0 to 1, or the model's raw score with use_activation=False; NaN if it could not be ranked.
-        error: the reason why it could not be ranked, else None.
+        index: the document's place in the list of documents.
+        document: the document's text, as given.
+        relevance_score: 0 to 1, or the model's raw score with use_activation=False; NaN if the document failed.
+        error: the reason why the document failed, else None.
     """
 
     index: int
@@ -46,8 +46,8 @@ class Classification:
     """The classes of one text.
 
     Attributes:
-        label: the likeliest one; "LABEL_0", … where the GGUF names none.
-        probability: of that one; with use_activation=False its raw score.
+        label: the most likely class; "LABEL_0", … where the GGUF has no names.
+        probability: the probability of `label`; with use_activation=False its raw score.
         probs: label -> probability (or raw score), in the model's order.
     """
 
@@ -57,27 +57,29 @@ class Classification:
 
 
 def relevance_index(model: Model) -> int:
-    """The place of the relevance among the outputs of the model's classification head.
+    """Returns the index of the relevance among the outputs of the model's classification head.
 
     Raises:
-        ConfigError: the model has several outputs, and none is named "yes" as those of Qwen3-Reranker are.
+        ConfigError: the model has several outputs, and none has the name "yes" (as in Qwen3-Reranker).
     """
     index = model.relevance_index
     if index is None:
         raise ConfigError(
             f"{model.path.name} ranks no documents: its classification head has {len(model.labels)} outputs "
-            f"({', '.join(map(show, model.labels[:8]))}), and not 1; classify() gives them all"
+            f"({', '.join(map(show, model.labels[:8]))}), but ranking needs 1; classify() gives them all"
         )
     return index
 
 
 def pair_tokenizer(model: Model, query: str, longest: int | None = None) -> Callable[[str], tuple[int, ...]]:
-    """A function from a document to the tokens of its pair with the query, of which a document that is too long for
-    `longest` of them loses its end.
+    """Returns a function that turns a document into the tokens of its pair with the query.
 
-    By the model's own "rerank" template where the GGUF has one; it is read with its special tokens, as a chat template
-    is, and so are the two texts in it. Otherwise query and document stand between the marks of the vocabulary, and
-    special tokens that they spell out are plain text.
+    If the GGUF has a "rerank" template, the filled template is tokenized with special tokens, as a chat template is.
+    This includes special tokens that the query or the document spells out. Without a template, query and document stand
+    between the vocabulary's marks, and special tokens that they spell out are plain text.
+
+    Args:
+        longest: the most tokens of a pair; a longer document loses its end. None: no limit.
     """
     to_ids = _pair_tokenizer(model, query)
     return to_ids if longest is None else lambda document: _cut_pair(model, to_ids, document, longest)
@@ -86,7 +88,7 @@ def pair_tokenizer(model: Model, query: str, longest: int | None = None) -> Call
 def _cut_pair(model: Model, to_ids: Callable[[str], tuple[int, ...]], document: str, longest: int) -> tuple[int, ...]:
     ids, kept = to_ids(document), _plain(model, document)
     while len(ids) > longest and kept:
-        # a text that is cut may have other tokens at its end
+        # A cut text can have other tokens at its end, so the new length is not known before it is tokenized again.
         kept = kept[: -(len(ids) - longest)] if len(ids) - longest < len(kept) else []
         ids = to_ids(model.detokenize(kept))
     return ids
@@ -113,7 +115,7 @@ def _plain(model: Model, text: str) -> list[int]:
 
 
 def check_rerank(query: object, top_n: object, use_activation: object) -> int | None:
-    """The value of top_n. Raises PromptError and InputError for arguments that rerank() does not take."""
+    """Returns the value of top_n. Raises PromptError or InputError for invalid arguments of rerank()."""
     if not isinstance(query, str) or not query:
         raise PromptError(f"query is {show(query)}; give a text")
     boolean(InputError, "use_activation", use_activation)
@@ -129,7 +131,7 @@ def reranked(
     use_activation: bool,
     errors: ErrorPolicy,
 ) -> list[RerankResult]:
-    """One result for each document, the most relevant first and those with errors last; the first `top_n` of them.
+    """Returns the first `top_n` results, the most relevant first. Documents with errors come last.
 
     Raises:
         EngineError: a document failed or was aborted, and errors is "raise".
@@ -150,7 +152,7 @@ def reranked(
 def classified(
     model: Model, outputs: Sequence[RequestOutput], *, use_activation: bool, errors: ErrorPolicy
 ) -> list[Any]:
-    """For each output its Classification, or its error.
+    """Returns for each output its Classification, or its error.
 
     Raises:
         EngineError: an output failed or was aborted, and errors is "raise".
@@ -172,7 +174,7 @@ def _classified(
 
 
 def _activated(model: Model, values: _Values) -> _Values:
-    """Probabilities from raw scores: softmax over several outputs, the logistic function of a single one."""
+    """Returns probabilities for raw scores: softmax for several outputs, the logistic function for a single output."""
     if model.metadata.get("general.architecture") in _WITH_SOFTMAX:
         return values
     if len(values) == 1:

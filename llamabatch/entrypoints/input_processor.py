@@ -1,4 +1,4 @@
-"""InputProcessor: prompts, conversations and texts, as a caller gives them, become the Requests of a Submission."""
+"""InputProcessor: it turns a caller's prompts, conversations and texts into the Requests of a Submission."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ class Host(Protocol):
 
 
 def place_of(name: str) -> str:
-    """The place of a keyword that a method does not have; "" unless it is a field of SamplingParams."""
+    """Returns advice for a keyword that a method does not have but SamplingParams has; "" for any other keyword."""
     if name not in SamplingParams.__dataclass_fields__:
         return ""
     return f"a field of SamplingParams: give params=SamplingParams({name}=…), or params={{{name!r}: …}}"
 
 
 class InputProcessor:
-    """Makes the Submissions of one engine: checks and tokenizes, and waits for nothing.
+    """The maker of Submissions for one engine. It checks and tokenizes prompts, and does not wait for the engine.
 
     Args:
         client: the engine; its model tokenizes, its plan has the limits.
-        cancelled: returns True once the caller is gone; CancelledError is then raised before the next prompt, and
-            within a chat template.
-        next_seed: returns the seed of a request without one; -1: it draws any.
+        cancelled: returns True once the caller is gone. CancelledError is then raised before the next prompt, or within
+            a chat template.
+        next_seed: returns a seed for a request that has none; -1: the request draws a random seed.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class InputProcessor:
 
     @property
     def chat_template(self) -> str | None:
-        """The model's own; None: it has none."""
+        """The model's own chat template; None: the model has none."""
         return self._model.chat_template
 
     @property
     def bos_text(self) -> str:
-        """BOS as the vocabulary writes it; "" where there is none."""
+        """The text of BOS in the vocabulary; "" if there is none."""
         return self._model.special_token("bos")
 
     @property
@@ -102,18 +102,18 @@ class InputProcessor:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that a request may use."""
+        """The number of tokens that a request may use."""
         return self._client.plan.config.n_ctx
 
     @property
     def special_ids(self) -> Mapping[str, int]:
-        """Ids of the special tokens that the model names, as in Vocab."""
+        """The ids of the special tokens by name, as in Vocab."""
         return self._model.special_ids
 
     def prompts(
         self, prompts: object, params: Params, adapters: Adapters = None, errors: ErrorPolicy = "warn"
     ) -> Submission:
-        """The Submission of one prompt, or of a list of them."""
+        """Returns the Submission of one prompt, or of a list of prompts."""
         given, alone = _texts_or_ids("prompts", prompts, "; conversations go to chat()")
         return self._submission(given, params, adapters, self._prompt_ids, alone, errors)
 
@@ -126,10 +126,10 @@ class InputProcessor:
         errors: ErrorPolicy = "warn",
         before: Sequence[int] = (),
     ) -> Submission:
-        """The Submission of one conversation, or of a list of them.
+        """Returns the Submission of one conversation, or of a list of conversations.
 
         Args:
-            before: token ids of what was said before, behind which a conversation stands without a BOS of its own.
+            before: token ids to put in front of each conversation, whose own BOS is then left out.
         """
         alone = is_conversation(conversations)
         if isinstance(conversations, str):
@@ -154,11 +154,11 @@ class InputProcessor:
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
     ) -> Submission:
-        """The Submission of one prompt or conversation, or of a list that may hold both."""
+        """Returns the Submission of one prompt or conversation, or of a list that may hold both."""
         alone = _is_prompt(prompts) or is_conversation(prompts)
         given = [prompts] if alone else listed("prompts", prompts)
         if options.given and all_are(given, _is_prompt):
-            raise PromptError(f"{' and '.join(options.given)} would change nothing: prompts holds no conversation")
+            raise PromptError(f"{' and '.join(options.given)} change conversations only, and prompts has none")
         to_ids = partial(self._either_ids, options)
         return self._submission(given, params, adapters, to_ids, alone, errors, options=options)
 
@@ -171,15 +171,15 @@ class InputProcessor:
         dimensions: int | None = None,
         pooling: str | None = None,
     ) -> Submission:
-        """The Submission of one text to embed, or of a list of them: texts or token ids.
+        """Returns the Submission of one text to embed, or of a list of texts. A text may also be token ids.
 
         Args:
-            dimensions: what each vector will be cut to, for a check before anything runs.
-            pooling: what the caller takes the engine's pooling for.
+            dimensions: the length to which vectors will be cut; only checked here, before anything runs.
+            pooling: the pooling that the caller expects of the engine.
 
         Raises:
-            ConfigError: the model gives no embeddings, or pools otherwise.
-            InputError: dimensions are out of range.
+            ConfigError: the model gives no embeddings, or the engine's pooling is a different one.
+            InputError: `dimensions` is out of range.
         """
         check_kind(self._model, embed=True)
         if pooling is not None and choice(InputError, "pooling", pooling, POOLINGS) != self._model.pooling:
@@ -193,7 +193,7 @@ class InputProcessor:
         return self._submission(given, None, adapters, self._prompt_ids, alone, errors, name="texts", embed=True)
 
     def texts_to_classify(self, texts: object, adapters: Adapters = None, errors: ErrorPolicy = "raise") -> Submission:
-        """The Submission of one text to classify, or of a list of them: texts or token ids.
+        """Returns the Submission of one text to classify, or of a list of texts. A text may also be token ids.
 
         Raises:
             ConfigError: the model has no classification head.
@@ -213,15 +213,15 @@ class InputProcessor:
         *,
         longest: int | None = None,
     ) -> tuple[list[Any], Submission]:
-        """The documents as a list, and the Submission of their pairs with a query.
+        """Returns the documents as a list, and the Submission of their pairs with a query.
 
         Args:
-            query: of all documents, or one for each.
-            longest: tokens of a pair, of which a longer document loses its end; None: it is an error.
+            query: one query for all documents, or a list with one for each document.
+            longest: the most tokens of a pair; a longer document loses its end. None: too long a pair is an error.
 
         Raises:
             ConfigError: the model has no classification head, or one with several outputs.
-            PromptError: documents is no list of texts.
+            PromptError: `documents` is not a list of texts.
         """
         check_kind(self._model, embed=True, classify=True)
         relevance_index(self._model)
@@ -240,7 +240,7 @@ class InputProcessor:
         )
 
     def tokenize(self, text: Any, add_special: bool, parse_special: bool) -> Any:
-        """As LLM.tokenize."""
+        """Turns a text into token ids, or a list of texts into a list for each, as LLM.tokenize."""
         if isinstance(text, (list, tuple)):
             return [self._tokenize(one, add_special, parse_special) for one in text]
         return self._tokenize(text, add_special, parse_special)
@@ -251,7 +251,7 @@ class InputProcessor:
         return self._model.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, token_ids: Any, skip_special_tokens: bool) -> Any:
-        """As LLM.detokenize."""
+        """Turns token ids into a text, or a list of such lists into texts, as LLM.detokenize."""
         if is_token_ids(token_ids) or (isinstance(token_ids, (list, tuple)) and not token_ids):
             return self._model.detokenize(list(map(int, token_ids)), skip_special=skip_special_tokens)
         texts = [self.detokenize(ids, skip_special_tokens) for ids in listed("token_ids", token_ids)]
@@ -263,7 +263,7 @@ class InputProcessor:
         if is_token_ids(prompt):
             return Prompt(None, plain_ids(prompt))
         if isinstance(prompt, (list, tuple)) and not prompt:
-            return Prompt(None, ())  # refused below, as an empty prompt
+            return Prompt(None, ())  # validate() refuses it as an empty prompt
         if is_prompt_mapping(prompt):
             given, (prompt, media) = prompt, media_of(prompt)
             text, ids = read_mapping(prompt)
@@ -273,12 +273,12 @@ class InputProcessor:
         raise PromptError(f"a prompt is {FORMS}, not {show(prompt)}")
 
     def chat_text(self, conversation: Any, options: ChatOptions) -> str:
-        """As LLM.apply_chat_template."""
+        """Returns the prompt text of a conversation, as LLM.apply_chat_template."""
         messages = list(conversation) if is_conversation(conversation) else conversation
         return chat_text(self._model, messages, options, self._cancelled)
 
     def _chat_ids(self, options: ChatOptions, conversation: Any, before: Sequence[int] = ()) -> Prompt:
-        # a column of a Parquet file holds arrays of messages
+        # list(): a conversation from a column of a Parquet file is an array.
         messages = list(conversation) if is_conversation(conversation) else conversation
         prompt = chat_prompt(self._model, messages, options, self._cancelled)
         if not before:
@@ -288,7 +288,7 @@ class InputProcessor:
         return prompt.behind(tuple(before), n_dropped)
 
     def behind(self, before: Sequence[int], ids: Sequence[int]) -> tuple[int, ...]:
-        """Token ids behind others, without the BOS that begins them: the vocabulary's, or the chat template's."""
+        """Returns `before` and `ids` joined, without a BOS at the start of `ids` unless `before` is empty."""
         begins = bool(before) and list(ids[:1]) == [self._model.special_ids.get("bos")]
         return (*before, *ids[begins:])
 
@@ -309,12 +309,12 @@ class InputProcessor:
         classify: bool = False,
         options: ChatOptions | None = None,
     ) -> Submission:
-        """The Submission of checked items.
+        """Turns items into requests and returns their Submission.
 
         Args:
-            alone: a single prompt, given outside a list.
-            name: name of the argument that holds the prompts, for messages.
-            options: of the conversations among them.
+            alone: True for a single prompt that was not given in a list.
+            name: the name of the argument that holds the prompts, for messages.
+            options: the options of the conversations among the items.
         """
         check_kind(self._model, embed=embed, classify=classify)
         each = zip(items, _params_for(items, params), self._adapters_for(len(items), adapters), strict=True)
@@ -330,7 +330,7 @@ class InputProcessor:
                 text, ids, media, runs = to_ids(item)
                 request = replace(request, prompt=text, prompt_token_ids=ids, adapters=item_adapters, embed=embed)
                 if media and (embed or classify):
-                    raise PromptError("the prompt has a picture or a sound, and only a prompt that is continued can")
+                    raise PromptError("the prompt has a picture or a sound, which work for generation only")
                 if media:
                     request = replace(request, media=media, media_runs=runs)
                 if options is not None and is_conversation(item):
@@ -345,7 +345,7 @@ class InputProcessor:
         return Submission(requests, name.removesuffix("s"), errors, None if alone else lambda i: f"{name}[{i}]")
 
     def _adapters_for(self, n: int, adapters: Adapters) -> list[AdapterSet]:
-        """One set for each prompt. Raises AdapterError for a set that is given for all of them."""
+        """Returns one set for each prompt. Raises AdapterError if a set for all prompts names an unknown adapter."""
         sets = adapter_sets(adapters, n)
         if not isinstance(adapters, list) and sets and sets[0]:
             check_known(sets[0], self._client.adapters)
@@ -359,7 +359,7 @@ def _pair_ids(to_tokens: Callable[[str], tuple[int, ...]], document: object) -> 
 
 
 def _continued(conversation: Conversation, options: ChatOptions) -> str:
-    """Text of the last message where the answer goes on with it; else ""."""
+    """Returns the text of the last message if the answer continues it, else ""."""
     content = conversation[-1].get("content") if options.continue_final_message else None
     return content if isinstance(content, str) else ""
 
@@ -368,12 +368,12 @@ _request_numbers = itertools.count()
 
 
 def new_id() -> str:
-    """An id for a request of this process."""
+    """Returns a new request id, unique in this process."""
     return f"request-{next(_request_numbers)}"
 
 
 def is_conversation(value: object) -> TypeGuard[Conversation]:
-    """True for a list, tuple or array that begins with a message and holds no list."""
+    """Returns True for a list, tuple or array that begins with a message and contains no list."""
     if isinstance(value, Iterator):
         return False
     messages = items(value, sys.maxsize) or []
@@ -384,19 +384,19 @@ def is_conversation(value: object) -> TypeGuard[Conversation]:
 
 
 def listed(name: str, values: object) -> list[Any]:
-    """The items of a list, array, Series, generator or the like. Raises PromptError for anything else."""
+    """Returns the items of a list, array, Series, generator or similar. Raises PromptError for anything else."""
     if is_table(values):
         raise PromptError(f"{name} is a table, a {type(values).__name__}; give one of its columns")
     if isinstance(values, (str, bytes, bytearray, Mapping)) or not isinstance(values, Iterable):
         raise PromptError(f"{name} is {show(values)}; give one, or a list of them")
     if getattr(values, "ndim", 1) == 0:
         raise PromptError(f"{name} is {show(values)}, an array without dimensions; give one, or a list of them")
-    to_pylist = getattr(values, "to_pylist", None)  # of pyarrow, whose own items are not Python's
+    to_pylist = getattr(values, "to_pylist", None)  # iterating a pyarrow array would give pyarrow's own scalars
     return list(to_pylist() if callable(to_pylist) else values)
 
 
 def _texts_or_ids(name: str, values: object, elsewhere: str = "") -> tuple[list[Any], bool]:
-    """The prompts of a call that takes texts or token ids; and True for a single one, given outside a list.
+    """Returns the prompts of a call that takes texts or token ids, and True for a single prompt outside a list.
 
     Raises:
         PromptError: the caller gave conversations, or rows of a table.
@@ -420,17 +420,17 @@ def _is_no_prompt(value: object) -> bool:
 
 
 def all_are(given: list[Any], are: Callable[[Any], bool]) -> bool:
-    """True if `are` holds for every item but the empty cells of a table, and there is such an item."""
+    """Returns True if `are` holds for every item except empty cells of a table, and at least one item is not empty."""
     return first_of(given) is not None and all(are(item) for item in given if not _is_missing(item))
 
 
 def first_of(given: list[Any]) -> Any:
-    """The first item that is no empty cell of a table; None: there is none."""
+    """Returns the first item that is not an empty cell of a table; None: there is none."""
     return next((item for item in given if not _is_missing(item)), None)
 
 
 def _is_missing(cell: object) -> bool:
-    """True for None, NaN and pandas' NA and NaT."""
+    """Returns True for None, NaN, and pandas' NA and NaT."""
     if isinstance(cell, Real):
         return bool(cell != cell)
     return cell is None or type(cell).__name__ in ("NAType", "NaTType")

@@ -54,11 +54,11 @@ class LLM:
     """A GGUF model that runs many prompts at once. Its methods may be called from several threads.
 
     Args:
-        model: path of a .gguf file (the first, of several parts), "tiny" for the bundled one, or a name on the hub as
-            "hf:owner/repo:Q4_K_M".
-        **options: see EngineConfig, which understands names of vLLM and llama_cpp.Llama, too: model_path, max_model_len
-            and max_num_seqs, say. Unknown ones are refused with the nearest name, by an error that is a TypeError, too.
-            `plan` has the values that "auto" became.
+        model: path of a .gguf file (the first file of a model in several parts), "tiny" for the bundled model, or a
+            name on the hub such as "hf:owner/repo:Q4_K_M".
+        **options: the fields of EngineConfig. Many names of vLLM and llama_cpp.Llama work, too, such as model_path,
+            max_model_len and max_num_seqs. An unknown name raises a ConfigError (also a TypeError) that suggests the
+            nearest name. The property `plan` shows the values chosen for "auto".
 
     Raises:
         ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError.
@@ -79,21 +79,22 @@ class LLM:
         local_files_only: bool = False,
         **options: Unpack[EngineOptions],
     ) -> Self:
-        """An LLM of a model on Hugging Face's hub, downloaded unless it is in huggingface_hub's cache; needs the extra
-        `llamabatch[hub]`. LLM("hf:owner/repo:Q4_K_M") is its short form.
+        """Loads a model from Hugging Face's hub, and downloads it first unless it is in huggingface_hub's cache.
+
+        Needs the extra `llamabatch[hub]`. LLM("hf:owner/repo:Q4_K_M") is the short form.
 
         Args:
             repo_id: "owner/repo".
-            filename: a pattern as "*Q4_K_M.gguf", or a quantisation as "Q4_K_M"; None: the only model there. Of a
-                model in several parts all are fetched.
+            filename: a pattern such as "*Q4_K_M.gguf", or a quantisation such as "Q4_K_M". None: the only model of the
+                repository. A model in several parts is fetched whole.
             revision: branch, tag or commit; None: main.
-            cache_dir: None: huggingface_hub's own.
+            cache_dir: the cache folder; None: huggingface_hub's own.
             local_files_only: use the cache alone, as with HF_HUB_OFFLINE=1.
             **options: as for LLM.
 
         Raises:
             ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError: as LLM. ModelFileError also if no
-                file or several match, with their names; SetupError also without huggingface_hub.
+                model matches or several do; the message lists them. SetupError also without huggingface_hub.
         """
         path = fetch(repo_id, filename, revision=revision, cache_dir=cache_dir, local_files_only=local_files_only)
         return cls(path, **options)
@@ -103,30 +104,30 @@ class LLM:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that one request may use, prompt and output together."""
+        """The number of tokens that one request may use, prompt and output together."""
         return self._client.plan.config.n_ctx
 
     @property
     def vocab(self) -> Vocab:
         """The vocabulary: its size, its tokens by id and by name, its special tokens."""
         with self._client.awake():
-            if self._vocab is None or self._vocab.source is not self._client.model:  # there was a sleep
+            if self._vocab is None or self._vocab.source is not self._client.model:  # reloaded after a sleep
                 self._vocab = Vocab(self._client.model)
             return self._vocab
 
     @property
     def metadata(self) -> Mapping[str, MetadataValue]:
-        """The values of the GGUF's header by their keys, such as "general.architecture": numbers, texts, and each array
-        as a MetadataArray.
+        """The values of the GGUF's header by key, such as "general.architecture". A value is a number, a text, or a
+        MetadataArray for an array.
 
         Raises:
-            ModelFileError: the file is gone since it was loaded.
+            ModelFileError: the file has been removed since the model was loaded.
         """
         return metadata_of(self._client.model.header)
 
     @property
     def plan(self) -> Plan:
-        """The options in force, the memory they take, and why each open one got its value."""
+        """The options in force, the memory that they take, and the reason for each value that llamabatch chose."""
         return self._client.plan
 
     @also_named(place_of, sampling_params="params", use_tqdm="progress")  # vLLM's names
@@ -142,26 +143,29 @@ class LLM:
         """Continues prompts.
 
         Args:
-            prompts: one prompt or a list; each a text, the token ids of one, {"prompt": text} or
+            prompts: one prompt, or a list of prompts. A prompt is a text, a list of token ids, {"prompt": text} or
                 {"prompt_token_ids": ids}.
-            params: SamplingParams, or a mapping of their fields and aliases: one for all, or a list with one for
-                each; None: the defaults.
-            adapters: {name: scale} of loaded adapters (LLM(..., adapters=…), load_adapter): one for all, or a list
-                with one for each; None: the model as it is.
-            errors: the effect of a prompt that fails, be it refused or ended by an error. Its output has finish_reason
-                "error" and `error` set, and the others finish. "warn": one PromptWarning at the end; the first error is
-                raised if all failed, as an only prompt does. "raise": the first error is raised as soon as it is known,
-                and the rest is aborted. "return": neither. The exception raised has the outputs so far in `outputs`.
-            progress: True: a progress bar, in a notebook, and on stderr where that is a terminal; False: none; None: a
-                bar in a notebook, for a list. A function gets calls progress(done, total), on the caller's thread; an
-                exception in it ends the call.
+            params: SamplingParams, or a mapping of its fields and their aliases; one for all prompts, or a list with
+                one for each prompt. None: the defaults.
+            adapters: {name: scale} of loaded adapters (see load_adapter and LLM(..., adapters=…)); one for all prompts,
+                or a list with one for each prompt. None: the model without adapters.
+            errors: the effect of a failed prompt. A prompt fails if it is refused, or if it ends with an error. Its
+                output then has finish_reason "error" and the reason in `error`, and the other prompts finish. "warn":
+                one PromptWarning at the end; if all prompts failed, the first error is raised instead. So a single
+                prompt that fails raises its error. "raise": the first error is raised as soon as it is known, and the
+                other requests are aborted. "return": no warning and no exception. An exception has the outputs so far
+                in `outputs`.
+            progress: True: a progress bar, in a notebook or on stderr if stderr is a terminal. False: no bar. None: a
+                bar in a notebook only, for a list. A function is called as progress(done, total) on the caller's
+                thread; an exception in it ends the call.
 
         Returns:
-            One RequestOutput a prompt, in the order of the prompts.
+            One RequestOutput for each prompt, in the order of the prompts.
 
         Raises:
-            PromptError: `prompts` holds something else (conversations, say), or a prompt cannot be
-                run. SamplingError, AdapterError: its parameters or adapters. EngineError: it failed while it ran.
+            PromptError: `prompts` holds something else (conversations, for example), or a prompt cannot be run.
+            SamplingError, AdapterError: the parameters or adapters of a prompt are invalid.
+            EngineError: a prompt failed while it ran.
             EngineClosedError: after close().
         """
         submission = self._prepared(lambda inputs: inputs.prompts(prompts, params, adapters, errors))
@@ -179,22 +183,26 @@ class LLM:
         progress: ShowProgress = None,
         **options: Unpack[ChatKeywords],
     ) -> list[RequestOutput]:
-        """Answers conversations through the model's own chat template. As `generate`, but for:
+        """Answers conversations through the model's own chat template. Arguments not listed here are as for generate.
 
         Args:
-            conversations: one conversation, a list of {"role": …, "content": …}, or a list of conversations.
-            tools: functions that the model may call, as OpenAI's API describes them. Calls are in `tool_calls` of the
-                outputs, in the notation of any family that plan.tools can name (docs/tools.md).
-            tool_choice: "auto", or None: the model decides; "none": nothing is read as a call; "required": it calls one
-                of the tools; {"type": "function", "function": {"name": …}}: it calls this one. A grammar of the
-                parameters' schemas holds the last two.
-            parallel_tool_calls: False: one call at most.
-            chat_template_kwargs: variables of the template, such as {"enable_thinking": False}, of those in
-                llamabatch.chat.conversation.TEMPLATE_KWARGS. One that the model's template does not read is refused.
+            conversations: one conversation, which is a list of {"role": …, "content": …}, or a list of conversations.
+            tools: functions that the model may call, as OpenAI's API describes them. The outputs have the calls in
+                `tool_calls`; the model families whose notation is known are in docs/tools.md.
+            tool_choice: "auto" or None: the model decides. "none": the answer is not searched for calls. "required":
+                the model calls one of the tools. {"type": "function", "function": {"name": …}}: the model calls this
+                tool. A grammar made of the parameters' schemas enforces the last two.
+            parallel_tool_calls: False: at most one call.
+            chat_template: a template in place of the model's: a jinja2 text, the path of a file, or llama.cpp's name.
+            add_generation_prompt: end the prompt with the header of the answer; None: True, unless
+                continue_final_message is True.
+            continue_final_message: the answer continues the last message.
+            chat_template_kwargs: variables of the template, such as {"enable_thinking": False}. A variable that the
+                template does not read is refused.
 
         Raises:
-            ConfigError: the model has no chat template, or the given one cannot be read or compiled.
-            PromptError: as for generate; texts are no conversations.
+            ConfigError: the model has no chat template, or the given template cannot be read or compiled.
+            PromptError: as for generate; also if a text is given in place of a conversation.
         """
         asked = chat_options(**options)
         submission = self._prepared(lambda inputs: inputs.conversations(conversations, params, asked, adapters, errors))
@@ -211,18 +219,18 @@ class LLM:
         errors: ErrorPolicy = "warn",
         **options: Unpack[ChatKeywords],
     ) -> Iterator[SequenceOutput]:
-        """One prompt or conversation, or many at once, token by token as they come.
+        """Yields the output of one prompt or conversation, or of many at once, token by token.
 
-        Each piece has the `prompt_index` that it belongs to; the last one of a prompt has `finished` set. Requests
-        start when the first piece is asked for; leaving the loop aborts those that still run.
+        Each piece has the `prompt_index` of its prompt. The last piece of a prompt has `finished` set. Requests are
+        submitted when the first piece is asked for. Leaving the loop aborts the requests that still run.
 
         Args:
-            errors: as for generate. A prompt of a list that cannot be run is one piece, finished with its error; the
-                warning, or the error if all failed, comes after the last piece. An error that is known before anything
+            errors: as for generate. A refused prompt of a list yields one piece, finished with its error. The warning,
+                or the error if all prompts failed, comes after the last piece. An error that is known before anything
                 runs is raised by the call itself.
 
         Raises:
-            PromptError: as for generate; or options of chats are given, and no prompt is a conversation.
+            PromptError: as for generate; also if options of chats are given and no prompt is a conversation.
         """
         asked = chat_options(**options)
         submission = self._prepared(lambda inputs: inputs.either(prompts, params, asked, adapters, errors))
@@ -239,7 +247,7 @@ class LLM:
         errors: ErrorPolicy = "warn",
         **options: Unpack[ChatKeywords],
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """Pairs of a prompt's index and its output, in the order in which prompts finish. Otherwise as `stream`."""
+        """Yields pairs of a prompt's index and its output, in the order of completion. Otherwise works as `stream`."""
         asked = chat_options(**options)
         submission = self._prepared(lambda inputs: inputs.either(prompts, params, asked, adapters, errors))
         return self._completed(submission)
@@ -275,26 +283,26 @@ class LLM:
         adapters: OneAdapters = None,
         errors: ErrorPolicy = "warn",
     ) -> list[Score] | list[list[Score]]:
-        """The logprob of each continuation of a prompt, by the model alone; nothing is sampled.
+        """Returns the logprob of each continuation of a prompt, from the model's own logits. Nothing is sampled.
 
-        The prompt is computed once for all its continuations, which copy its cells. Two texts are tokenized as one: see
-        docs/scoring.md for the border between them.
+        The prompt is computed once, and its continuations copy its KV cells. A prompt text and a continuation text are
+        tokenized together; docs/scoring.md explains the border between them.
 
         Args:
             prompt: a text or token ids; without `continuations`, a list of pairs (prompt, continuations).
             continuations: texts or token ids.
             progress: as for generate.
-            adapters: {name: scale} of loaded adapters, for all of them.
-            errors: as for generate, for each continuation. One fails if it is empty, if no token comes before it, or if
-                prompt and continuation are longer than n_ctx; its Score has `error` set and a logprob of NaN. An item
-                that is no pair, an empty cell of a table, say, counts as one continuation.
+            adapters: {name: scale} of loaded adapters, for all continuations.
+            errors: as for generate, for each continuation. A continuation fails if it is empty, if no token comes
+                before it, or if prompt and continuation together are longer than n_ctx. Its Score then has `error` set
+                and a logprob of NaN. An item that is not a pair (an empty table cell) is one failed continuation.
 
         Returns:
-            One Score a continuation, in their order; for pairs, a list of them for each pair.
+            One Score for each continuation, in order; for pairs, one list of Scores for each pair.
 
         Raises:
-            PromptError: there is nothing to score, `prompt` is no list of pairs, or a continuation failed.
-            ConfigError: the model is an encoder. AdapterError: an adapter that is not loaded.
+            PromptError: there is nothing to score, `prompt` is not a list of pairs, or a continuation failed.
+            ConfigError: the model is an encoder. AdapterError: an adapter is not loaded.
         """
         with self._client.awake():
             scoring = Scoring(self._client, prompt, continuations, adapters, errors)
@@ -341,30 +349,31 @@ class LLM:
         return_errors: bool = False,
         progress: ShowProgress = None,
     ) -> list[Any]:
-        """A vector for each text, pooled as LLM(..., pooling=…) or the model's GGUF says; the mean over its tokens if
-        neither does.
+        """Returns a vector for each text. The pooling is set by LLM(..., pooling=…), else by the model's GGUF; without
+        either, the vector is the mean over the text's tokens.
 
         Args:
-            texts: one text or a list; each in a form of a prompt of `generate`.
-            normalize: scale each vector to length 1; False: as the model gives it.
-            dimensions: cut each vector to its first 1 to n_embd elements, before it is normalized: for models that are
-                trained for it (Matryoshka).
-            pooling: for code that relies on one: refused unless it is the engine's, whose context is made for one kind.
+            texts: one text, or a list of texts; each in any form of a prompt of `generate`.
+            normalize: scale each vector to length 1; False: leave it as the model gives it.
+            dimensions: the number of leading elements to keep, 1 to n_embd; the vector is normalized after the cut. For
+                models that are trained for it (Matryoshka).
+            pooling: the pooling that the caller's code relies on. A value other than the engine's is refused, because
+                an engine's context is made for one kind of pooling.
             adapters: as for `generate`.
-            errors: as for generate, but "raise" unless given; with "warn" and "return" a LlamaBatchError takes the
-                place of a text that fails.
+            errors: as for generate, but the default is "raise". With "warn" and "return", a LlamaBatchError takes the
+                place of the vector of a failed text.
             return_errors: True is short for errors="return".
             progress: as for generate.
 
         Returns:
-            One numpy array a text, in their order, also for a single text: shape (n_embd,) or (dimensions,), float32;
-            with pooling="none" a row for each token, BOS and its like included.
+            One float32 numpy array for each text, in order, also for a single text. Its shape is (n_embd,) or
+            (dimensions,). With pooling="none" it has a row for each token, including BOS and other special tokens.
 
         Raises:
-            ConfigError: the model gives no embeddings, or pools otherwise. InputError: dimensions are out of range.
-            PromptError: a text is empty, or has more tokens than one pass takes: the smaller of n_ctx and n_batch; or
-                `texts` is no list of texts.
-            AdapterError: an adapter that is not loaded.
+            ConfigError: the model gives no embeddings, or pools differently. InputError: `dimensions` is out of range.
+            PromptError: a text is empty, or has more tokens than one pass takes (the smaller of n_ctx and n_batch); or
+                `texts` is not a list of texts.
+            AdapterError: an adapter is not loaded.
             EngineError: a pass failed. EngineClosedError: after close().
         """
         policy: ErrorPolicy = "return" if return_errors else errors
@@ -386,31 +395,32 @@ class LLM:
         errors: ErrorPolicy = "raise",
         progress: ShowProgress = None,
     ) -> list[RerankResult]:
-        """Ranks documents by their relevance to a query, with a model that has a classification head of one output
-        (pooling "rank": bge-reranker, jina-reranker, Qwen3-Reranker and their like).
+        """Ranks documents by their relevance to a query. Needs a model that has a classification head with one output
+        (pooling "rank"), such as bge-reranker, jina-reranker and Qwen3-Reranker.
 
-        Each pair of query and document goes through the model as one text: through the GGUF's own "rerank" template, or
-        between the marks of its vocabulary. A pass takes many pairs.
+        Each pair of query and document goes through the model as one text. The GGUF's own "rerank" template makes this
+        text; without one, query and document stand between the marks of the vocabulary. A pass takes many pairs.
 
         Args:
             query: a text.
             documents: texts.
             top_n: the number of results, at least 1; None: all.
-            use_activation: True: scores from 0 to 1, the logistic function of the model's; False: the model's own,
-                llama-server's relevance_score. Those of Qwen3-Reranker are probabilities either way.
+            use_activation: True: scores from 0 to 1, the logistic function of the model's raw scores. False: the raw
+                scores, as in llama-server's relevance_score. The scores of Qwen3-Reranker are probabilities either way.
             adapters: {name: scale} of loaded adapters, for all pairs.
-            errors: as for generate, but "raise" unless given; with "warn" and "return" a document that fails has a
-                result with `error` set and a score of NaN, behind the others.
+            errors: as for generate, but the default is "raise". With "warn" and "return", the result of a failed
+                document has `error` set and a score of NaN, and comes after all other results.
             progress: as for generate.
 
         Returns:
-            The results, the most relevant first; documents that score alike keep their order.
+            The results, the most relevant first. Documents with equal scores keep their order.
 
         Raises:
             ConfigError: the model has no classification head, or one with several outputs.
-            PromptError: the query is no text, there is no document, or a pair has more tokens than one pass takes: the
-                smaller of n_ctx and n_batch. InputError: top_n is out of range.
-            AdapterError: an adapter that is not loaded.
+            PromptError: the query is not a text, there is no document, or a pair has more tokens than one pass takes
+                (the smaller of n_ctx and n_batch).
+            InputError: top_n is out of range.
+            AdapterError: an adapter is not loaded.
             EngineError: a pass failed. EngineClosedError: after close().
         """
         most = check_rerank(query, top_n, use_activation)
@@ -449,25 +459,25 @@ class LLM:
         errors: ErrorPolicy = "raise",
         progress: ShowProgress = None,
     ) -> list[Any]:
-        """The class of each text, with a model that has a classification head (pooling "rank").
+        """Classifies texts. Needs a model that has a classification head (pooling "rank").
 
         Args:
-            texts: one text or a list; each in a form of a prompt of `generate`.
-            use_activation: True: probabilities, by softmax over the classes, or the logistic function of a single one;
-                False: the model's raw scores.
+            texts: one text, or a list of texts; each in any form of a prompt of `generate`.
+            use_activation: True: probabilities, by softmax over the classes, or by the logistic function for a single
+                class. False: the model's raw scores.
             adapters: as for `generate`.
-            errors: as for generate, but "raise" unless given; with "warn" and "return" a LlamaBatchError takes the
-                place of a text that fails.
+            errors: as for generate, but the default is "raise". With "warn" and "return", a LlamaBatchError takes the
+                place of the Classification of a failed text.
             progress: as for generate.
 
         Returns:
-            One Classification a text, in their order, also for a single text.
+            One Classification for each text, in order, also for a single text.
 
         Raises:
             ConfigError: the model has no classification head.
-            PromptError: a text is empty, or has more tokens than one pass takes: the smaller of n_ctx and n_batch; or
-                `texts` is no list of texts.
-            AdapterError: an adapter that is not loaded.
+            PromptError: a text is empty, or has more tokens than one pass takes (the smaller of n_ctx and n_batch); or
+                `texts` is not a list of texts.
+            AdapterError: an adapter is not loaded.
             EngineError: a pass failed. EngineClosedError: after close().
         """
         boolean(InputError, "use_activation", use_activation)
@@ -486,14 +496,14 @@ class LLM:
     def tokenize(
         self, text: str | list[str] | tuple[str, ...], *, add_special: bool = True, parse_special: bool = False
     ) -> list[int] | list[list[int]]:
-        """Text to token ids, or a list of texts to a list for each.
+        """Turns a text into token ids, or a list of texts into one list of token ids for each text.
 
         Args:
             add_special: put BOS in front if the model wants it.
-            parse_special: read names of special tokens in the text as those tokens.
+            parse_special: read the names of special tokens in a text as those tokens.
 
         Raises:
-            PromptError: not a text, a text of more than 64 MiB, or one with a word that a stock build does not survive.
+            PromptError: not a text, a text larger than 64 MiB, or one with a word that would crash an unpatched build.
         """
         tokens: list[int] | list[list[int]] = self._prepared(
             lambda inputs: inputs.tokenize(text, add_special, parse_special)
@@ -509,13 +519,13 @@ class LLM:
     def detokenize(
         self, token_ids: Sequence[int] | Sequence[Sequence[int]], *, skip_special_tokens: bool = True
     ) -> str | list[str]:
-        """Token ids to text, or a list of lists of them to a text for each; bytes that are no UTF-8 become U+FFFD.
+        """Turns token ids into a text, or a list of such lists into a list of texts. Invalid UTF-8 becomes U+FFFD.
 
         Args:
-            skip_special_tokens: leave special tokens out; False writes their names.
+            skip_special_tokens: leave special tokens out; False: write their names.
 
         Raises:
-            PromptError: not token ids, or an id outside the vocabulary.
+            PromptError: a value is not token ids, or an id is outside the vocabulary.
         """
         text: str | list[str] = self._prepared(lambda inputs: inputs.detokenize(token_ids, skip_special_tokens))
         return text
@@ -526,10 +536,10 @@ class LLM:
         conversation: Conversation,
         **options: Unpack[TemplateKeywords],
     ) -> str:
-        """The prompt that `chat` makes of one conversation, as transformers' apply_chat_template(tokenize=False) but
-        for add_generation_prompt, which holds unless it is turned off. Nothing is computed.
+        """Returns the prompt text that `chat` makes of one conversation. The model computes nothing.
 
-        Its special tokens are names: tokenize(text, add_special=False, parse_special=True) reads them as tokens.
+        It works like transformers' apply_chat_template(tokenize=False), except that add_generation_prompt is on by
+        default. Special tokens are written as names; tokenize(text, add_special=False, parse_special=True) reads them.
 
         Args:
             conversation: a list of {"role": …, "content": …}.
@@ -543,14 +553,14 @@ class LLM:
 
     @property
     def adapters(self) -> list[str]:
-        """Names of the loaded adapters."""
+        """The names of the loaded adapters."""
         return self._client.adapters
 
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
-        """Loads a LoRA or a control vector (GGUF) under a name that requests can ask for.
+        """Loads a LoRA or a control vector (GGUF) under a name, for the argument `adapters` of requests.
 
         Raises:
-            AdapterError: the name is taken; the path is neither str nor Path.
+            AdapterError: the name is taken, or the path is neither a str nor a Path.
             ModelFileError: the file is missing, damaged, or for another model.
             EngineClosedError: after close().
         """
@@ -569,8 +579,8 @@ class LLM:
         """Computes a prompt and saves its KV cells to a file, for load_prefix in another process.
 
         Args:
-            prompt: a text or token ids, at least 32 tokens. A text should end where a word ends: with more text behind
-                it, its last token may become another one.
+            prompt: a text or token ids, at least 32 tokens. A text should end where a word ends, because text that
+                follows may change the last token.
 
         Returns:
             The number of tokens saved.
@@ -589,11 +599,11 @@ class LLM:
         raise EngineError(CROWDED)
 
     def load_prefix(self, path: str | os.PathLike[str]) -> int:
-        """Holds a saved prefix in memory, in each engine, until unload_prefix: requests that begin with it do not
-        compute it.
+        """Holds a saved prefix in the memory of each engine until unload_prefix. Requests that begin with the prefix do
+        not compute it again.
 
         Returns:
-            Its length in tokens.
+            The length of the prefix in tokens.
 
         Raises:
             InputError: the file is damaged, or was saved with another model, llama.cpp or kind of KV cache.
@@ -607,11 +617,11 @@ class LLM:
         self._client.call("unload_prefix", absolute(path))
 
     def reset_prefix_cache(self) -> bool:
-        """Gives up the cells that finished requests have left to later ones, in each engine: after it, a prompt is
-        computed as if it were the first one. Cells of running requests and loaded prefixes (load_prefix) stay.
+        """Drops the KV cells that finished requests have left for later requests, in each engine. Later prompts are
+        computed as if no request had come before. Cells of running requests and loaded prefixes (load_prefix) stay.
 
         Returns:
-            True, as vLLM does where it succeeds.
+            True, as vLLM's method returns on success.
 
         Raises:
             EngineClosedError: after close().
@@ -620,7 +630,7 @@ class LLM:
         return done
 
     def stats(self) -> EngineStats:
-        """Counts since the engine started, and its state now. Waits for no step.
+        """Returns counts since the engine started, and its state now. Does not wait for a step.
 
         Raises:
             EngineClosedError: after close(), or when the engine has died.
@@ -629,7 +639,7 @@ class LLM:
 
     @property
     def heartbeats(self) -> list[Heartbeat]:
-        """The state of each child process that has an engine; empty if all engines are in this process."""
+        """The state of each child process that runs an engine; empty if all engines are in this process."""
         return self._client.heartbeats
 
     def monitor(
@@ -648,23 +658,23 @@ class LLM:
         Args:
             callback: called with each Snapshot; an exception in it is logged.
             every_s: the interval in seconds, 0.01 to 3600.
-            metrics_file: path of a file of metrics for Prometheus; needs `llamabatch[metrics]`.
+            metrics_file: the path of a file for Prometheus metrics; needs `llamabatch[metrics]`.
             publish: show the engine in `llamabatch top`.
 
         Raises:
             ConfigError: every_s is out of range; the metrics file cannot be written.
-            SetupError: a metrics file without prometheus_client.
+            SetupError: a metrics file is given, but prometheus_client is not installed.
         """
         with late_import("the code of the monitor"):
-            from llamabatch.monitor.monitor import monitor_client  # psutil and more, of no use to most programs
+            from llamabatch.monitor.monitor import monitor_client  # late: most programs do not need psutil
 
         return monitor_client(self._client, callback, every_s=every_s, metrics_file=metrics_file, publish=publish)
 
     def sleep(self) -> None:
-        """Frees the model until it is used again: the next request, say, loads it once more, and waits for that.
+        """Frees the model until the next use. A request, for example, loads the model again and waits for the load.
 
-        The options in force stay as they are, and so do counts, seeds, adapters and loaded prefixes. Prefixes that
-        requests have left outlive it in the folder of `cache_disk`. Sleeping again does nothing.
+        The options in force, counts, seeds, adapters and loaded prefixes are kept. Prefixes that requests have left are
+        kept only in the folder of `cache_disk`. A second call does nothing.
 
         Raises:
             EngineError: requests are in flight.
@@ -673,11 +683,11 @@ class LLM:
         self._client.sleep()
 
     def wake(self) -> None:
-        """Loads the model again after sleep(), unless that is done. Each method that needs the model does so, too.
+        """Loads the model again after sleep(), unless it is loaded. Each method that needs the model does the same.
 
         Raises:
-            ModelFileError, MemoryPlanError, EngineError: as LLM. EngineError also if the file has been changed. The
-                LLM sleeps on, and the next use tries again.
+            ModelFileError, MemoryPlanError, EngineError: as LLM. EngineError also if the file has changed. After an
+                error the LLM is still asleep, and the next use tries again.
             EngineClosedError: after close().
         """
         with self._client.awake():
@@ -685,11 +695,11 @@ class LLM:
 
     @property
     def is_asleep(self) -> bool:
-        """True from sleep() to the next use."""
+        """True from sleep() until the next use."""
         return self._client.is_asleep
 
     def close(self) -> None:
-        """Ends all requests and frees the model. May be called twice; a forgotten LLM closes by itself."""
+        """Ends all requests and frees the model. May be called twice. An LLM without references closes by itself."""
         self._closed = True
         self._client.close()
 
@@ -699,7 +709,7 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    if not TYPE_CHECKING:  # a type checker shall see a wrong name
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown names
 
         def __getattr__(self, name: str) -> Any:
             raise absent(self, name, OF_LLM)
@@ -708,19 +718,19 @@ class LLM:
         raise unpicklable(type(self).__name__)
 
     def __repr__(self) -> str:
-        client = getattr(self, "_client", None)  # None: __init__ has raised
+        client = getattr(self, "_client", None)  # None if __init__ raised
         if client is None:
             return described(type(self).__name__, None)
         state = "closed" if self._closed else "asleep" if client.is_asleep else ""
         return described(type(self).__name__, client.plan, state=state)
 
     def _prepared(self, prepare: Callable[[InputProcessor], T]) -> T:
-        """The result of `prepare`, with the model awake."""
+        """Wakes the model and returns the result of `prepare`."""
         with self._client.awake():
             return prepare(InputProcessor(self._client, next_seed=self._client.next_seed))
 
     def _events(self, submission: Submission, *, stream: bool = False) -> Generator[SequenceOutput, None, None]:
-        """Submits all requests and yields their events until all have ended; closed earlier, it aborts the rest."""
+        """Submits all requests and yields their events until all have ended. Closing it earlier aborts the rest."""
         events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
         process = ForkGuard()
         try:

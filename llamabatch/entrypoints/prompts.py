@@ -1,4 +1,4 @@
-"""The forms of a prompt: a text, token ids, or one of these in a mapping, as vLLM has them."""
+"""The forms of a prompt, as in vLLM: a text, token ids, or either of them in a mapping."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class TextPrompt(TypedDict):
 
     Attributes:
         prompt: the text.
-        multi_modal_data: {"image": one picture, or a list of them} or {"audio": …} with sounds, for the marks
-            <__media__> in the text, or those that the model's prompts for vLLM have; the text is then read with its
-            special tokens. A picture is a path, bytes, a data: address, a PIL image or an array; a sound likewise, or a
-            pair of samples and their rate.
+        multi_modal_data: {"image": a picture, or a list of pictures} or {"audio": a sound, or a list of sounds}. They
+            take the places of the marks in the text: <__media__>, or the marks of the model's prompts for vLLM. The
+            text is then tokenized with special tokens. A picture is a path, bytes, a data: address, a PIL image or an
+            array. A sound is a path, bytes, a data: address, or a pair of samples and their rate.
     """
 
     prompt: str
@@ -34,8 +34,8 @@ class TokensPrompt(TypedDict):
     """Token ids in a mapping, as vLLM's TokensPrompt.
 
     Attributes:
-        prompt_token_ids: ids of the model's vocabulary, which are computed as they are.
-        prompt: the text that they came from, for RequestOutput.prompt; it is not tokenized.
+        prompt_token_ids: ids of the model's vocabulary, computed as they are.
+        prompt: the text of the ids, for RequestOutput.prompt; it is not tokenized.
     """
 
     prompt_token_ids: Sequence[int]
@@ -56,7 +56,7 @@ _NOT_YET = (
 
 
 def is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    """True for a non-empty list, tuple or array of whole numbers, which is one prompt."""
+    """Returns True for a non-empty list, tuple or array of whole numbers, which is one prompt."""
     if isinstance(prompt, Iterator) or is_table(prompt):
         return False
     tokens = items(prompt, sys.maxsize)
@@ -66,19 +66,19 @@ def is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
 
 
 def plain_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Token ids as Python's own numbers. One by one: map would let no other thread run before the last of a million."""
+    """Returns token ids as Python ints. A loop makes them, as map() would let no other thread run before its end."""
     plain = [int(token_id) for token_id in token_ids]
     return tuple(plain)
 
 
 def is_table(values: object) -> bool:
-    """True for a DataFrame or the like: iterating it gives the names of its columns."""
+    """Returns True for a DataFrame or similar: its iterator gives column names, not rows."""
     return hasattr(type(values), "columns")
 
 
 def is_prompt_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
-    """True for a TextPrompt or a TokensPrompt, be it with keys that it may not have; False for a message, and for a
-    table as a dict of its columns."""
+    """Returns True for a TextPrompt or a TokensPrompt, even with keys that are refused later. Returns False for a
+    message, and for a table that is a dict of columns."""
     if not isinstance(value, Mapping) or "role" in value:
         return False
     return isinstance(value.get("prompt"), str) or any(
@@ -87,7 +87,7 @@ def is_prompt_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def media_of(prompt: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[tuple[Kind | None, Any]]]:
-    """The mapping without its media, and these with their kinds, in order. Raises PromptError for other kinds."""
+    """Returns the mapping without its media, and its media with their kinds, in order. Raises PromptError."""
     data = prompt.get(_MEDIA)
     if data is None:
         return prompt, []
@@ -98,14 +98,14 @@ def media_of(prompt: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[tuple[K
             raise PromptError(f"{_MEDIA} has {show(kind)}; give {{'image': …}} or {{'audio': …}}")
     found = [(_KINDS[kind], each) for kind, given in data.items() for each in _listed(given)]
     if len({kind for kind, _ in found}) > 1:
-        raise PromptError(f"{_MEDIA} has pictures and sounds, whose order it does not tell; give them to chat()")
+        raise PromptError(f"{_MEDIA} has pictures and sounds, and their order is unknown; give them to chat()")
     if found and "prompt_token_ids" in prompt:
-        raise PromptError(f"a prompt has prompt_token_ids and {_MEDIA}; media go with the text of a prompt")
+        raise PromptError(f"a prompt has prompt_token_ids and {_MEDIA}; media need a prompt of text")
     return {key: value for key, value in prompt.items() if key != _MEDIA}, found
 
 
 def _listed(given: Any) -> list[Any]:
-    """One or several media as a list; samples and their rate are one sound."""
+    """Returns one or several media as a list. A pair of samples and their rate is one sound."""
     if given is None:
         return []
     is_pair = isinstance(given, tuple) and len(given) == 2 and not hasattr(given[1], "dtype")
@@ -114,10 +114,10 @@ def _listed(given: Any) -> list[Any]:
 
 
 def read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...] | None]:
-    """The text and the token ids of a TextPrompt or TokensPrompt; None for one that it does not have.
+    """Returns the text and the token ids of a TextPrompt or TokensPrompt; a missing one is None.
 
     Raises:
-        PromptError: a key is unknown, or a value is of the wrong type.
+        PromptError: a key is unknown or not supported, or a value has the wrong type.
     """
     if "cache_salt" in prompt:
         raise PromptError("a prompt has 'cache_salt', which is a parameter here; give SamplingParams(cache_salt=…)")

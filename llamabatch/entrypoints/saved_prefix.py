@@ -1,4 +1,4 @@
-"""Saving a prefix: a request computes the prompt, then the engine writes its KV cells, unless they are gone by then."""
+"""Saving a prefix: a request computes the prompt, then the engine writes its KV cells if they are still there."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from llamabatch.scheduler.common_prefix import MIN_SHARED
 from llamabatch.utils.checks import counted
 
 TRIES = 3
-ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)  # computes the prompt; its cells then stay for a while
-CROWDED = "others needed the cells of the prefix before they could be saved; try again at a calm time"
+ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)  # computes the prompt, whose cells then stay for a while
+CROWDED = "other requests took the cells of the prefix before it was saved; try again while fewer requests run"
 
 
 def tokens_to_save(output: RequestOutput) -> list[int]:
-    """The tokens of a prompt that was just computed. Raises InputError if they are too few to be worth saving."""
+    """Returns the tokens of a prompt that was just computed. Raises InputError if they are too few to save."""
     if len(output.prompt_token_ids) < MIN_SHARED:
         count = len(output.prompt_token_ids)
         raise InputError(f"the prefix has {counted(count, 'token')}; at least {MIN_SHARED} are worth saving")

@@ -29,7 +29,7 @@ from llamabatch.scheduler.common_prefix import common_length
 from llamabatch.utils.brief import brief
 from llamabatch.utils.checks import items, show
 
-# prompt_logprobs 0: the logprob and rank of each token itself, and no likelier tokens.
+# prompt_logprobs=0 gives the logprob and rank of each prompt token, without its alternatives.
 _PARAMS = SamplingParams(max_tokens=1, prompt_logprobs=0)
 
 Pairs = Sequence[tuple[Prompt, Sequence[Prompt]]]
@@ -40,12 +40,12 @@ class Score:
     """The logprob of one continuation.
 
     Attributes:
-        logprob: natural logarithm of its probability, given the prompt: the sum of `token_logprobs`; NaN if it could
-            not be scored.
-        is_greedy: each of its tokens is the likeliest at its place, so that greedy sampling would give it.
-        token_ids: its tokens: those from the first difference between the prompt, and prompt and continuation together.
-        token_logprobs: the logprob of each token, given all before it: log softmax of the model's own logits.
-        error: the reason why it could not be scored, else None.
+        logprob: the natural logarithm of the continuation's probability, given the prompt. It is the sum of
+            `token_logprobs`; NaN if the continuation failed.
+        is_greedy: True if greedy sampling would give the continuation: each token is the most likely at its place.
+        token_ids: the continuation's tokens: from the first one that differs from the tokens of the prompt alone.
+        token_logprobs: the logprob of each token, given all tokens before it: log softmax of the model's own logits.
+        error: the reason why the continuation failed, else None.
     """
 
     logprob: float
@@ -59,12 +59,12 @@ class Score:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the continuation."""
+        """The number of tokens of the continuation."""
         return len(self.token_ids)
 
     @classmethod
     def of(cls, request: Request, output: RequestOutput) -> Score:
-        """The score from the output of its request."""
+        """Returns the score from a request and its output."""
         first, logprobs_of = request.score_from or 0, output.prompt_logprobs
         if output.error is not None or logprobs_of is None:
             return cls(math.nan, False, (), (), output.error or f"ended early: {output.finish_reason}")
@@ -79,18 +79,18 @@ class Scoring:
 
     Args:
         client: the engine, for its model's tokenizer, its n_ctx and the names of its adapters.
-        prompt: a text or token ids; or, with `continuations` None, a list of (prompt, continuations).
+        prompt: a text or token ids; without `continuations`, a list of (prompt, continuations).
         continuations: texts or token ids.
         adapters: adapters of all the requests.
         errors: as in Submission.
 
     Attributes:
-        submission: the requests, to be run.
+        submission: the requests, ready to run.
 
     Raises:
         ConfigError: the model is an encoder.
-        AdapterError: an adapter that is not loaded.
-        PromptError: nothing to score; or a continuation cannot be scored and `errors` raises it before the rest runs.
+        AdapterError: an adapter is not loaded.
+        PromptError: there is nothing to score; or a continuation is refused, and `errors` makes this an exception.
     """
 
     def __init__(
@@ -120,14 +120,14 @@ class Scoring:
         self.submission = Submission(self._items, "continuation", errors, self._labels.__getitem__)
 
     def scores(self, outputs: Sequence[RequestOutput]) -> list[list[Score]]:
-        """One list for each pair, from the outputs of the submission."""
+        """Returns one list of scores for each pair, from the outputs of the submission."""
         found = map(Score.of, self._requests, outputs)
         return [list(itertools.islice(found, length)) for length in self._lengths]
 
     def _add_pair(self, pair: object, label: str) -> None:
         parts = items(pair, 3)
         if parts is None or len(parts) != 2:
-            error = PromptError(f"it is {show(pair)}; give (prompt, continuations)")
+            error = PromptError(f"the pair is {show(pair)}; give (prompt, continuations)")
         else:
             try:
                 self._add(parts[0], _continuations(parts[1]), f"{label}, ")
@@ -148,7 +148,7 @@ class Scoring:
         self._lengths.append(len(continuations))
 
     def _head(self, prompt: object) -> tuple[int, ...] | PromptError:
-        """The tokens of a prompt, or its error."""
+        """Returns the tokens of a prompt, or its error."""
         if isinstance(prompt, PromptError):
             return prompt
         try:
@@ -178,10 +178,10 @@ class Scoring:
         return Refused(Request(new_id(), (), _PARAMS, text, self._arrival, self._group), error)
 
     def _tokens(self, prompt: Any, head: tuple[int, ...], continuation: Any) -> tuple[tuple[int, ...], int]:
-        """The tokens of prompt and continuation, and the place of the first one to score.
+        """Returns the tokens of prompt and continuation, and the index of the first token to score.
 
-        Two texts are tokenized as one, since a token may reach across the border between them; tokens of the prompt
-        that change by this count as continuation. Token ids stay as they are.
+        Two texts are tokenized together, because a token may span the border between them. Prompt tokens that change by
+        this count as continuation. Token ids stay as they are.
         """
         if isinstance(continuation, str):
             if isinstance(prompt, str):
@@ -198,14 +198,14 @@ class Scoring:
             raise PromptError(f"a continuation is {FORMS}, not {show(continuation)}")
         first = common_length(ids, head)
         if first == len(ids):
-            raise PromptError(f"the continuation {show(continuation)} has no token of its own")
+            raise PromptError(f"the continuation {show(continuation)} adds no token to the prompt")
         if first == 0:
             raise PromptError("no token comes before the continuation; give a longer prompt, or token ids")
         return ids, first
 
 
 def _unwrapped(value: object) -> object:
-    """The token ids or the text of a mapping, or its PromptError; anything else as it is."""
+    """Returns the token ids or the text of a prompt mapping, or its PromptError. Returns other values unchanged."""
     if not is_prompt_mapping(value):
         return value
     try:
@@ -216,7 +216,7 @@ def _unwrapped(value: object) -> object:
 
 
 def _pairs(given: object) -> list[Any]:
-    """The list of (prompt, continuations) given in place of one prompt. Raises PromptError for anything else."""
+    """Returns the list of (prompt, continuations) given in place of a prompt. Raises PromptError for anything else."""
     pairs = listed("prompt", given)
     if not pairs:
         raise PromptError("there is nothing to score; give at least one (prompt, continuations)")

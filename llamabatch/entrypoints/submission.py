@@ -1,4 +1,4 @@
-"""The requests of one call: submitted or refused, their outputs in the order of the prompts, and its errors."""
+"""Submission: the requests of one call, their outputs in the order of the prompts, and the call's errors."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Vector = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Refused:
-    """A prompt of a list that cannot be run; it keeps its place among the others."""
+    """A prompt that cannot be run. It keeps its place among the other prompts of its list."""
 
     request: Request
     error: InputError
 
     def __post_init__(self) -> None:
-        # The frames of a traceback have this error among their variables: a cycle, which would keep the LLM alive.
+        # The frames of the traceback refer back to this error. Such a cycle would keep the LLM alive.
         self.error.__traceback__ = self.error.__cause__ = self.error.__context__ = None
 
 
 class Outputs(list[RequestOutput]):
-    """The list that generate and chat return; what is asked of it in place of an output is told so."""
+    """The list that generate and chat return. Reading an output's attribute from it raises an error with advice."""
 
     def __getattr__(self, name: str) -> Any:
         if not hasattr(RequestOutput, name) and name not in RequestOutput.__dataclass_fields__:
@@ -52,20 +52,20 @@ class Submission:
     """The requests of one call, in the order of its prompts, and their outputs so far.
 
     Args:
-        items: one for each prompt.
-        noun: "prompt", for messages.
-        errors: the effect of a failure. "warn": one warning when all have ended, or the first error raised if all
-            failed; "raise": the first error is raised as soon as it is known; "return": neither.
-        label: index -> place of that prompt, for messages; None: a single prompt, given outside a list.
+        items: one item for each prompt.
+        noun: the word for a prompt in messages, "prompt" for example.
+        errors: the effect of a failed prompt. "warn": one warning after all prompts have ended, or the first error if
+            all prompts failed; "raise": the first error is raised as soon as it is known; "return": neither.
+        label: turns the index of a prompt into its place, for messages; None: a single prompt, not in a list.
 
     Attributes:
-        n: number of prompts.
-        is_list: they were given as a list.
-        requests: the valid ones, to be submitted.
-        refused: for each of the others, the event that ends it.
+        n: the number of prompts.
+        is_list: True if the prompts were given as a list.
+        requests: the valid requests, ready to submit.
+        refused: the last event of each refused prompt.
 
     Raises:
-        InputError: `errors` has no such value; or `errors` asks that refused prompts raise before any prompt runs.
+        InputError: `errors` is unknown; or a prompt is refused with "raise", or every prompt with "warn".
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Submission:
             raise self._error()
 
     def record(self, events: Sequence[SequenceOutput]) -> Iterator[SequenceOutput]:
-        """Records the events of a step; yields each with the index of its prompt.
+        """Records the events of a step, and yields each event with the index of its prompt.
 
         Raises:
             EngineError: a request failed, and errors is "raise".
@@ -107,14 +107,14 @@ class Submission:
     def _record(self, event: SequenceOutput) -> SequenceOutput:
         index = self._indices[event.request_id]
         if event.finished is not None:
-            self._n_left -= self._outputs[index] is None  # a sink that raised gets the event again
+            self._n_left -= self._outputs[index] is None  # a repeated event (its sink raised) does not count again
             self._outputs[index] = event.finished
             if event.finished.error is not None and (error := event.finished.exception()) is not None:
                 self._failures.setdefault(index, error)
         return event if index == 0 else replace(event, prompt_index=index)
 
     def conclude(self) -> None:
-        """After the last event: warns of failed prompts, or raises the first error if all failed (errors="warn")."""
+        """Warns of failed prompts, or raises the first error if all failed (errors="warn"); call it at the end."""
         if self.errors != "warn" or not self._failures:
             return
         if len(self._failures) == self.n:
@@ -129,12 +129,12 @@ class Submission:
         warnings.warn(warning, stacklevel=caller_level())
 
     def _error(self) -> LlamaBatchError:
-        """The error of the first prompt that failed, with the outputs so far."""
+        """Returns the error of the first failed prompt, with the outputs so far."""
         first = min(self._failures)
         cause = self._failures[first]
         prefix = f"all {counted(self.n, self._noun)} failed, first: " if 1 < self.n == len(self._failures) else ""
         error = type(cause)(f"{prefix}{self._place_of(first)}{cause}")
-        vars(error).update(vars(cause))  # the numbers of a ContextLengthError
+        vars(error).update(vars(cause))  # copies n_tokens and the other fields of a ContextLengthError
         error.outputs = tuple(self._outputs)
         return error
 
@@ -148,12 +148,12 @@ class Submission:
 
     @property
     def unfinished(self) -> list[str]:
-        """Ids of the requests still in flight."""
+        """The ids of the requests that are still in flight."""
         return [request_id for request_id, i in self._indices.items() if self._outputs[i] is None]
 
     @property
     def outputs(self) -> list[RequestOutput]:
-        """One output for each prompt; complete once `done`."""
+        """The outputs in the order of the prompts; complete once `done` is True."""
         return Outputs(output for output in self._outputs if output is not None)
 
 
@@ -165,29 +165,29 @@ def vectors(
     dimensions: int | None = None,
     n_embd: int | None = None,
 ) -> list[Any]:
-    """For each output its embedding, an array of shape (n_embd,), float32; or its error.
+    """Returns for each output its embedding, a float32 array of shape (n_embd,), or its error.
 
     Args:
         normalize: scale each vector to length 1.
-        dimensions: the number of leading elements that are kept.
-        n_embd: elements of a vector where an output holds one for each token; the arrays then have the shape
-            (n_tokens, n_embd). None: an output is one vector.
+        dimensions: the number of leading elements to keep.
+        n_embd: the length of a vector if each output has one vector for each token. The arrays then have the shape
+            (n_tokens, n_embd). None: each output is one vector.
 
     Raises:
         EngineError: an output failed or was aborted, and errors is "raise".
-        InputError: dimensions are more than a vector has.
+        InputError: `dimensions` is larger than the vector.
     """
     boolean(InputError, "normalize", normalize)
     return [_vector(output, normalize, errors, dimensions, n_embd) for output in outputs]
 
 
 def token_vectors(model: Model) -> int | None:
-    """Elements of a vector where the engine gives one for each token (pooling "none"); None: one for each text."""
+    """Returns the length of a vector if the engine gives one vector for each token (pooling "none"); else None."""
     return model.n_embd_out if model.pooling == "none" else None
 
 
 def failed(output: RequestOutput, errors: ErrorPolicy) -> LlamaBatchError:
-    """The error of an output that has no embedding; raises it if errors is "raise"."""
+    """Returns the error of an output that has no embedding, or raises it if `errors` is "raise"."""
     error = output.exception() or EngineError("the engine gave no embedding")
     if errors == "raise":
         raise error
@@ -203,9 +203,9 @@ def _vector(
     if n_embd is not None:
         vector = vector.reshape(-1, n_embd)
     if dimensions is not None:
-        if dimensions > vector.shape[-1]:  # of a FakeLLM, whose vectors have any length
+        if dimensions > vector.shape[-1]:  # possible with a FakeLLM, whose vectors can have any length
             raise InputError(f"dimensions is {dimensions}; the vector has {vector.shape[-1]} elements")
-        vector = vector[..., :dimensions].copy()  # else the array would keep the rest in memory
+        vector = vector[..., :dimensions].copy()  # a view would keep the whole vector in memory
     if not normalize:
         return vector
     lengths = np.linalg.norm(vector, axis=-1, keepdims=True).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The repr of an LLM or AsyncLLM: its model, and the sizes of its engine; and the error where one is pickled."""
+"""The repr of an LLM or AsyncLLM, with its model and the sizes of its engine, and the error if one is pickled."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from llamabatch.utils.paths import shown
 
 
 def described(kind: str, plan: Plan | None, model: str = "", *, state: str = "") -> str:
-    """The kind with its model, strategy and sizes; without a plan, the model is not loaded.
+    """Returns the repr: the class name `kind` with model, strategy and sizes. Without a plan, the model is not loaded.
 
     Args:
-        state: in place of the sizes: "closed", "asleep".
+        state: "closed" or "asleep", shown in place of the sizes.
     """
     if state and (plan is not None or model):
         return f"{kind}({shown(model if plan is None else plan.config.model)!r}, {state})"
@@ -26,7 +26,7 @@ def described(kind: str, plan: Plan | None, model: str = "", *, state: str = "")
 
 
 def unpicklable(kind: str) -> TypeError:
-    """The error of pickle and copy, which multiprocessing meets, too."""
+    """Returns the error for pickle and copy. multiprocessing gets it, too."""
     return TypeError(
         f"{kind} cannot be pickled or copied: it holds a loaded model; make one in each process, or share one over "
         "threads, or over `llamabatch serve`"

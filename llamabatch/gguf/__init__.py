@@ -1,1 +1,1 @@
-"""A model file as data: find it, fetch it, read it, validate it, without llama.cpp. Imports `request` and `utils`."""
+"""Model files as data: finds, downloads, reads and validates them without llama.cpp. Imports `request` and `utils`."""

@@ -1,7 +1,7 @@
-"""An adapter file, checked by its header before llama.cpp sees it, which would abort on some of them.
+"""Adapter files, whose headers are checked before llama.cpp sees them, because some files would make it abort.
 
 A LoRA is a GGUF with general.type "adapter" and pairs of tensors NAME.lora_a and NAME.lora_b (llama.cpp's
-convert_lora_to_gguf.py); a control vector has general.architecture "controlvector" and tensors direction.LAYER
+convert_lora_to_gguf.py). A control vector has general.architecture "controlvector" and tensors direction.LAYER
 (cvector-generator). Layout: ggml/include/gguf.h.
 """
 
@@ -19,11 +19,11 @@ from llamabatch.gguf.header import Header, read_header
 from llamabatch.gguf.reader import FLOAT32, TEXT, UINT32
 from llamabatch.utils.paths import one_line
 
-_MAX_VALUES = 1 << 22  # floats of one direction
+_MAX_VALUES = 1 << 22  # most floats of one direction
 _F32 = 0
-# ggml's numbers of the types whose products and rows every backend computes: F32, F16, Q4_0 .. Q8_0, BF16
+# Every backend computes products and rows of these types (ggml's numbers): F32, F16, Q4_0 .. Q8_0, BF16.
 _WEIGHT_TYPES = (0, 1, 2, 3, 6, 7, 8, 30)
-# metadata that llama.cpp reads without asking for its type: another one aborts the process
+# llama.cpp reads these values without checking their type. A value of another type aborts the process.
 _TYPED = {
     "general.type": TEXT,
     "general.architecture": TEXT,
@@ -40,7 +40,7 @@ class AdapterFile:
 
     Attributes:
         kind: "lora" or "control vector".
-        directions: layer -> n_embd values of a control vector; empty for a LoRA.
+        directions: maps a layer to n_embd values of a control vector; empty for a LoRA.
     """
 
     kind: str
@@ -48,13 +48,13 @@ class AdapterFile:
 
 
 def read_adapter(path: Path, *, n_embd: int, n_layer: int, n_expert: int) -> AdapterFile:
-    """Checks an adapter, and reads the values of a control vector.
+    """Checks an adapter file, and reads the values of a control vector.
 
     Args:
-        n_embd, n_layer, n_expert: of the model to adapt.
+        n_embd, n_layer, n_expert: figures of the model to adapt.
 
     Raises:
-        ModelFileError: the file is missing, damaged, neither kind of adapter, or for a model of another shape.
+        ModelFileError: the file is missing, damaged, not an adapter, or for a model of another shape.
     """
     try:
         header = read_header(path)
@@ -67,12 +67,12 @@ def read_adapter(path: Path, *, n_embd: int, n_layer: int, n_expert: int) -> Ada
         return AdapterFile("lora", {})
     except OSError as error:
         raise ModelFileError(f"adapter {one_line(path)} cannot be read: {error.strerror}") from error
-    except (ValueError, EOFError) as error:  # and ModelFileError
+    except (ValueError, EOFError) as error:  # ModelFileError is a ValueError
         raise ModelFileError(f"adapter {one_line(path)}: {error}") from error
 
 
 def _check_lora(header: Header, n_expert: int) -> None:
-    """Checks what llama.cpp takes for granted of the tensors; the rest it checks itself."""
+    """Checks the properties of the tensors that llama.cpp takes for granted. llama.cpp checks the rest itself."""
     values = header.texts()
     kinds = values.get("general.type"), values.get("adapter.type")
     if kinds != ("adapter", "lora"):

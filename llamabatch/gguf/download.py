@@ -1,4 +1,4 @@
-"""Models at https addresses: downloaded into the cache folder, gone on with after an interruption, and checked."""
+"""Models at https addresses: downloaded into the cache folder, resumed after an interruption, and checked."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from llamabatch.utils.network import public, reachable
 from llamabatch.utils.progress import DownloadBar
 from llamabatch.utils.system import lock
 
-TIMEOUT_S = 30.0  # without a byte
-MOST_TRIES = 5  # connections that break one after another, without a byte between them
-RECORD = ".json"  # what is known of a file beside it
+TIMEOUT_S = 30.0  # seconds without a byte until a connection counts as broken
+MOST_TRIES = 5  # consecutive connections that may break without bringing a byte
+RECORD = ".json"  # ending of the file beside a model that holds its Record
 PART = ".part"
 _CHUNK = 2**20
 _MAGIC = b"GGUF"
@@ -44,10 +44,10 @@ class Record:
     """The facts that a server gives about a file.
 
     Attributes:
-        url: the address, without what may be secret.
-        n_bytes: its size; None: not said.
-        etag: the server's name for this version; None: not said.
-        sha256: its digest; None: not said.
+        url: the address without parts that may be secret.
+        n_bytes: size of the file; None if the server does not tell.
+        etag: the server's name for this version; None if the server does not tell.
+        sha256: digest of the file; None if the server does not tell.
     """
 
     url: str
@@ -57,21 +57,22 @@ class Record:
 
 
 def models_folder() -> Path:
-    """The folder of models from addresses; it need not exist."""
+    """Returns the folder of models from addresses, which need not exist."""
     return paths.cache_dir() / "models"
 
 
 def download(url: str) -> Path:
-    """The file of an address, or the first of its parts: from the cache if the server has no other version, or cannot
-    be reached; else downloaded, with a bar on a terminal. Two processes that want it download it once.
+    """Returns the file of an address, or the first of its parts.
+
+    The file comes from the cache if the server has no other version or cannot be reached. Otherwise it is downloaded,
+    with a progress bar on a terminal. Two processes that want the same file download it once.
 
     Args:
-        url: of a .gguf file; https, or http. Hugging Face's pages of files mean the files; its token (HF_TOKEN, or of
-            `hf auth login`) goes to its own host alone.
+        url: address (https or http) of a .gguf file. An address of a file's page on Hugging Face means the file.
+            Hugging Face's token (from HF_TOKEN or `hf auth login`) is sent only to its own host.
 
     Raises:
-        ModelFileError: the server cannot be reached, refuses, or sends something else than it says it has; the disk is
-            full.
+        ModelFileError: the server cannot be reached, refuses, or sends unexpected data; or the disk is full.
     """
     url = _file_address(url)
     split = urlsplit(url)
@@ -80,7 +81,8 @@ def download(url: str) -> Path:
     addresses = [urlunsplit(split._replace(path=f"{before}/{quote(each)}")) for each in names]
     if len(names) == 1:
         addresses = [url]
-    # of the public part: addresses with signatures differ each time, and the listing can name the model
+    # Only the public part is hashed, because signatures in addresses differ each time. A listing can then name the
+    # model.
     folder = models_folder() / hashlib.sha256(public(addresses[0]).encode(errors="replace")).hexdigest()[:20]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,9 +95,9 @@ def download(url: str) -> Path:
 
 
 def _file_address(url: str) -> str:
-    """The address of the file itself. Raises ModelFileError."""
+    """Returns the address of the file itself. Raises ModelFileError."""
     try:
-        url.encode()  # half of a surrogate pair is no character: a UnicodeEncodeError, which is a ValueError
+        url.encode()  # raises UnicodeEncodeError, a ValueError, for half of a surrogate pair
         split = urlsplit(url)
         is_file = bool(split.hostname) and split.path.lower().endswith(".gguf")
     except ValueError:
@@ -115,7 +117,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _fetch(url: str, path: Path) -> None:
-    """Puts the file of an address at a path. Raises ModelFileError, OSError."""
+    """Puts the file of an address at `path`. Raises ModelFileError, OSError."""
     known = _read_record(path) if path.exists() else None
     if known is not None and (_offline() or not reachable(url)):
         return
@@ -132,7 +134,7 @@ def _fetch(url: str, path: Path) -> None:
                 return
         except urllib.error.HTTPError as error:
             with error:
-                if known is not None:  # the copy is good, whatever became of the address
+                if known is not None:  # the copy is still good, although the address no longer works
                     return
                 raise ModelFileError(f"{public(url)} cannot be fetched: {_refusal(error, url)}") from None
         except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
@@ -142,12 +144,13 @@ def _fetch(url: str, path: Path) -> None:
             if n_failures >= MOST_TRIES or not reachable(url):
                 why = getattr(error, "reason", None) or error or type(error).__name__
                 raise ModelFileError(
-                    f"{public(url)} cannot be fetched: {why}; the same command goes on after the {had:,} bytes there"
+                    f"{public(url)} cannot be fetched: {why}; the same command continues "
+                    f"after the {had:,} bytes that it has"
                 ) from None
 
 
 def _transfer(url: str, path: Path, part: Path, known: Record | None) -> bool:
-    """One connection. True: the file is there. Raises ModelFileError, OSError, HTTPException."""
+    """Makes one connection. Returns True once the file is there. Raises ModelFileError, OSError, HTTPException."""
     begun = _read_record(part) if part.exists() else None
     had = part.stat().st_size if begun is not None and begun.etag is not None else 0
     headers = {"Accept-Encoding": "identity", "User-Agent": "llamabatch"}
@@ -163,7 +166,7 @@ def _transfer(url: str, path: Path, part: Path, known: Record | None) -> bool:
             return True
         if error.code != 416 or not had:
             raise
-        part.unlink()  # more of it is here than the server has
+        part.unlink()  # the partial file is longer than the server's file
         return False
     with response:
         record, start = _facts(url, response, redirects.passed)
@@ -182,7 +185,7 @@ def _transfer(url: str, path: Path, part: Path, known: Record | None) -> bool:
         part.unlink()
         what = f"sha256 is {digest}" if n_bytes == record.n_bytes else f"size is {n_bytes:,} bytes"
         wanted = record.sha256 if n_bytes == record.n_bytes else f"{record.n_bytes:,}"
-        raise ModelFileError(f"{public(url)} arrived damaged: its {what}, and the server says {wanted}; fetch it again")
+        raise ModelFileError(f"{public(url)} arrived damaged: its {what}, but the server says {wanted}; fetch it again")
     write_text(_record_of(path), json.dumps(asdict(record)))
     part.replace(path)
     _record_of(part).unlink(missing_ok=True)
@@ -190,7 +193,7 @@ def _transfer(url: str, path: Path, part: Path, known: Record | None) -> bool:
 
 
 def _write(response: HTTPResponse, part: Path, start: int, record: Record) -> str:
-    """Writes what comes behind `start`; the sha256 of all. Raises ModelFileError, OSError, HTTPException."""
+    """Writes the bytes from `start` on. Returns the file's sha256. Raises ModelFileError, OSError, HTTPException."""
     digest = hashlib.sha256()
     if start and record.sha256:
         with part.open("rb") as begun:
@@ -209,7 +212,7 @@ def _write(response: HTTPResponse, part: Path, start: int, record: Record) -> st
 
 
 def _facts(url: str, response: HTTPResponse, passed: list[email.message.Message]) -> tuple[Record, int]:
-    """Facts about the whole file, from the headers and those of redirects, and the first byte of the answer."""
+    """Returns facts about the file, from the headers of response and redirects, and the place of the first byte."""
     headers = [*passed, response.headers]
 
     def header(name: str) -> str | None:
@@ -223,7 +226,7 @@ def _facts(url: str, response: HTTPResponse, passed: list[email.message.Message]
         start, n_bytes = int(match[1]), match[2]
     size = header("X-Linked-Size") or n_bytes
     etag = response.headers.get("ETag")
-    named = [header("X-Linked-Etag"), etag]  # the hub's are digests of large files
+    named = [header("X-Linked-Etag"), etag]  # on the hub these are digests of large files
     digests = [text.strip('"').lower() for text in named if text]
     if found := re.search(r"sha-256=:?([A-Za-z0-9+/=]+?):?(?:,|$)", header("Repr-Digest") or header("Digest") or ""):
         with contextlib.suppress(ValueError):
@@ -244,7 +247,7 @@ def _check_room(record: Record, start: int, folder: Path, url: str) -> None:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, never from https to http, and keeps the headers of each."""
+    """Follows redirects, except from https to http, and keeps the headers of each redirect."""
 
     def __init__(self) -> None:
         self.passed: list[email.message.Message] = []
@@ -260,7 +263,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:
-    """A request whose secrets are for this host alone: urllib does not pass them on to where it is sent."""
+    """Returns a request with its secrets in headers that urllib does not send to other hosts after a redirect."""
     split = urlsplit(url)
     user, _, host = split.netloc.rpartition("@")
     request = urllib.request.Request(urlunsplit(split._replace(netloc=host)), headers=headers)
@@ -277,7 +280,7 @@ def _hub() -> str:
 
 
 def _token(host: str, scheme: str) -> str | None:
-    """The token of the hub, for its own host over https; over http for a hub on this machine only."""
+    """Returns the hub's token if `host` is the hub, over https, or over http for a hub on this machine. Else None."""
     if host != urlsplit(_hub()).hostname or (scheme != "https" and host not in _LOCAL):
         return None
     token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
@@ -307,12 +310,12 @@ def _record_of(path: Path) -> Path:
 
 
 def _read_record(path: Path) -> Record | None:
-    """The record kept with an unfinished file; None if there is none, or none that can be read."""
+    """Returns the record that is kept beside a file; None if there is no readable record."""
     return read_record(_record_of(path))
 
 
 def read_record(file: Path) -> Record | None:
-    """A record from its file; None if it cannot be read."""
+    """Reads a record from its file. Returns None if it cannot be read."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return Record(**found)

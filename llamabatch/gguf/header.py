@@ -1,4 +1,4 @@
-"""The header of a GGUF file: the values, the tensors, the place of the vocabulary; and the values for a caller."""
+"""The header of a GGUF file: its metadata, its tensors, and the place of the vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llamabatch.utils.paths import one_line
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)  # llama.cpp, llama_split_path
 _MAX_PARTS = 1024
-_PAGE = 4096  # bytes that may stand behind the last tensor and its padding
+_PAGE = 4096  # bytes that may follow the last tensor and its padding
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Header:
     """Everything before the weights of one GGUF file.
 
     Attributes:
-        metadata: key -> number, text, tuple of up to 16,384 numbers, or Items.
-        types: key -> GGUF's number of its type, ARRAY for arrays.
-        item_types: key of an array -> GGUF's number of the type of its items.
+        metadata: maps a key to a number, a text, a tuple of up to 16,384 numbers, or Items.
+        types: maps a key to GGUF's number of its type, ARRAY for arrays.
+        item_types: maps the key of an array to GGUF's number of the type of its items.
         tensors: in the file's order.
-        n_tokens: size of the vocabulary; 0 without one.
-        alignment: bytes; the data of each tensor begins at a multiple of it.
+        n_tokens: size of the vocabulary; 0 without a vocabulary.
+        alignment: the data of each tensor begins at a multiple of this number of bytes.
         data_start: byte at which the data of the tensors begins.
         header_bytes: byte at which the description of the last tensor ends.
         file_bytes: size of this file.
@@ -50,16 +50,16 @@ class Header:
 
     @property
     def architecture(self) -> str:
-        """As "qwen2"; "" where the file names none."""
+        """The architecture, for example "qwen2"; "" if the file names none."""
         value = self.metadata.get("general.architecture")
         return value if isinstance(value, str) else ""
 
     def own(self, key: str) -> Value | None:
-        """A value of this architecture: own("block_count") is that of "qwen2.block_count"."""
+        """Returns a value of this architecture: own("block_count") is the value of "qwen2.block_count"."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def texts(self) -> dict[str, str]:
-        """The values as texts, lists with commas; without arrays that are not kept, and those of the tokenizer."""
+        """Returns the metadata as texts, lists with commas, without Items and without arrays of the tokenizer."""
         return {
             key: as_text(value)
             for key, value in self.metadata.items()
@@ -72,9 +72,9 @@ class MetadataArray:
     """An array of a GGUF's header. len() is its length.
 
     Attributes:
-        type: type of its items: "string", "int", "float" or "bool".
+        type: type of the items: "string", "int", "float" or "bool".
         count: number of items.
-        values: its items; None for texts, and for more than 16,384 numbers, which are not read.
+        values: the items; None for texts, and for more than 16,384 numbers, which are not read.
     """
 
     type: str
@@ -89,7 +89,7 @@ MetadataValue: TypeAlias = "Number | str | MetadataArray"
 
 
 def metadata_of(values: Mapping[str, Value]) -> Mapping[str, MetadataValue]:
-    """The values of a header for a caller, for reading only: numbers and texts, arrays with their length in front."""
+    """Returns read-only metadata for a caller, with a MetadataArray for each array."""
     return MappingProxyType({key: _shown(value) for key, value in values.items()})
 
 
@@ -103,8 +103,7 @@ def _shown(value: Value) -> MetadataValue:
 
 
 def part_names(name: str) -> list[str]:
-    """Names of the files of a model that was split (`model-00001-of-00003.gguf`), the first in front; else the name
-    itself."""
+    """Returns the names of all files of a split model (`model-00001-of-00003.gguf`) in order, or else [name]."""
     match = _PART.search(name)
     if match is None or not 1 <= int(match[2]) <= _MAX_PARTS:
         return [name]
@@ -112,38 +111,38 @@ def part_names(name: str) -> list[str]:
 
 
 def part_paths(path: Path) -> list[Path]:
-    """The files of the model to which the file `path` belongs: one, unless it was split."""
+    """Returns the files of the model that `path` belongs to: one file, unless the model was split."""
     return [path.with_name(name) for name in part_names(path.name)] if path.name else [path]
 
 
 def check_start(path: Path) -> None:
-    """Reads the first bytes only. Raises as read_header."""
+    """Checks only the first bytes of a file. Raises as read_header."""
     with path.open("rb", buffering=0) as file:
         HeaderReader(path, file, chunk=START.size).start()
 
 
 def read_header(path: Path) -> Header:
-    """The header of one file. A file that did not change is not read again.
+    """Reads the header of one file. An unchanged file is not read again.
 
     Raises:
-        ModelFileError: it is no GGUF file, or damaged; the message names the field and the value.
-        OSError: it cannot be read.
+        ModelFileError: the file is not a GGUF file, or it is damaged; the message names the field and the value.
+        OSError: the file cannot be read.
     """
     status = path.stat()
     return _read_header(path, (status.st_size, status.st_mtime_ns, status.st_ino))
 
 
 def read_parts(path: Path) -> tuple[Header, ...]:
-    """The headers of all parts of a model; of one file, one. Raises as read_header."""
+    """Reads the headers of all parts of a model. Raises as read_header."""
     return tuple(read_header(part) for part in part_paths(path))
 
 
 def read_tensors(path: Path) -> tuple[TensorInfo, ...]:
-    """The tensors of all parts of a model. Raises as read_header."""
+    """Reads the tensors of all parts of a model. Raises as read_header."""
     return tuple(tensor for header in read_parts(path) for tensor in header.tensors)
 
 
-@functools.lru_cache(maxsize=64)  # the parts of a model, each with some hundred tensors
+@functools.lru_cache(maxsize=64)  # a model may have many parts, each with some hundred tensors
 def _read_header(path: Path, _unchanged: tuple[int, int, int]) -> Header:
     with path.open("rb", buffering=0) as file:
         reader = HeaderReader(path, file)
@@ -170,7 +169,7 @@ def _read_header(path: Path, _unchanged: tuple[int, int, int]) -> Header:
 
 
 def _check_end(path: Path, tensors: tuple[TensorInfo, ...], data_start: int, alignment: int, file_bytes: int) -> None:
-    """Refuses a file that goes on behind its tensors: llama.cpp maps and reads all of a file."""
+    """Refuses a file with more data after its tensors, because llama.cpp maps and reads the whole file."""
     last = max(tensors, key=lambda tensor: tensor.offset + tensor.n_bytes, default=None)
     end = data_start + (last.offset + last.n_bytes if last is not None else 0)
     beyond = file_bytes - end
@@ -183,7 +182,7 @@ def _check_end(path: Path, tensors: tuple[TensorInfo, ...], data_start: int, ali
 
 
 def as_text(value: Number | str | tuple[Number, ...]) -> str:
-    """A value as llama.cpp writes it, lists with commas."""
+    """Returns a value as llama.cpp writes it, lists with commas."""
     if isinstance(value, tuple):
         return ",".join(map(as_text, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The mmproj file that reads pictures for a model: a path, or the one beside the model or in its repository."""
+"""The mmproj file with a model's encoder: a path, or the file beside the model or in its repository."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from llamabatch.errors import ModelFileError
 from llamabatch.gguf import resolve as models
 from llamabatch.utils.paths import AUTO, HUB, TINY, is_remote, model_name, one_line
 
-_TYPES = ("f16", "bf16", "q8_0", "f32")  # of weights, in the order in which they are taken
-_WORD = re.compile(r"[a-z0-9.]+(?:_[0-9klms]\b)*")  # q8_0 is one
+_TYPES = ("f16", "bf16", "q8_0", "f32")  # types of weights, the preferred type first
+_WORD = re.compile(r"[a-z0-9.]+(?:_[0-9klms]\b)*")  # q8_0 is one word
 
 
 def resolve_mmproj(mmproj: str, model: str) -> Path:
-    """The path of an mmproj file. Raises as resolve.
+    """Returns the path of an mmproj file. Raises as resolve.
 
     Args:
-        mmproj: as a model's name; "auto": the file beside the model, or in its repository.
+        mmproj: a name as for a model, or "auto" for the file beside the model or in its repository.
 
     Raises:
-        ModelFileError: for "auto", if there is none, or more than one for this model.
+        ModelFileError: for "auto", there is no such file, or more than one for this model.
     """
     if mmproj != AUTO:
         try:
             return models.resolve(mmproj)
         except ModelFileError as error:
-            said = str(error).partition("; give the path")[0]  # of a model, where "tiny" is one, too
+            said = str(error).partition("; give the path")[0]  # drops advice that is for models, such as "tiny"
             raise ModelFileError(f"mmproj: {said}; give the path of an mmproj file, or {AUTO!r}") from error
     model = model_name(model)
     if model.startswith(HUB):
@@ -41,20 +41,20 @@ def resolve_mmproj(mmproj: str, model: str) -> Path:
 
 
 def beside(model: Path) -> list[str]:
-    """The names of the mmproj files in a model's folder."""
+    """Returns the names of the mmproj files in a model's folder."""
     return sorted(name for name in models.gguf_files(model.parent) if "mmproj" in name.lower())
 
 
 def choose(names: Iterable[str], model: str | None, where: str) -> str:
-    """The mmproj file for a model among the files of its folder or repository.
+    """Chooses the mmproj file for a model among the files of its folder or repository.
 
-    Of several, those count that have the most words of the model's name; of these F16 is taken first.
+    The file with the most words of the model's name wins. If several files have equally many words, F16 is preferred.
 
     Args:
-        model: the name of its file, or words of it; None: no words.
+        model: the name of the model's file, or words of it; None for no words.
 
     Raises:
-        ModelFileError: there is none, or more than one.
+        ModelFileError: there is no mmproj file, or more than one that fits.
     """
     found = [name for name in names if "mmproj" in name.lower() and name.lower().endswith(".gguf")]
     if not found:
@@ -70,6 +70,6 @@ def choose(names: Iterable[str], model: str | None, where: str) -> str:
 
 
 def _words(name: str) -> set[str]:
-    """The words of a file's name, without those that say its kind and the type of its weights."""
+    """Returns the words of a file's name, without words for the kind of file and the type of its weights."""
     words = set(_WORD.findall(Path(name).name.lower().replace(".gguf", "")))
     return {each for each in words if each not in (*_TYPES, "mmproj", "model")}

@@ -1,5 +1,4 @@
-"""Models that were fetched and are kept: those of addresses, in our cache folder, and those in huggingface_hub's cache,
-which is read by its layout, so that a listing needs no huggingface_hub."""
+"""Downloaded models, in our cache folder and in the cache of huggingface_hub (which is not needed to list them)."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ class CachedModel:
     """A model in a cache.
 
     Attributes:
-        name: as -m and LLM take it.
-        quantisation: by the name of its file, as Q4_K_M; None: it does not say.
+        name: the name that -m and LLM accept.
+        quantisation: from the name of its file, for example Q4_K_M; None if the name does not tell.
         n_bytes: size of all its parts.
-        modified_s: time at which it was fetched, seconds since 1970.
-        path: its file, or the first of its parts.
-        files: all its parts.
+        modified_s: time of the download, seconds since 1970.
+        path: the file, or the first part.
+        files: all parts.
     """
 
     name: str
@@ -45,21 +44,21 @@ class CachedModel:
 
 
 def hub_folder() -> Path:
-    """The folder of huggingface_hub's cache, by its environment variables; it need not exist."""
+    """Returns the folder of huggingface_hub's cache, by its environment variables. It need not exist."""
     given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(os.path.expanduser(given)) if given else hub_home() / "hub"
 
 
 def cached_models() -> list[CachedModel]:
-    """All models in both caches, by name. Unfinished downloads are not among them."""
+    """Returns all models in both caches, sorted by name, without unfinished downloads."""
     return sorted([*_of_addresses(), *_of_the_hub()], key=lambda model: model.name.lower())
 
 
 def find(name: str, models: list[CachedModel]) -> CachedModel:
-    """The model of a name: as the list has it, with or without "hf:"; or of a repository, if it has one model here.
+    """Returns the model with a name of the list (with or without "hf:"), or the only cached model of a repository.
 
     Raises:
-        ModelFileError: none, or several.
+        ModelFileError: no model fits, or several models.
     """
     wanted = name.removeprefix(HUB).lower()
     exact = [model for model in models if model.name.lower() == wanted]
@@ -74,7 +73,7 @@ def find(name: str, models: list[CachedModel]) -> CachedModel:
 
 
 def remove(model: CachedModel) -> int:
-    """Deletes a model's files and folders that are empty then; the bytes that it took. Raises InputError."""
+    """Deletes a model's files and the folders that are then empty. Returns the model's bytes. Raises InputError."""
     try:
         if _folder_of_addresses() in model.path.parents:
             shutil.rmtree(model.path.parent)
@@ -86,7 +85,7 @@ def remove(model: CachedModel) -> int:
 
 
 def quantisation(name: str) -> str | None:
-    """The quantisation in the name of a file; the last, if there are several."""
+    """Returns the last quantisation in the name of a file, or None."""
     found = _QUANTISATION.findall(name.rsplit("/", 1)[-1])
     return found[-1].upper() if found else None
 
@@ -96,7 +95,7 @@ def _folder_of_addresses() -> Path:
 
 
 def _of_addresses() -> Iterator[CachedModel]:
-    from llamabatch.gguf.download import RECORD, read_record  # with urllib's and ssl's modules
+    from llamabatch.gguf.download import RECORD, read_record  # imported late, because it imports urllib and ssl
 
     for record in _folder_of_addresses().glob(f"*/*.gguf{RECORD}"):
         path = record.with_name(record.name.removesuffix(RECORD))
@@ -104,7 +103,7 @@ def _of_addresses() -> Iterator[CachedModel]:
         known = read_record(record)
         if known is None or path.name != names[0]:
             continue
-        with contextlib.suppress(OSError):  # a part is missing, or all is being removed
+        with contextlib.suppress(OSError):  # a part is missing, or the model is being removed
             yield _model(known.url, path, [path.with_name(name) for name in names])
 
 
@@ -126,7 +125,7 @@ def _of_the_hub() -> Iterator[CachedModel]:
 
 
 def _heads(repo: Path) -> str:
-    """The commit of main in a repository's folder; "" if it has none."""
+    """Returns the commit of main in a repository's folder, or "" if there is none."""
     try:
         return (repo / "refs" / "main").read_text(encoding="utf-8").strip()
     except OSError:
@@ -134,7 +133,7 @@ def _heads(repo: Path) -> str:
 
 
 def _short(file: str, names: list[str]) -> str:
-    """The part of a name behind the colon: the file's quantisation where that is enough, else the file's name."""
+    """Returns the part of a model's name after the colon: the quantisation if it is unique, else the file's name."""
     short = quantisation(file)
     try:
         if short is not None and resolve.choose(names, short, "") == file:
@@ -145,14 +144,14 @@ def _short(file: str, names: list[str]) -> str:
 
 
 def _model(name: str, path: Path, files: list[Path]) -> CachedModel:
-    """Raises OSError if a file is missing."""
+    """Returns a CachedModel. Raises OSError if a file is missing."""
     stats = [file.stat() for file in files]
     size, newest = sum(stat.st_size for stat in stats), max(stat.st_mtime for stat in stats)
     return CachedModel(name, quantisation(path.name), size, newest, path, tuple(files))
 
 
 def _remove_from_the_hub(model: CachedModel) -> None:
-    """Deletes the links of all snapshots to the model's blobs, then the blobs. Raises OSError."""
+    """Deletes the links of all snapshots to the model's blobs, and then the blobs. Raises OSError."""
     repo = next(folder for folder in model.path.parents if folder.parent == hub_folder())
     links: dict[Path, list[Path]] = defaultdict(list)
     for path in (repo / "snapshots").rglob("*"):
@@ -161,6 +160,6 @@ def _remove_from_the_hub(model: CachedModel) -> None:
     for blob in [file.resolve() for file in model.files]:
         for path in links.pop(blob, []):
             path.unlink()
-        blob.unlink(missing_ok=True)  # already gone where a snapshot holds the file itself
+        blob.unlink(missing_ok=True)  # the file is gone already if the snapshot held the file itself
     if not links:
         shutil.rmtree(repo)

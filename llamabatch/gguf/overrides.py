@@ -1,4 +1,4 @@
-"""Overrides of a model file at its load: other metadata values, and other places for tensors. Imports no llama.cpp."""
+"""Overrides for the load of a model: other metadata values, and other places for tensors. Imports no llama.cpp."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ KvOverrides: TypeAlias = "tuple[tuple[str, bool | int | float | str], ...]"
 TensorOverrides: TypeAlias = "tuple[tuple[str, str], ...]"
 
 MAX_OVERRIDES = 256
-MAX_BYTES = 127  # of a key and of a text: char[128] in llama_model_kv_override, with its NUL
+MAX_BYTES = 127  # most bytes of a key or a text: char[128] in llama_model_kv_override, with its NUL
 MAX_PATTERN_BYTES = 512
 CPU = "CPU"
-# common/common.h, LLM_FFN_EXPS_REGEX: the weights of the experts of a layer
+# This pattern finds the weights of a layer's experts (common/common.h, LLM_FFN_EXPS_REGEX).
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _MAX_INT = 2**32 - 1  # llama.cpp reads whole numbers as uint32
 _MAX_FLOAT = 3.4028234663852886e38
 _SPLIT_AT_COMMA = re.compile(r"(?<!\\),")
-# llama.cpp reads patterns as std::regex does, which knows none of Python's other groups
+# llama.cpp reads patterns with std::regex, which does not know Python's other groups.
 _GROUPS = re.compile(r"(?<!\\)\(\?(?![:=!])")
 _ESCAPES = re.compile(r"(?<!\\)(?:\\\\)*\\(?![dDwWsSbBtnrfv])([A-Za-z0])")
 _FROM_TEXT: dict[str, Callable[[str], bool | int | float | str]] = {
@@ -34,17 +34,17 @@ _FROM_TEXT: dict[str, Callable[[str], bool | int | float | str]] = {
     "bool": {"true": True, "false": False}.__getitem__,
     "str": str,
 }
-# kind of a value -> its type in an overridden header, and the types of values in a file that it can replace
+# Maps the Python type of a value to its GGUF type in an overridden header, and to the GGUF types that it can replace.
 _TYPES: dict[type, tuple[int, tuple[int, ...]]] = {
     bool: (BOOL, (BOOL,)),
-    int: (UINT32, (0, 1, 2, 3, 4, 5, 10, 11)),  # GGUF's types of whole numbers
+    int: (UINT32, (0, 1, 2, 3, 4, 5, 10, 11)),  # all GGUF types of whole numbers
     float: (FLOAT32, (6, 12)),
     str: (TEXT, (TEXT,)),
 }
 
 
 def check_kv_overrides(given: object) -> KvOverrides:
-    """kv_overrides as pairs of a key and a value. Raises ConfigError.
+    """Checks kv_overrides and returns them as pairs of key and value. Raises ConfigError.
 
     Args:
         given: a mapping, pairs, or llama.cpp's text: "key=int:1,other=bool:false"; the types are int, float, bool, str.
@@ -100,10 +100,10 @@ def _checked_value(key: str, given: object) -> bool | int | float | str:
 
 
 def overridden(header: Header, overrides: KvOverrides) -> Header:
-    """The header as llama.cpp reads it with these overrides.
+    """Returns the header as llama.cpp reads it with these overrides.
 
     Raises:
-        ConfigError: the file has another type of value there, which llama.cpp would keep in silence.
+        ConfigError: the file's value has another type. llama.cpp would silently keep the file's value.
     """
     if not overrides:
         return header
@@ -112,7 +112,7 @@ def overridden(header: Header, overrides: KvOverrides) -> Header:
         kind, fitting = _TYPES[type(value)]
         there = types.get(key)
         if there == ARRAY:
-            raise ConfigError(f"kv_overrides has the key {key!r}, which is a list in {header.path.name}; none can be")
+            raise ConfigError(f"kv_overrides has {key!r}, a list in {header.path.name}; lists cannot be overridden")
         if there is not None and there not in fitting:
             raise ConfigError(
                 f"kv_overrides[{key!r}] is {show(value)}, of type {TYPE_NAMES[kind]}; {header.path.name} has "
@@ -123,7 +123,7 @@ def overridden(header: Header, overrides: KvOverrides) -> Header:
 
 
 def check_tensor_overrides(given: object) -> TensorOverrides:
-    """override_tensor as pairs of a pattern and a place. Raises ConfigError.
+    """Checks override_tensor and returns it as pairs of pattern and place. Raises ConfigError.
 
     Args:
         given: a mapping, pairs, or llama.cpp's text: "pattern=CPU,other=CUDA0".
@@ -157,30 +157,30 @@ def _checked_pattern(given: object) -> str:
     reason = ""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # syntax that another version, and std::regex, reads otherwise
+            warnings.simplefilter("error")  # warnings are for syntax that std::regex or other Pythons read differently
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError, Warning) as error:
         reason = str(error)
     if _GROUPS.search(pattern):
         reason = "(?: (?= (?! are the only groups with a question mark"
     if (escape := _ESCAPES.search(pattern)) is not None:
-        reason = f"\\{escape[1]} is none that std::regex knows alike"
+        reason = f"\\{escape[1]} means something else in std::regex, or nothing"
     if "[:" in pattern:
-        reason = "write [0-9] for [[:digit:]], and its like"
+        reason = "write [0-9] instead of [[:digit:]]"
     if reason:
         raise ConfigError(f"override_tensor has the pattern {show(pattern)}; it is no regular expression: {reason}")
     return pattern
 
 
 def expert_overrides(n_layers: int | None) -> TensorOverrides:
-    """Rules that keep the experts of the first `n_layers` layers, or of all if None, in main memory."""
+    """Returns rules that keep the experts of the first `n_layers` layers (None: of all layers) in main memory."""
     if n_layers is None:
         return ((_EXPERTS, CPU),)
     return tuple((rf"blk\.{layer}{_EXPERTS}", CPU) for layer in range(n_layers))
 
 
 def places(names: Iterable[str], rules: TensorOverrides) -> dict[str, str]:
-    """The place of each tensor that a rule names: of the first one that fits, as llama.cpp has it."""
+    """Returns the place of each tensor that a rule matches. The first matching rule counts, as in llama.cpp."""
     compiled = [(re.compile(pattern), place) for pattern, place in rules]
     found = {}
     for name in names:

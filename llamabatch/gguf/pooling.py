@@ -1,4 +1,4 @@
-"""Pooling: how the vectors of a text's tokens become one result, and the classification head of a model that ranks.
+"""Pooling, which turns the vectors of a text's tokens into one result, and the classification heads of rerankers.
 
 Names and numbers are llama.cpp's (llama.h, llama_pooling_type). Pure Python.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from llamabatch.gguf.header import read_header, read_tensors
 from llamabatch.gguf.reader import TEXT, Items, TensorInfo, read_texts
 
-POOLINGS = ("none", "mean", "cls", "last", "rank")  # by number
+POOLINGS = ("none", "mean", "cls", "last", "rank")  # the index is llama.cpp's number
 RANK = "rank"
 NO_DENSE_LAYER = (
     "its classification head has no dense layer (cls.weight), which llama.cpp's converter leaves out of BERT: the "
@@ -21,10 +21,10 @@ _LABELS = "classifier.output_labels"
 
 
 def declared_pooling(metadata: Mapping[str, str]) -> str | None:
-    """The pooling that the file names; None: it names none. Files that say "none" leave the choice to the program.
+    """Returns the pooling that the file names, or None. A file that says "none" leaves the choice to the program.
 
     Args:
-        metadata: the values of the header as texts.
+        metadata: the header's metadata as texts.
     """
     number = metadata.get(f"{metadata.get('general.architecture', '')}.pooling_type", "")
     name = POOLINGS[int(number)] if number.isdigit() and int(number) < len(POOLINGS) else "none"
@@ -32,11 +32,12 @@ def declared_pooling(metadata: Mapping[str, str]) -> str | None:
 
 
 def default_pooling(metadata: Mapping[str, str], tensors: Iterable[TensorInfo]) -> str:
-    """The pooling of a model for which no other is asked: what the file names, else "rank" for an encoder with a
-    classification head (llama.cpp's converter names none for these), else "mean".
+    """Returns a model's pooling if the user asks for none: the file's, if it names one.
+
+    Otherwise it is "rank" for an encoder with a classification head (llama.cpp's converter names none), else "mean".
 
     Args:
-        tensors: those of the file; read for an encoder only.
+        tensors: tensors of the file; read only for an encoder.
     """
     declared = declared_pooling(metadata)
     if declared is not None:
@@ -46,11 +47,9 @@ def default_pooling(metadata: Mapping[str, str], tensors: Iterable[TensorInfo]) 
 
 
 def head_width(tensors: Iterable[TensorInfo]) -> int:
-    """The number of outputs of the classification head; 0: the model has none.
-
-    A head is a projection (`cls.output`), mostly behind a dense layer (`cls`); a dense layer with a single output is
-    one, too (llama-graph.cpp, build_pooling).
-    """
+    """Returns the number of outputs of the classification head, or 0 without a head. A head is a projection
+    (`cls.output`), mostly after a dense layer (`cls`). A dense layer with a single output also is a head
+    (llama-graph.cpp, build_pooling)."""
     widths = {tensor.name: tensor.dims[1] if len(tensor.dims) > 1 else 1 for tensor in tensors}
     if "cls.output.weight" in widths:
         return widths["cls.output.weight"]
@@ -58,16 +57,17 @@ def head_width(tensors: Iterable[TensorInfo]) -> int:
 
 
 def lacks_dense_layer(metadata: Mapping[str, str], tensors: Iterable[TensorInfo]) -> bool:
-    """True for a BERT with a projection and no dense layer before it: llama.cpp's converter leaves the `pooler` of a
-    BertForSequenceClassification out, so that its scores are not those of the original."""
+    """Returns True for a BERT with a projection but no dense layer before it. llama.cpp's converter leaves out the
+    `pooler` of a BertForSequenceClassification, so the scores differ from those of the original model."""
     names = {tensor.name for tensor in tensors}
     is_bert = metadata.get("general.architecture") == "bert"
     return is_bert and "cls.output.weight" in names and "cls.weight" not in names
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """The names of the outputs of the classification head; "LABEL_0", … for those that the file does not name, or names
-    like another one. Empty: the model has no head that llama.cpp could use.
+    """Returns the names of the classification head's outputs, or () if llama.cpp cannot use the head or there is none.
+
+    An output without a name, or with the name of an earlier output, is called "LABEL_0", "LABEL_1", … by its index.
 
     Raises:
         ModelFileError, OSError: as header.read_header.
@@ -77,6 +77,6 @@ def read_labels(path: Path) -> tuple[str, ...]:
     named = []
     if isinstance(items, Items) and items.type == TEXT:
         named = [text.decode("utf-8", "replace") for text in read_texts(path, items)]
-    if width != (len(named) or 1):  # llama.cpp takes the number of outputs from the labels, and 1 without them
+    if width != (len(named) or 1):  # llama.cpp takes the number of outputs from the labels, or 1 without labels
         return ()
     return tuple(name if name and named.index(name) == at else f"LABEL_{at}" for at, name in enumerate(named or [""]))

@@ -1,7 +1,7 @@
-"""The bytes of a GGUF header, read once: values, arrays, tensors. Pure Python, quick and bounded.
+"""Reads the bytes of a GGUF header once: values, arrays, tensors. Pure Python, fast, and with bounded sizes.
 
 The texts of a vocabulary are skipped by their lengths, so that no Python object is made for each of 152,000 tokens
-(gguf.GGUFReader takes seconds for that). Layout: ggml/include/gguf.h and ggml/src/gguf.cpp; sizes of types: ggml.c.
+(gguf.GGUFReader takes seconds to make them). Layout: ggml/include/gguf.h and ggml/src/gguf.cpp; sizes of types: ggml.c.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from llamabatch.utils.paths import one_line
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 TOKENS = "tokenizer.ggml.tokens"
-# GGUF's numbers of the types of values
+# These are GGUF's numbers for the types of values.
 UINT32, INT32, FLOAT32, BOOL, TEXT, ARRAY = 4, 5, 6, 7, 8, 9
 TYPE_NAMES = (
     *("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool", "string", "array"),
     *("uint64", "int64", "float64"),
 )
-# ggml's types of tensors: number -> name, elements in a block, bytes of a block
+# Maps ggml's number of a tensor type to its name, the elements in a block, and the bytes of a block.
 TENSOR_TYPES = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
@@ -50,15 +50,15 @@ _NUMBERS = {
 }  # fmt: skip
 _ALIGNMENT = "general.alignment"
 _DEFAULT_ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT
-_MAX_VALUES = 1 << 16  # files have some dozens
-_MAX_TENSORS = 1 << 17  # the largest mixtures of experts have some thousands
+_MAX_VALUES = 1 << 16  # usual files have some dozens of values
+_MAX_TENSORS = 1 << 17  # the largest mixture-of-experts models have some thousands of tensors
 _MAX_NAME = 1 << 16  # bytes of a key, as in llama.cpp
-_MAX_TENSOR_NAME = 63  # GGML_MAX_NAME, with its NUL
+_MAX_TENSOR_NAME = 63  # GGML_MAX_NAME without its NUL
 _MAX_DIMS = 4
 _MAX_SIZE = 2**63 - 1
-_MAX_TEXT = 1 << 24  # bytes of a value; chat templates have some thousands
-_MAX_ITEMS = 1 << 14  # of an array whose numbers are kept
-_MAX_TEXTS = 1 << 24  # of an array; the largest vocabularies have 300,000 tokens and 500,000 merges
+_MAX_TEXT = 1 << 24  # bytes of a text value; chat templates have some thousands
+_MAX_ITEMS = 1 << 14  # items of an array whose numbers are kept
+_MAX_TEXTS = 1 << 24  # texts of an array; the largest vocabularies have 300,000 tokens and 500,000 merges
 _MAX_HEADER = 1 << 29
 _CHUNK = 1 << 20
 _ALIGNMENTS = tuple(1 << n for n in range(3, 17))
@@ -69,9 +69,9 @@ class Items:
     """An array whose items are not kept: texts, or too many numbers.
 
     Attributes:
-        type: GGUF's number of the type of an item.
+        type: GGUF's number for the type of an item.
         count: number of items.
-        start, end: their place in the file, bytes.
+        start, end: the place of the items in the file, in bytes.
     """
 
     type: int
@@ -88,7 +88,7 @@ class TensorInfo:
     """A tensor as the header describes it.
 
     Attributes:
-        dims: elements in each dimension, the row first, as in the file.
+        dims: elements in each dimension, the row length first, as in the file.
         type: ggml's number of its type.
         offset: bytes from data_start to its data.
         n_bytes: size of its data.
@@ -110,7 +110,7 @@ class TensorInfo:
 
 
 def _content(start: bytes) -> str:
-    """The kind of a file that is no GGUF file, by its first bytes."""
+    """Describes a file that is not a GGUF file, by its first bytes."""
     if not start:
         return "it is empty"
     if start.startswith(b"version https"):
@@ -121,10 +121,10 @@ def _content(start: bytes) -> str:
 
 
 class HeaderReader:
-    """Reads a header from front to back, no further than needed.
+    """Reads a header from front to back, not further than needed.
 
     Attributes:
-        at: byte that is read next.
+        at: offset of the next byte.
         values, types, item_types: by key, as in header.Header.
     """
 
@@ -140,7 +140,7 @@ class HeaderReader:
         self._data = b""
 
     def start(self) -> tuple[int, int, int]:
-        """Reads the fixed head: version, number of tensors, number of values. Raises ModelFileError."""
+        """Reads the fixed beginning. Returns version, number of tensors, number of values. Raises ModelFileError."""
         self._read(min(self.size, START.size))
         if self._data[:4] != MAGIC:
             raise ModelFileError(f"{one_line(self.path)} is not a GGUF file: {_content(self._data)}")
@@ -203,7 +203,7 @@ class HeaderReader:
         return Items(kind, count, start, self.at)
 
     def _skip_texts(self, key: str, count: int) -> None:
-        """Skips the texts of an array: a loop over hundreds of thousands of tokens, kept short."""
+        """Skips the texts of an array. The loop is kept short because it may run hundreds of thousands of times."""
         at, data, unpack = self.at, self._data, _LENGTH.unpack_from
         end = len(data) - _LENGTH.size
         for _ in range(count):
@@ -216,14 +216,14 @@ class HeaderReader:
         self.at = at
 
     def alignment(self) -> int:
-        """Bytes to a multiple of which the data of tensors is aligned."""
+        """Returns the number of bytes that the data of tensors is aligned to."""
         value = self.values.get(_ALIGNMENT, _DEFAULT_ALIGNMENT)
         if self.types.get(_ALIGNMENT, UINT32) != UINT32 or not isinstance(value, int) or value not in _ALIGNMENTS:
             raise self._damaged(f"{_ALIGNMENT} is {show(value)}; allowed are powers of two from 8 to 65536, as uint32")
         return value
 
     def tensors(self, count: int) -> tuple[TensorInfo, ...]:
-        """Reads the descriptions of the tensors, behind the values."""
+        """Reads the descriptions of the tensors, which follow the values."""
         tensors: dict[str, TensorInfo] = {}
         for number in range(count):
             name = self._text(f"the name of tensor {number}", _MAX_TENSOR_NAME)
@@ -272,7 +272,7 @@ class HeaderReader:
         return number
 
     def _need(self, end: int, what: str) -> None:
-        """Reads up to byte `end`. Raises ModelFileError beyond the end of the file."""
+        """Makes sure that all bytes up to `end` are read. Raises ModelFileError beyond the end of the file."""
         if end <= len(self._data):
             return
         if end > self.size:
@@ -299,14 +299,14 @@ class HeaderReader:
 
 
 def read_texts(path: Path, items: Items) -> list[bytes]:
-    """The texts of an array, such as those of a vocabulary."""
+    """Reads the texts of an array, such as a vocabulary."""
     with path.open("rb") as file:
         file.seek(items.start)
         data = file.read(items.end - items.start)
     texts: list[bytes] = []
     at, unpack = 0, _LENGTH.unpack_from
     add = texts.append
-    for _ in range(items.count):  # hundreds of thousands of times
+    for _ in range(items.count):  # may run hundreds of thousands of times, so the body is short
         start = at + 8
         at = start + unpack(data, at)[0]
         add(data[start:at])

@@ -1,5 +1,6 @@
-"""The file that a model's name means: a path, "tiny" (the bundled model), an https address, or "owner/repo:Q4_K_M" on
-Hugging Face's hub, through huggingface_hub with its cache, its tokens and its offline mode.
+"""Finds the file for a model's name: a path, "tiny" (the bundled model), an https address, or "owner/repo:Q4_K_M".
+
+The last form is a model on Hugging Face's hub, read through huggingface_hub with its cache, tokens and offline mode.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ Pick = Callable[[Iterable[str], str | None, str], str]
 _REFERENCE = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([^:]+))?(?::(.+))?")
 _MOST_SHOWN = 20
 _MOST_NAMED = 5  # models of a folder that a message names
-_MOST_ENTRIES = 10_000  # of a folder, in which a name like a missing one is looked for
-_LONGEST = 200  # characters of it that are compared
-_SAMPLES = 64  # of a file, of so many bytes each
+_MOST_ENTRIES = 10_000  # entries of a folder that are searched for models
+_LONGEST = 200  # characters of a missing file's name that are compared
+_SAMPLES = 64  # samples of a file, each with _SAMPLE_BYTES bytes
 _SAMPLE_BYTES = 65536
 
 
 def resolve(model: str) -> Path:
-    """The absolute path of a model: of its file, or of the first of its parts.
+    """Returns the absolute path of a model's file, or of its first part.
 
     Args:
-        model: a path, "tiny", the https address of a .gguf file, "hf:owner/repo:Q4_K_M", or the same without "hf:"
-            where no such file is here.
+        model: a path, "tiny", the https address of a .gguf file, or "hf:owner/repo:Q4_K_M". The prefix "hf:" may be
+            left out if no file has this name.
 
     Raises:
         ConfigError: the path is relative, and the working directory is gone.
@@ -49,7 +50,7 @@ def resolve(model: str) -> Path:
     elif model.startswith(HUB):
         path = fetch_reference(model)
     elif is_remote(model):
-        from llamabatch.gguf.download import download  # with urllib's and ssl's modules
+        from llamabatch.gguf.download import download  # imported late, because it imports urllib and ssl
 
         path = download(model)
     else:
@@ -64,7 +65,7 @@ def resolve(model: str) -> Path:
             if part != path and path.exists() and not part.exists():
                 raise ModelFileError(f"{part} is missing: {path.name} is the first of {len(parts)} parts of a model")
             _check(part)
-    except (OSError, ValueError) as error:  # a name too long, a NUL in it, no permission
+    except (OSError, ValueError) as error:  # for example a name that is too long or has a NUL, or no permission
         if isinstance(error, ModelFileError):
             raise
         raise ModelFileError(f"{model} cannot be read: {reason(error)}") from error
@@ -72,18 +73,17 @@ def resolve(model: str) -> Path:
 
 
 def local(model: str) -> str:
-    """A name of the same model that needs no network: for one on the hub or at an address, the path of its file. Raises
-    as resolve."""
+    """Returns a name of the model that needs no network: for a remote model its file's path. Raises as resolve."""
     return str(resolve(model)) if is_remote(model_name(model)) else model
 
 
 def file_bytes(path: Path) -> int:
-    """Bytes of a model's file, or of all its parts. Raises OSError."""
+    """Returns the bytes of a model's file, or of all its parts. Raises OSError."""
     return sum(part.stat().st_size for part in part_paths(path))
 
 
 def _check(path: Path) -> None:
-    """Raises ModelFileError unless the path is a regular file that begins as GGUF does."""
+    """Raises ModelFileError unless the path is a regular file that begins like a GGUF file."""
     if path.is_dir():
         files = sorted(gguf_files(path))
         there = (
@@ -101,7 +101,7 @@ def _check(path: Path) -> None:
 
 
 def _meant(path: Path) -> str:
-    """The part of a message that names the file, or the model, that a missing one may be; "": nothing is like it."""
+    """Returns the part of a message that suggests a similar file or model for a missing file, or ""."""
     if not path.parent.is_dir():
         return f" ({one_line(path.parent)} is no folder)"
     by_name = {name.lower().removesuffix(".gguf"): name for name in gguf_files(path.parent)}
@@ -110,7 +110,7 @@ def _meant(path: Path) -> str:
 
 
 def gguf_files(folder: Path) -> list[str]:
-    """Names of models in a folder, of its first entries."""
+    """Returns the names of the models among a folder's first entries."""
     with os.scandir(folder) as entries:
         return [each.name for each in itertools.islice(entries, _MOST_ENTRIES) if each.name.endswith(".gguf")]
 
@@ -118,10 +118,11 @@ def gguf_files(folder: Path) -> list[str]:
 def fetch_reference(
     reference: str, revision: str | None = None, cache_dir: str | Path | None = None, *, pick: Pick | None = None
 ) -> Path:
-    """The file of "hf:owner/repo:Q4_K_M" or "hf:owner/repo@revision:*pattern*.gguf". Raises as fetch.
+    """Returns the file of "hf:owner/repo:Q4_K_M" or "hf:owner/repo@revision:*pattern*.gguf". Raises as fetch.
 
     Args:
-        revision: where the reference names none. cache_dir, pick: as of fetch.
+        revision: used if the reference names no revision.
+        cache_dir, pick: as for fetch.
     """
     match = _REFERENCE.fullmatch(reference)
     if match is None:
@@ -139,18 +140,18 @@ def fetch(
     local_files_only: bool = False,
     pick: Pick | None = None,
 ) -> Path:
-    """Downloads a model that is not in the cache yet, with all its parts; returns its (first) file.
+    """Downloads a model with all its parts, unless it is in the cache. Returns its file, or its first part.
 
     Args:
         repo_id: "owner/repo".
-        filename: a pattern as "*Q4_K_M.gguf", or a quantisation as "Q4_K_M"; None: the only model there.
-        revision: branch, tag or commit; None: main.
-        cache_dir: None: huggingface_hub's own.
-        local_files_only: use the cache alone, as with HF_HUB_OFFLINE=1.
-        pick: the file of those in the repository, by `filename`; None: as choose.
+        filename: a pattern such as "*Q4_K_M.gguf", or a quantisation such as "Q4_K_M"; None for the only model there.
+        revision: branch, tag or commit; None for main.
+        cache_dir: folder of the cache; None for huggingface_hub's own folder.
+        local_files_only: use only the cache, as with HF_HUB_OFFLINE=1.
+        pick: chooses a file of the repository by `filename`; None for `choose`.
 
     Raises:
-        ModelFileError: no such repository, or none or several of its models match; the message lists them.
+        ModelFileError: there is no such repository, or not exactly one of its models matches; the message lists them.
         SetupError: huggingface_hub is not installed.
     """
     hub = _huggingface_hub(repo_id)
@@ -183,19 +184,19 @@ def _huggingface_hub(repo_id: str) -> Any:
 
 
 def _reachable(hub: Any) -> bool:
-    """True if the hub can be reached: huggingface_hub itself tries for 24 s. HF_HUB_ETAG_TIMEOUT gives it more seconds
-    than PROBE_S."""
+    """Returns True if the hub can be reached. huggingface_hub itself would try for 24 s. HF_HUB_ETAG_TIMEOUT replaces
+    the PROBE_S seconds of our attempt."""
     given = os.environ.get("HF_HUB_ETAG_TIMEOUT", "")
     return reachable(hub.constants.ENDPOINT, float(given) if given.isdigit() else PROBE_S)
 
 
 def _names_online(hub: Any, repo_id: str, revision: str | None) -> list[str] | None:
-    """The files of a repository; None where the hub cannot be reached."""
+    """Returns the files of a repository, or None if the hub cannot be reached."""
     try:
         return list(hub.HfApi().list_repo_files(repo_id, revision=revision))
     except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError) as error:  # the hub refuses
         raise ModelFileError(f"{repo_id} cannot be read: {_first_line(error)}") from error
-    except Exception:  # no connection; which exception says so depends on huggingface_hub's release
+    except Exception:  # no connection; the type of the exception depends on huggingface_hub's release
         return None
 
 
@@ -238,7 +239,7 @@ def _snapshot(hub: Any, repo_id: str, revision: str, cache_dir: str | Path | Non
 
 
 def choose(names: Iterable[str], wanted: str | None, where: str) -> str:
-    """The only model of `names` that matches: its file, or the first of its parts. Raises ModelFileError."""
+    """Returns the only model of `names` that matches: its file, or its first part. Raises ModelFileError."""
     files = [name for name in names if name.lower().endswith(".gguf")]
     chosen = sorted({part_names(name)[0] for name in files if _matches(name, wanted)})
     if len(chosen) == 1:
@@ -253,11 +254,11 @@ def choose(names: Iterable[str], wanted: str | None, where: str) -> str:
 def _matches(name: str, wanted: str | None) -> bool:
     name = name.lower()
     if wanted is None:
-        return "mmproj" not in name  # the vision encoder, a file beside the model
+        return "mmproj" not in name  # an mmproj file is an encoder beside the model
     wanted = wanted.lower()
     if wanted.endswith(".gguf") or any(sign in wanted for sign in "*?["):
         return fnmatchcase(name, wanted) or fnmatchcase(name.rsplit("/", 1)[-1], wanted)
-    # a quantisation as a word of its own: Q4_K is neither IQ4_K nor Q4_K_M
+    # The quantisation must match as a whole word: Q4_K is neither IQ4_K nor Q4_K_M.
     return "mmproj" not in name and re.search(rf"(?<![a-z0-9]){re.escape(wanted)}(?![a-z0-9_])", name) is not None
 
 
@@ -271,10 +272,12 @@ def _first_line(error: Exception) -> str:
 
 
 def model_identity(model: Path) -> dict[str, Any]:
-    """The identity of a model's file in any folder: "name" without folders, "size" in bytes of all its parts, and
-    "sha256" of 64 samples of each part, 64 KiB each at even distances, the first and the last bytes among them.
+    """Returns the identity of a model's file, which does not depend on its folder. Raises OSError.
 
-    Two models of one shape share their size, not their weights. Raises OSError."""
+    "name" is the file's name without folders, and "size" the bytes of all parts. "sha256" is the hash of 64 samples of
+    each part, 64 KiB each at even distances, including the first and the last bytes. Two models of one shape have the
+    same size, so size is not enough.
+    """
     digest = hashlib.sha256()
     for part in (model.with_name(name) for name in part_names(model.name)):
         with part.open("rb") as file:

@@ -1,7 +1,4 @@
-"""The shape of the model in a GGUF file, from its header.
-
-Names of keys: gguf-py/gguf/constants.py.
-"""
+"""The shape of the model in a GGUF file, from its header. Names of keys: gguf-py/gguf/constants.py."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ from llamabatch.gguf.resolve import file_bytes
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The figures that decide the speed of a model; two files that agree here run alike.
+    """The figures that decide a model's speed. Two files with equal figures run equally fast.
 
     Attributes:
-        architecture: as "qwen2".
-        n_layer, n_embd, n_ff, n_head, n_head_kv: as in the file, lists with commas; "" if not there.
+        architecture: for example "qwen2".
+        n_layer, n_embd, n_ff, n_head, n_head_kv: as in the file, lists with commas; "" if missing.
         n_vocab: 0 without a vocabulary.
-        file_type: llama.cpp's number of the quantisation; "" if not there.
-        n_tensors, file_bytes: they tell one quantisation from another.
+        file_type: llama.cpp's number of the quantisation; "" if missing.
+        n_tensors, file_bytes: these distinguish quantisations.
     """
 
     architecture: str
@@ -37,11 +34,11 @@ class ModelShape:
 
 
 def read_shape(path: Path) -> ModelShape:
-    """The shape of the model in this file.
+    """Reads the shape of the model in this file.
 
     Raises:
-        ModelFileError: it is no GGUF file, or damaged.
-        OSError: it cannot be read.
+        ModelFileError: the file is not a GGUF file, or it is damaged.
+        OSError: the file cannot be read.
     """
     header = read_header(path)
     texts = header.texts()

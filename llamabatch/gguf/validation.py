@@ -1,9 +1,8 @@
-"""Checks of a model file before llama.cpp sees it: refused is a file on which it would abort the process, or read
-beyond the file.
+"""Checks of a model file before llama.cpp sees it. A file that would make llama.cpp abort or read too far is refused.
 
-llama.cpp answers most damage with an error, but not all: a block_count of 0, or a token that comes twice, is an
-assertion. The checks follow gguf.cpp, llama-model-loader.cpp, llama-model.cpp (load_hparams) and llama-vocab.cpp; a
-file that slips through dies in the child process of a trial load (llama/trial_load.py).
+llama.cpp reports most damage as an error, but not all: a block_count of 0 or a repeated token fails an assertion. The
+checks follow gguf.cpp, llama-model-loader.cpp, llama-model.cpp (load_hparams) and llama-vocab.cpp. A bad file that
+passes the checks crashes only the child process of a trial load (llama/trial_load.py).
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from llamabatch.gguf.reader import ARRAY, FLOAT32, INT32, TEXT, TOKENS, TYPE_NAM
 from llamabatch.utils.checks import counted, show
 from llamabatch.utils.paths import one_line
 
-MAX_LAYERS, MAX_EXPERTS, MAX_TOKENS = 512, 1024, 2**24  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS; of our own
+MAX_LAYERS, MAX_EXPERTS, MAX_TOKENS = 512, 1024, 2**24  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS; our own limit
 _UINT16 = 2
 _MAX_SIZE = 2**24
-# ggml's types that no product takes as weights: Q8_1, Q8_K, integers, F64; a table of expert numbers is I32 rightly
+# ggml cannot multiply by weights of these types: Q8_1, Q8_K, integers, F64. Only a table of expert numbers may be I32.
 _NO_WEIGHTS = (9, 15, 24, 25, 26, 27, 28)
 _TABLES = ("tid2eid",)
 _MAX_CTX = 2**31 - 1
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _NO_VOCABULARY = ("none", "no_vocab")
-_NO_ID = 2**32 - 1  # how some files say that there is no such token
+_NO_ID = 2**32 - 1  # some files write this id if there is no such token
 _NO_POOLING = 2**32 - 1  # llama_model_save_to_file writes LLAMA_POOLING_TYPE_UNSPECIFIED, -1
-# values of the architecture: lowest and highest; for a list those of each item
+# These are the lowest and highest values of the architecture's keys. For a list they hold for each item.
 _RANGES = {
     "block_count": (1, MAX_LAYERS),
     "context_length": (1, _MAX_CTX),
@@ -50,16 +49,16 @@ _RANGES = {
     "pooling_type": (0, 4),
 }
 _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon")
-_ENDS = ("bos", "eos", "eot")  # of other special tokens llama.cpp passes over what is out of range
+_ENDS = ("bos", "eos", "eot")  # for all other special tokens, llama.cpp ignores ids out of range
 
 
 def check_model(path: Path, overrides: KvOverrides = ()) -> tuple[Header, ...]:
-    """Checks all parts of a model; returns their headers, with these other values in the first.
+    """Checks all parts of a model. Returns their headers, the first with the overrides applied.
 
     Raises:
         ConfigError: an override has another type than the file's value.
-        ModelFileError: with the file, the field, its value and what is allowed.
-        OSError: it cannot be read.
+        ModelFileError: the file is refused; the message names the file, the field, its value and the allowed values.
+        OSError: the file cannot be read.
     """
     first, *others = read_parts(path)
     headers = (overridden(first, overrides), *others)
@@ -78,7 +77,7 @@ def _refuse(header: Header, field: str, value: object, allowed: str) -> ModelFil
 
 
 def _check_layout(header: Header) -> None:
-    """Checks that the data of the tensors follow one another without a gap (gguf.cpp), within the file."""
+    """Checks that the data of the tensors has no gaps (gguf.cpp) and lies within the file."""
     expected, room = 0, header.file_bytes - header.data_start
     for tensor in header.tensors:
         if tensor.type in _NO_WEIGHTS and len(tensor.dims) > 1 and not any(each in tensor.name for each in _TABLES):
@@ -96,7 +95,7 @@ def _check_layout(header: Header) -> None:
 
 
 def _check_split(headers: tuple[Header, ...]) -> None:
-    """Checks that each part has its own number: llama.cpp finds the files by the count in the first part."""
+    """Checks that each part has the right number, because llama.cpp finds the files by the count in the first part."""
     first, names = headers[0], Counter(tensor.name for header in headers for tensor in header.tensors)
     count = first.metadata.get("split.count", 1)
     if isinstance(count, int) and count > 1 and count != len(headers):
@@ -107,14 +106,14 @@ def _check_split(headers: tuple[Header, ...]) -> None:
             raise _refuse(header, "split.no", part, f"it must be {number}, as uint16")
     twice = [name for name, n in names.items() if n > 1]
     if twice:
-        raise ModelFileError(f"{first.path}: the tensor {twice[0]} stands in several of its files")
+        raise ModelFileError(f"{first.path}: the tensor {twice[0]} occurs in several of its files")
     total = first.metadata.get("split.tensors.count")
     if len(headers) > 1 and total != len(names):
         raise _refuse(first, "split.tensors.count", total, f"its files have {len(names)} tensors")
 
 
 def _numbers(header: Header, key: str) -> list[int]:
-    """The whole numbers of a value of the architecture: one, one for each layer, or none without such a value."""
+    """Returns a value of the architecture as whole numbers: one, one for each layer, or none if it is missing."""
     value = header.own(key)
     if value is None:
         return []
@@ -134,7 +133,7 @@ def _check_shape(header: Header, tensors: dict[str, TensorInfo]) -> None:
                 raise _refuse(header, f"{header.architecture}.{key}", number, f"allowed are {low} to {high}")
     for n_dims in _numbers(header, "rope.dimension_count"):
         if n_dims % 2:
-            raise _refuse(header, f"{header.architecture}.rope.dimension_count", n_dims, "it must be even: pairs turn")
+            raise _refuse(header, f"{header.architecture}.rope.dimension_count", n_dims, "it must be even")
     for key in _EPSILONS:
         value = header.own(key)
         if isinstance(value, float) and not 0 <= value < math.inf:
@@ -160,8 +159,7 @@ def _check_layers(header: Header, tensors: Iterable[str]) -> None:
 
 
 def _check_heads(header: Header, tensors: dict[str, TensorInfo]) -> None:
-    """Checks that the heads divide the width they share: otherwise the products of attention have no shape, an
-    assertion."""
+    """Checks that KV heads divide heads, and heads the width. Otherwise a product of attention fails an assertion."""
     name, n_layer = f"{header.architecture}.attention", max(_numbers(header, "block_count"), default=1)
     heads, kv_heads = _numbers(header, "attention.head_count"), _numbers(header, "attention.head_count_kv")
     attends = any(f"blk.{n}.attn_{part}.weight" in tensors for n in range(n_layer) for part in ("q", "qkv"))
@@ -218,7 +216,7 @@ def _check_vocabulary(header: Header, embeddings: TensorInfo | None) -> None:
 
 
 def _check_along(header: Header, key: str, types: tuple[int, ...], n_tokens: int) -> None:
-    """Checks an array parallel to the tokens. llama.cpp reads one item for each token, and ignores more."""
+    """Checks an array with one item for each token. llama.cpp ignores additional items."""
     value = header.metadata.get(key)
     if value is None:
         return
@@ -230,11 +228,11 @@ def _check_along(header: Header, key: str, types: tuple[int, ...], n_tokens: int
 
 
 def _check_distinct(header: Header, tokens: Items) -> None:
-    """Checks that no token comes twice: llama.cpp maps texts to ids, and asserts that both are equally many."""
+    """Checks that no token occurs twice, because llama.cpp asserts that there are as many texts as ids."""
     texts = read_texts(header.path, tokens)
-    if b"\0" in b"".join(texts):  # llama.cpp reads up to it
+    if b"\0" in b"".join(texts):  # llama.cpp reads a text only up to a NUL
         texts = [text.partition(b"\0")[0] for text in texts]
-    if not all(texts):  # llama.cpp gives these a name
+    if not all(texts):  # llama.cpp gives empty texts these names
         texts = [text or b"[EMPTY_%d]" % n for n, text in enumerate(texts)]
     if len(set(texts)) < len(texts):
         [(text, count)] = Counter(texts).most_common(1)

@@ -1,19 +1,22 @@
-"""The memory of architectures: which layers attend over a sliding window, and what can be done with their state."""
+"""Properties of architectures: the layers that attend over a sliding window, and the operations on their state."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# llama.cpp's src/models/*.cpp, load_swa_pattern: the last of so many layers attends to all tokens; None: the file has a
-# list. All keep their cells in a llama_kv_cache_iswa. Others are not known here, since theirs are kept in other ways.
+# The number is the size of a group of layers, of which the last layer attends to all tokens (llama.cpp's
+# src/models/*.cpp, load_swa_pattern). None means that the file has a list. All of these architectures keep their cells
+# in a
+# llama_kv_cache_iswa. Other architectures are left out because they keep their cells in other ways.
 _PERIODS: dict[str, int | None] = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gemma4": None, "cohere2": 4, "gpt-oss": 2, "olmo2": 4, "plamo3": 8,
     "afmoe": 4,
 }  # fmt: skip
-_DEFAULTS = {"gemma2": 4096}  # where the file does not name the window
-# A copy of a sequence, or of its saved state, gives other logits than the sequence itself: llama-kv-cache-dsv4.cpp.
+_DEFAULTS = {"gemma2": 4096}  # tokens of the window if the file does not name it
+# For these, a copy of a sequence or of its saved state gives other logits than the original (llama-kv-cache-dsv4.cpp).
 UNCOPIED = frozenset({"deepseek4"})
-# llama.cpp keeps snapshots of their recurrent state, one for each of the last tokens: llm_arch_supports_rs_rollback
+# For these, llama.cpp keeps a snapshot of the recurrent state after each of the last tokens
+# (llm_arch_supports_rs_rollback).
 _SNAPSHOTS = frozenset({
     "bailingmoe3", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe",
     "qwen4exp",
@@ -21,10 +24,10 @@ _SNAPSHOTS = frozenset({
 
 
 def windows(architecture: str, own: Mapping[str, str], n_layer: int) -> tuple[int, ...]:
-    """Tokens of each layer's window, 0 for a layer that attends to all; empty: the layers with a window are not known.
+    """Returns the tokens of each layer's window, 0 for a layer that attends to all tokens. Empty means unknown.
 
     Args:
-        own: the metadata of the architecture, without its name, as texts.
+        own: the architecture's metadata as texts, with keys without its name.
     """
     if architecture not in _PERIODS:
         return ()
@@ -40,12 +43,12 @@ def windows(architecture: str, own: Mapping[str, str], n_layer: int) -> tuple[in
 
 
 def keeps_windows_whole(architecture: str) -> bool:
-    """True if `swa_full` makes llama.cpp keep the cells of this architecture's window layers as those of the others."""
+    """Returns True if `swa_full` makes llama.cpp keep the cells of window layers in the same way as other cells."""
     return architecture in _PERIODS
 
 
 def keeps_snapshots(architecture: str) -> bool:
-    """True if the state of a sequence can be rolled back by some tokens, as wrong guesses need it."""
+    """Returns True if the state of a sequence can be rolled back by some tokens, which wrong guesses require."""
     return architecture in _SNAPSHOTS
 
 

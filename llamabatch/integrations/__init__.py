@@ -1,4 +1,4 @@
-"""Other people's frameworks over llamabatch: a file for each, which imports it. Nothing else imports these files."""
+"""Other people's frameworks over llamabatch: each has a file that imports it. Nothing else imports these files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llamabatch.errors import SetupError
 
 @contextlib.contextmanager
 def needs(package: str, extra: str) -> Iterator[None]:
-    """Names the extra of llamabatch that brings `package`, where an import of it fails within the block.
+    """Turns a failed import of `package` within the block into an error that names the extra to install.
 
     Raises:
-        SetupError: it is not installed.
+        SetupError: `package` is not installed.
     """
     try:
         yield

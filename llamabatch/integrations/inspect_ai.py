@@ -1,4 +1,4 @@
-"""Inspect AI over one engine in this process: models named llamabatch/…, which its entry point brings."""
+"""Inspect AI over one engine in this process: models named llamabatch/…, registered by a package entry point."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ with needs("inspect_ai", "inspect"):
     )
     from inspect_ai.tool import ToolCall, ToolChoice, ToolFunction, ToolInfo
 
-MAX_CONNECTIONS = 256  # requests that Inspect has in flight; those beyond the slots wait in the engine's queue
+MAX_CONNECTIONS = 256  # requests that Inspect keeps in flight; requests without a slot wait in the engine's queue
 
-# fields of GenerateConfig, and of SamplingParams
+# field of GenerateConfig -> field of SamplingParams
 _FIELDS = {
     **{name: name for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "best_of", "logprobs")},
     **{name: name for name in ("frequency_penalty", "presence_penalty", "logit_bias", "top_logprobs")},
@@ -50,17 +50,17 @@ _FIELDS = {
 class LlamaBatchAPI(ModelAPI):
     """A model provider of Inspect over a GGUF model: `inspect eval task.py --model llamabatch/tiny -M n_slots=32`.
 
-    Requests of all samples share the batches of one engine. Inspect runs on asyncio then, its default.
+    The requests of all samples share the batches of one engine. Inspect must run on asyncio, which is its default.
 
     Args:
-        model_name: what follows "llamabatch/": path of a .gguf file, "tiny", or a name on the hub.
-        base_url, api_key: of Inspect; None, as there is no server.
+        model_name: the part after "llamabatch/": path of a .gguf file, "tiny", or a name on the hub.
+        base_url, api_key: parameters of Inspect's interface; there is no server to use them.
         config: Inspect's options of generation.
-        llm: an LLM in place of the model, which stays open.
+        llm: an LLM in place of the model; close() leaves it open.
         **model_args: options of the engine, as for LLM.
 
     Raises:
-        ConfigError: an option is wrong.
+        ConfigError: an option is invalid.
     """
 
     def __init__(
@@ -77,31 +77,32 @@ class LlamaBatchAPI(ModelAPI):
         self._shared = SharedEngine(model_name if llm is None else llm, model_args)
 
     def close(self) -> None:
-        """Ends the engine, unless it was given as an LLM."""
+        """Closes the engine, unless it belongs to an LLM passed in."""
         self._shared.close()
 
     def max_connections(self) -> int:
-        """Requests in flight, unless the configuration says another number."""
+        """Returns the default number of requests in flight, which Inspect's configuration can change."""
         return MAX_CONNECTIONS
 
     def connection_key(self) -> str:
-        """Names the engine, so that the requests of two models do not wait for each other."""
+        """Returns a name for the engine. Inspect limits connections per name, so two models do not share a limit."""
         return f"llamabatch/{self.model_name}"
 
     async def tokenize(self, text: str) -> list[int]:
-        """The tokens of a text."""
+        """Returns the tokens of a text."""
         return await self._shared.async_llm.tokenize(text)
 
     async def count_text_tokens(self, text: str) -> int:
-        """The number of tokens of a text."""
+        """Returns the number of tokens of a text."""
         return len(await self.tokenize(text))
 
     async def generate(
         self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
     ) -> ModelOutput | tuple[ModelOutput | Exception, ModelCall]:
-        """The answer to a conversation, and the request as Inspect logs it.
+        """Returns the answer to a conversation, and the request as Inspect logs it.
 
-        A prompt that is too long gives an output that ends with "model_length". Raises as AsyncLLM.chat.
+        A prompt that is too long gives an output with the stop reason "model_length". Other errors of
+        AsyncLLM.chat are returned in its place. Raises PromptError for a message with a part that is not text.
         """
         messages = [_message(each) for each in input]
         options: dict[str, Any] = {}
@@ -161,7 +162,7 @@ class LlamaBatchAPI(ModelAPI):
 
 
 def _given(config: GenerateConfig) -> dict[str, Any]:
-    """The parameters that a configuration names."""
+    """Returns the sampling parameters that a configuration sets."""
     found = {ours: value for theirs, ours in _FIELDS.items() if (value := getattr(config, theirs)) is not None}
     if config.response_schema is not None:
         found["structured_outputs"] = {"json": config.response_schema.json_schema.model_dump(exclude_none=True)}
@@ -171,7 +172,7 @@ def _given(config: GenerateConfig) -> dict[str, Any]:
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
-    """A message as OpenAI's API has it. Raises PromptError: it holds more than text."""
+    """Returns a message in the form of OpenAI's API. Raises PromptError for a part that is not text or thinking."""
     parts = [] if isinstance(message.content, str) else message.content
     for part in parts:
         if part.type not in ("text", "reasoning"):

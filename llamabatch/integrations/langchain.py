@@ -39,12 +39,12 @@ with needs("langchain_core", "langchain"):
 _METHODS = ("json_schema", "function_calling", "json_mode")
 _CHAT = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "adapters")  # arguments of LLM.chat
 
-# A model, and the output of the conversation that it is asked for next, which a batch has computed already.
+# A model and an output that batch() has computed: the next call of this model takes the output.
 _computed: ContextVar[tuple[object, RequestOutput] | None] = ContextVar("llamabatch_langchain_computed", default=None)
 
 
 class _WholeJson(JsonOutputParser):
-    """LangChain's parser, which would complete the JSON of an answer that max_tokens has cut."""
+    """LangChain's JSON parser, but it refuses a cut answer, whose JSON LangChain's own parser would complete."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         if not partial:
@@ -53,7 +53,7 @@ class _WholeJson(JsonOutputParser):
 
 
 class _WholePydantic(PydanticOutputParser[Any]):
-    """The same for a class of pydantic."""
+    """LangChain's parser for a class of pydantic, but it refuses a cut answer."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         if not partial:
@@ -62,11 +62,11 @@ class _WholePydantic(PydanticOutputParser[Any]):
 
 
 def _check_whole(result: list[Generation]) -> None:
-    """Raises OutputParserException for an answer that was cut."""
+    """Raises OutputParserException for an answer that ended at a length limit."""
     metadata = getattr(getattr(result[0], "message", None), "response_metadata", {})
     if metadata.get("finish_reason") == "length":
         raise OutputParserException(
-            "the answer was cut at max_tokens or at the end of the context, so that it is no whole object; raise them",
+            "the answer was cut at max_tokens or at the end of the context, so its JSON is incomplete; raise them",
             llm_output=result[0].text,
         )
 
@@ -79,36 +79,36 @@ class ChatLlamaBatch(BaseChatModel):
         model = ChatLlamaBatch(model="model.gguf", temperature=0.2, engine={"n_slots": 32})
         answers = model.batch(["Hello", "Goodbye"])  # one call of the engine
 
-    `batch` is one call of the engine, `abatch` and all coroutines share its batches, and so do threads. Arguments of a
-    call, as of invoke() or bind(), are fields of SamplingParams under any of their names, and tools, tool_choice,
-    parallel_tool_calls, chat_template_kwargs and adapters as of LLM.chat. The model is loaded by the first call.
+    `batch` is one call of the engine. `abatch`, coroutines and threads share the engine's batches. The arguments of a
+    call, for example of invoke() or bind(), are fields of SamplingParams under any of their names, and tools,
+    tool_choice, parallel_tool_calls, chat_template_kwargs and adapters as for LLM.chat. The first call loads the model.
 
     Raises:
-        ConfigError, SamplingError: an option of the engine or a parameter is wrong, which pydantic leaves as they are.
+        ConfigError, SamplingError: an option of the engine or a parameter is invalid. pydantic does not wrap them.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     model: str = "tiny"
-    """Path of a .gguf file, "tiny" for the bundled one, or a name on the hub."""
+    """Path of a .gguf file, "tiny" for the bundled model, or a name on the hub."""
     llm: Any = Field(default=None, exclude=True, repr=False)
-    """An LLM in place of the model, which stays open."""
+    """An LLM in place of the model; close() leaves it open."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Options of the engine, as for LLM."""
     temperature: float | None = None
     max_tokens: int | None = None
-    """Tokens of an answer at most; None: SamplingParams' own."""
+    """The most tokens of an answer; None: the default of SamplingParams."""
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
     stop: list[str] | None = Field(default=None, alias="stop_sequences")
     timeout: float | None = None
-    """Seconds after which a request ends as an error."""
+    """Seconds after which a request ends with an error."""
     sampling: dict[str, Any] = Field(default_factory=dict)
     """Other fields of SamplingParams."""
     chat_template_kwargs: dict[str, Any] | None = None
     streaming: bool = False
-    """Invoke streams, too, for callbacks that wait for tokens."""
+    """True: invoke() streams, too, so that callbacks get each token."""
 
     _shared: SharedEngine = PrivateAttr()
 
@@ -129,18 +129,18 @@ class ChatLlamaBatch(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """All that the text depends on, for tracing and as the key of LangChain's cache."""
+        """All settings that the text depends on, for tracing and as the key of LangChain's cache."""
         fields = self.model_dump(include={"model", "engine", *_FIELDS, "stop", "sampling", "chat_template_kwargs"})
         return {**fields, "model": self.model if self.llm is None else self._shared.name}
 
     def _resolve_model_profile(self) -> Any:
-        """The model's limits and abilities, which LangChain reads before the first call; loads no model."""
+        """Returns the model's limits and abilities for LangChain. Loads no model."""
         found: dict[str, Any] = {
             **dict.fromkeys(("image_inputs", "audio_inputs", "video_inputs", "pdf_inputs"), False),
             **dict.fromkeys(("image_outputs", "audio_outputs", "video_outputs"), False),
             "tool_calling": True,
             "tool_choice": True,
-            # no "structured_output": agents read it as a form beside tools, and a call has one or the other
+            # "structured_output" is left out: agents would combine a form with tools, but a call can have only one.
         }
         options = EngineConfig.from_options(self.model, self.engine)
         n_ctx = self.llm.n_ctx if isinstance(self.llm, LLM) else options.n_ctx
@@ -149,19 +149,19 @@ class ChatLlamaBatch(BaseChatModel):
         return found
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The tokens of a text in the model's vocabulary, without BOS. Loads the model. Raises as LLM.tokenize."""
+        """Returns the tokens of a text, without BOS. Loads the model. Raises as LLM.tokenize."""
         if self.custom_get_token_ids is not None:
             return list(self.custom_get_token_ids(text))
         return self._shared.llm.tokenize(text, add_special=False)
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """The number of tokens in the prompt of these messages, from the chat template to the start of the answer.
+        """Returns the number of tokens of the messages' prompt, from the chat template to the start of the answer.
 
-        trim_messages also counts parts of a conversation, in reverse. Where the template refuses such an order, the
-        texts are counted, and for each what the template puts around a message.
+        LangChain's trim_messages also counts parts of a conversation, in reverse order. If the template refuses that
+        order, the result is the tokens of the texts plus the tokens that the template puts around each message.
 
         Args:
-            tools: as of bind_tools.
+            tools: as for bind_tools.
 
         Raises:
             ConfigError, PromptError: as LLM.apply_chat_template.
@@ -181,7 +181,7 @@ class ChatLlamaBatch(BaseChatModel):
         return len(to_tokens(self._shared.llm._client.model, conversation, options)[1])
 
     def close(self) -> None:
-        """Ends the engine, unless it was given as `llm`."""
+        """Closes the engine, unless it belongs to an LLM given as `llm`."""
         self._shared.close()
 
     def bind_tools(
@@ -192,13 +192,14 @@ class ChatLlamaBatch(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with tools that it may call.
+        """Returns the model with tools that it may call.
 
         Args:
-            tools: functions, tools of LangChain, pydantic classes, or what OpenAI's API takes.
-            tool_choice: "any", "required" or True: it calls one of them; the name of one: it calls this one; "auto",
-                None or False: it decides; "none": it calls none. A grammar of the schemas holds a forced call.
-            strict: as in the description that LangChain makes of a tool.
+            tools: functions, tools of LangChain, pydantic classes, or tools in the form of OpenAI's API.
+            tool_choice: "any", "required" or True: the model calls one of the tools; the name of a tool: the model
+                calls this tool; "auto", None or False: the model decides; "none": no call. A grammar of the
+                schemas enforces a forced call.
+            strict: the field `strict` in the description of each tool.
         """
         found = [convert_to_openai_tool(each, strict=strict) for each in tools]
         names = [each["function"]["name"] for each in found]
@@ -213,14 +214,14 @@ class ChatLlamaBatch(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """The model with answers of a form.
+        """Returns a runnable that gives objects of `schema`.
 
         Args:
             schema: a pydantic class, a TypedDict, a JSON schema, or a tool of OpenAI's API.
-            method: "json_schema": a grammar holds the answer to the schema; "function_calling": it is a forced call;
-                "json_mode": a grammar holds it to JSON, and the prompt must say the rest.
-            include_raw: a dictionary of "raw", "parsed" and "parsing_error" in place of the value.
-            strict: for function_calling; a grammar is strict by itself.
+            method: "json_schema": a grammar enforces the schema; "function_calling": the answer is a forced call;
+                "json_mode": a grammar enforces JSON only, so the prompt must describe the schema.
+            include_raw: give a dictionary of "raw", "parsed" and "parsing_error" in place of the object.
+            strict: for "function_calling" only; a grammar is always strict.
         """
         if method not in _METHODS:
             raise ConfigError(f"method is {show(method)}{nearest(str(method), _METHODS)}")
@@ -254,15 +255,15 @@ class ChatLlamaBatch(BaseChatModel):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
-        """The answers to all inputs, from one call of the engine; of one for each max_concurrency of them, where the
-        config has it. Callbacks are called as the answers are there.
+        """Returns the answers to all inputs from one call of the engine, or from one call for each max_concurrency
+        inputs if the config sets it. Callbacks run once the answers of a call are there.
 
         Args:
-            return_exceptions: an exception takes the place of an input that fails; otherwise the first one is raised.
+            return_exceptions: True: an exception takes the place of a failed answer; False: the first one is raised.
         """
         if not inputs:
             return []
-        if self.rate_limiter is not None or self._cache is not None:  # both are asked before anything is computed
+        if self.rate_limiter is not None or self._cache is not None:  # each input asks these before it is computed
             one_by_one: list[Any] = super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
             return one_by_one
         configs = get_config_list(config, len(inputs))
@@ -299,7 +300,7 @@ class ChatLlamaBatch(BaseChatModel):
 
     @property
     def _cache(self) -> BaseCache | None:
-        """LangChain's cache of answers; None: there is none, or it is turned off."""
+        """LangChain's cache of answers; None: no cache, or the cache is turned off."""
         if self.cache is False:
             return None
         return self.cache if isinstance(self.cache, BaseCache) else get_llm_cache()
@@ -345,7 +346,7 @@ class ChatLlamaBatch(BaseChatModel):
                 yield chunk
 
     def _taken(self) -> RequestOutput | None:
-        """The output that a batch has computed for this call, once."""
+        """Takes the output that a batch has computed for this call; None: there is none."""
         found = _computed.get()
         if found is None or found[0] is not self:
             return None
@@ -353,10 +354,10 @@ class ChatLlamaBatch(BaseChatModel):
         return found[1]
 
     def _call(self, stop: list[str] | None, given: Mapping[str, Any]) -> tuple[SamplingParams, dict[str, Any]]:
-        """The parameters of a call, and the arguments of LLM.chat that are none of them."""
+        """Returns the sampling parameters of a call, and its other arguments for LLM.chat."""
         named = dict(given)
-        named.pop("stream", None)  # LangChain's own, which chose this method
-        for name in ("ls_structured_output_format", "structured_output_format"):  # for its tracing
+        named.pop("stream", None)  # LangChain has used this argument to choose the method
+        for name in ("ls_structured_output_format", "structured_output_format"):  # used by LangChain's tracing only
             named.pop(name, None)
         if (model := named.pop("model", None)) not in (None, self.model):
             raise ConfigError(
@@ -398,7 +399,7 @@ class ChatLlamaBatch(BaseChatModel):
         return ChatResult(generations=generations)
 
     def _chunk(self, piece: SequenceOutput) -> ChatGenerationChunk | None:
-        """The chunk of a piece; None: it has nothing to show."""
+        """Returns the chunk of a piece; None: the piece has nothing to show."""
         output = piece.finished
         if output is not None and (error := output.exception()) is not None:
             raise error
@@ -430,7 +431,7 @@ _FIELDS = ("temperature", "max_tokens", "top_p", "top_k", "seed", "timeout")
 
 
 class LlamaBatchEmbeddings(BaseModel, Embeddings):
-    """LangChain's embeddings over a GGUF model in this process: all documents in one call of the engine.
+    """LangChain's embeddings over a GGUF model in this process. All documents go through one call of the engine.
 
     ::
 
@@ -440,17 +441,17 @@ class LlamaBatchEmbeddings(BaseModel, Embeddings):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
 
     model: str = "tiny"
-    """As of ChatLlamaBatch."""
+    """As in ChatLlamaBatch."""
     llm: Any = Field(default=None, exclude=True, repr=False)
-    """An LLM in place of the model, which stays open."""
+    """An LLM in place of the model; close() leaves it open."""
     engine: dict[str, Any] = Field(default_factory=dict)
-    """Options of the engine, as for LLM; `pooling`, for one."""
+    """Options of the engine, as for LLM; for example `pooling`."""
     normalize: bool = True
-    """Vectors of length 1."""
+    """True: scale vectors to length 1."""
     dimensions: int | None = None
-    """The leading elements that are kept; None: all."""
+    """The number of leading elements to keep; None: all."""
     query_prefix: str = ""
-    """Text in front of a query, as "search_query: " of some models."""
+    """Text in front of a query, such as "search_query: " for some models."""
     document_prefix: str = ""
     """Text in front of a document."""
 
@@ -463,23 +464,23 @@ class LlamaBatchEmbeddings(BaseModel, Embeddings):
         self._shared = SharedEngine(self.model if self.llm is None else self.llm, self.engine)
 
     def close(self) -> None:
-        """Ends the engine, unless it was given as `llm`."""
+        """Closes the engine, unless it belongs to an LLM given as `llm`."""
         self._shared.close()
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """A vector for each text. Raises as LLM.embed."""
+        """Returns a vector for each text. Raises as LLM.embed."""
         return self._embedded([self.document_prefix + text for text in texts])
 
     def embed_query(self, text: str) -> list[float]:
-        """The vector of a query. Raises as LLM.embed."""
+        """Returns the vector of a query. Raises as LLM.embed."""
         return self._embedded([self.query_prefix + text])[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """As embed_documents."""
+        """Returns a vector for each text, as embed_documents."""
         return await self._aembedded([self.document_prefix + text for text in texts])
 
     async def aembed_query(self, text: str) -> list[float]:
-        """As embed_query."""
+        """Returns the vector of a query, as embed_query."""
         return (await self._aembedded([self.query_prefix + text]))[0]
 
     def _embedded(self, texts: list[str]) -> list[list[float]]:
@@ -496,11 +497,11 @@ class LlamaBatchEmbeddings(BaseModel, Embeddings):
 
 
 def _conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Messages as OpenAI's API has them, an answer of the model with its thinking."""
+    """Returns messages in the form of OpenAI's API. The model's answers keep their thinking."""
     found: list[dict[str, Any]] = []
     for message in messages:
         converted: Any = convert_to_openai_messages(message)
-        if isinstance(message, AIMessage):  # whose blocks of content repeat its calls
+        if isinstance(message, AIMessage):  # its content may be blocks that repeat the tool calls
             converted["content"] = message.text
             thinking = message.additional_kwargs.get("reasoning_content")
             if thinking or (thinking := "".join(_thinking(message))):
@@ -510,13 +511,13 @@ def _conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def _whole_text(message: BaseMessage) -> str:
-    """The text of a message, with its calls as JSON."""
+    """Returns the text of a message, with its tool calls as JSON."""
     calls = message.tool_calls if isinstance(message, AIMessage) else []
     return str(message.text) + "".join(json.dumps({"name": each["name"], "arguments": each["args"]}) for each in calls)
 
 
 def _thinking(message: AIMessage) -> Iterator[str]:
-    """The thinking in the blocks of a message of LangChain's output_version v1."""
+    """Yields the thinking in the content blocks of a message (LangChain's output_version "v1")."""
     if isinstance(message.content, list):
         for block in message.content:
             if isinstance(block, dict) and block.get("type") == "reasoning":
@@ -536,7 +537,7 @@ def _tool_choice(given: str | bool | dict[str, Any] | None, names: Sequence[str]
 
 
 def _tool_calls(each: CompletionOutput) -> dict[str, Any]:
-    """The calls of an answer: those whose arguments are JSON, and the others."""
+    """Returns the tool calls of an answer: valid ones, and ones whose arguments are not a JSON object."""
     calls, invalid = [], []
     for call in each.tool_calls:
         if (args := call.parsed) is not None:
@@ -558,7 +559,7 @@ def _usage(output: RequestOutput) -> UsageMetadata:
 
 
 def _as_piece(output: RequestOutput) -> SequenceOutput:
-    """A whole output as the only piece of a stream."""
+    """Returns a whole output as the only piece of a stream."""
     each = output.outputs[0]
     calls = tuple(ToolCallDelta(i, call.id, call.name, call.arguments) for i, call in enumerate(each.tool_calls))
     return SequenceOutput(

@@ -1,4 +1,4 @@
-"""LiteLLM, and with it DSPy, over engines in this process: models named llamabatch/…, once register() was called."""
+"""LiteLLM and DSPy over engines in this process: register() adds models named llamabatch/… to LiteLLM."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ with needs("litellm", "litellm"):
     from litellm.utils import custom_llm_setup
 
 PROVIDER = "llamabatch"
-_DEFAULT_TIMEOUT_S = 600.0  # LiteLLM's own where nothing is given: no reason to end a request that waits here
+_DEFAULT_TIMEOUT_S = 600.0  # LiteLLM's default, which the caller did not choose: it does not end requests here
 _CHAT = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "adapters")  # arguments of LLM.chat
 _PRICES = (
     *("input_cost_per_token", "output_cost_per_token"),
-    *("cache_creation_input_token_cost", "cache_read_input_token_cost"),  # register_model warns where they are missing
+    *("cache_creation_input_token_cost", "cache_read_input_token_cost"),  # register_model warns if these are missing
 )
 _WITHOUT_MEANING = ("user", "max_retries", "extra_headers", "stream", "stream_options", "encoding_format")
 
 
 def register(*, engines: Mapping[str, Any] | None = None, **options: Any) -> LlamaBatchLiteLLM:
-    """Makes the models llamabatch/… known to LiteLLM; a second call replaces the provider of the first, and ends it.
+    """Registers models named llamabatch/… with LiteLLM. A second call closes the first provider and replaces it.
 
     Args:
-        engines: an LLM for a name, which then stays open: {"mine": llm} is the model llamabatch/mine.
-        **options: of the engines of all other names, as for LLM.
+        engines: name -> LLM, which the provider leaves open: {"mine": llm} is the model llamabatch/mine.
+        **options: options of the engines of all other names, as for LLM.
 
     Returns:
-        The provider, whose close() ends its engines.
+        The provider. Its close() closes its engines.
 
     Raises:
-        ConfigError: an option is wrong.
+        ConfigError: an option is invalid.
     """
     provider = LlamaBatchLiteLLM(engines=engines, **options)
     others = [each for each in litellm.custom_provider_map if each["provider"] != PROVIDER]
@@ -53,17 +53,17 @@ def register(*, engines: Mapping[str, Any] | None = None, **options: Any) -> Lla
 
 
 class LlamaBatchLiteLLM(CustomLLM):
-    """A provider of LiteLLM over GGUF models: an engine for each model that is named, made by the first call.
+    """A provider of LiteLLM over GGUF models. The first call for a model makes its engine.
 
-    Requests of threads and coroutines share the engine's batches. Errors are those of LiteLLM.
+    Requests of threads and coroutines share the engine's batches. Errors are LiteLLM's classes.
 
     Args:
-        engines, **options: as of register().
+        engines, **options: as for register().
     """
 
     def __init__(self, *, engines: Mapping[str, Any] | None = None, **options: Any) -> None:
         super().__init__()
-        SharedEngine("tiny", options)  # refuses a wrong option now
+        SharedEngine("tiny", options)  # checks the options now; loads nothing
         self._options = options
         self._engines = {name: SharedEngine(llm) for name, llm in (engines or {}).items()}
         self._priced: set[str] = set()
@@ -71,14 +71,14 @@ class LlamaBatchLiteLLM(CustomLLM):
         self._closed = False
 
     def close(self) -> None:
-        """Ends the engines, but LLMs that were given, and refuses later calls."""
+        """Closes the engines that this object started (not LLMs passed in) and refuses later calls."""
         with self._lock:
             engines, self._engines, self._closed = list(self._engines.values()), {}, True
         for engine in engines:
             engine.close()
 
     def completion(self, model: str, messages: list[Any], optional_params: dict[str, Any], **given: Any) -> Any:
-        """LiteLLM's completion()."""
+        """Answers LiteLLM's completion()."""
         with _Errors(model):
             params, options = _call(optional_params, given)
             engine = self._engine(model)
@@ -86,7 +86,7 @@ class LlamaBatchLiteLLM(CustomLLM):
             return _response(output, model)
 
     async def acompletion(self, model: str, messages: list[Any], optional_params: dict[str, Any], **given: Any) -> Any:
-        """LiteLLM's acompletion()."""
+        """Answers LiteLLM's acompletion()."""
         with _Errors(model):
             params, options = _call(optional_params, given)
             engine = self._engine(model)
@@ -96,7 +96,7 @@ class LlamaBatchLiteLLM(CustomLLM):
     def streaming(
         self, model: str, messages: list[Any], optional_params: dict[str, Any], **given: Any
     ) -> Iterator[GenericStreamingChunk]:
-        """LiteLLM's completion(stream=True)."""
+        """Answers LiteLLM's completion(stream=True)."""
         with _Errors(model):
             params, options = _call(optional_params, given)
             engine = self._engine(model)
@@ -106,7 +106,7 @@ class LlamaBatchLiteLLM(CustomLLM):
     async def astreaming(
         self, model: str, messages: list[Any], optional_params: dict[str, Any], **given: Any
     ) -> AsyncIterator[GenericStreamingChunk]:
-        """LiteLLM's acompletion(stream=True)."""
+        """Answers LiteLLM's acompletion(stream=True)."""
         with _Errors(model):
             params, options = _call(optional_params, given)
             engine = self._engine(model)
@@ -115,14 +115,14 @@ class LlamaBatchLiteLLM(CustomLLM):
                     yield chunk
 
     def embedding(self, model: str, input: list[Any], optional_params: dict[str, Any], **given: Any) -> Any:
-        """LiteLLM's embedding()."""
+        """Answers LiteLLM's embedding()."""
         with _Errors(model):
             texts, llm = _texts(input), self._engine(model).llm
             vectors = llm.embed(texts, normalize=True, progress=False)
             return _embeddings(model, vectors, sum(map(len, llm.tokenize(texts))))
 
     async def aembedding(self, model: str, input: list[Any], optional_params: dict[str, Any], **given: Any) -> Any:
-        """LiteLLM's aembedding()."""
+        """Answers LiteLLM's aembedding()."""
         with _Errors(model):
             texts, llm = _texts(input), self._engine(model).async_llm
             vectors = await llm.embed(texts, normalize=True)
@@ -141,7 +141,7 @@ class LlamaBatchLiteLLM(CustomLLM):
 
 
 def _price(model: str) -> None:
-    """Tells LiteLLM that a model without a price costs nothing; completion_cost would raise for it."""
+    """Registers a model without a price as free, because LiteLLM's completion_cost raises for an unknown model."""
     name = f"{PROVIDER}/{model}"
     free = dict.fromkeys(_PRICES, 0.0)
     if name not in litellm.model_cost:
@@ -149,7 +149,7 @@ def _price(model: str) -> None:
 
 
 class _Errors:
-    """Turns errors of the library into those of LiteLLM, which have the status of a server's answer."""
+    """A context manager that turns errors of llamabatch into LiteLLM's, which have the HTTP status of a server."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -176,7 +176,7 @@ def _error(error: LlamaBatchError, model: str) -> Exception:
 
 
 def _call(optional_params: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[SamplingParams, dict[str, Any]]:
-    """The parameters of a call, and the arguments of LLM.chat that are none of them."""
+    """Returns the sampling parameters of a call, and its other arguments for LLM.chat."""
     named = {name: value for name, value in optional_params.items() if value is not None}
     named |= named.pop("extra_body", {})
     for name in _WITHOUT_MEANING:
@@ -189,7 +189,7 @@ def _call(optional_params: Mapping[str, Any], given: Mapping[str, Any]) -> tuple
 
 
 def _conversation(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Messages as dictionaries; LiteLLM's own classes may stand among them."""
+    """Returns messages as dictionaries. Some messages may be objects of LiteLLM's classes."""
     return [each if isinstance(each, dict) else each.model_dump(exclude_none=True) for each in messages]
 
 
@@ -197,13 +197,13 @@ def _response(output: RequestOutput, model: str) -> ModelResponse:
     if (error := output.exception()) is not None:
         raise error
     found = output.to_openai(chat=True, model=f"{PROVIDER}/{model}")
-    for choice in found["choices"]:  # the same text under another name, which LiteLLM would keep as a foreign one
+    for choice in found["choices"]:  # "reasoning" repeats "reasoning_content"; LiteLLM would keep it as an extra field
         choice["message"].pop("reasoning", None)
     return ModelResponse(**found)
 
 
 def _chunks(piece: SequenceOutput) -> Iterator[GenericStreamingChunk]:
-    """The chunks of a piece: LiteLLM's holds one call at most."""
+    """Yields the chunks of a piece. A chunk of LiteLLM can hold only one tool call."""
     output = piece.finished
     if output is not None and (error := output.exception()) is not None:
         raise error

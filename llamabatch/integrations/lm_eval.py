@@ -1,6 +1,6 @@
 """The language model evaluation harness, in process: LlamaBatchLM is an LM of lm_eval over one LLM.
 
-Each of lm_eval's calls, which has the requests of all tasks, becomes one call of the LLM.
+A call of lm_eval has the requests of all tasks. It becomes one call of the LLM.
 """
 
 from __future__ import annotations
@@ -32,28 +32,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="LlamaBatchLM")
 
-SEED = 1234  # lm_eval's own for its random numbers
-_OF_THE_HARNESS = ("batch_size", "max_batch_size", "device")  # given to each LM; the plan of an LLM decides them
+SEED = 1234  # lm_eval's own default seed
+_OF_THE_HARNESS = ("batch_size", "max_batch_size", "device")  # lm_eval gives these to each LM; here the plan decides
 _TokenPair = tuple[list[int], list[int]]
 
 
 @register_model("llamabatch")
 class LlamaBatchLM(TemplateLM):
-    """An LM of lm_eval over a GGUF model, for simple_evaluate; also by the name "llamabatch", once this is imported.
+    """An LM of lm_eval over a GGUF model, for simple_evaluate. Importing this module also registers it as "llamabatch".
 
     ::
 
         results = lm_eval.simple_evaluate(LlamaBatchLM("model.gguf", n_slots=32), tasks=["arc_easy"])
 
-    Texts are tokenized as the harness does for other models: names of special tokens are those tokens, and spaces at
-    the end of a context belong to the continuation. A text longer than n_ctx loses its beginning, with a warning.
+    As the harness does for other models, names of special tokens are read as those tokens, and spaces at the end of a
+    context belong to the continuation. A text longer than n_ctx loses its beginning, with a warning.
 
     Args:
-        model: as of LLM, also as `pretrained`; or an LLM, which then stays open.
-        max_gen_toks: tokens that a request may generate which does not say it.
-        think_end_token: the text that ends the thinking, as "</think>": answers are what comes behind it.
-        enable_thinking: the variable of that name in the chat template; None: it is not given.
-        **options: as for LLM, but that seed is 1234 unless given, as of other models of lm_eval.
+        model: as for LLM; or an LLM, which close() leaves open.
+        pretrained: lm_eval's name for `model`; give one of the two.
+        max_gen_toks: the number of tokens that a request may generate if it sets no limit itself.
+        think_end_token: the text that ends the thinking, such as "</think>". The answer is the text behind it.
+        enable_thinking: the value of this variable of the chat template; None: the variable is not set.
+        **options: as for LLM, but the default seed is 1234, as for other models of lm_eval.
 
     Raises:
         ConfigError, ModelFileError, MemoryPlanError, SetupError, EngineError: as LLM.
@@ -90,13 +91,13 @@ class LlamaBatchLM(TemplateLM):
     def create_from_arg_obj(
         cls: type[T], arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> T:
-        """The LM of --model_args. lm_eval's batch_size, max_batch_size and device are left to the LLM's plan."""
+        """Makes the LM from --model_args. Ignores batch_size, max_batch_size and device, which the plan decides."""
         given = {**arg_dict, **{name: value for name, value in (additional_config or {}).items() if value is not None}}
         return cls(**{name: value for name, value in given.items() if name not in _OF_THE_HARNESS})
 
     @classmethod
     def create_from_arg_string(cls: type[T], arg_string: str, additional_config: Mapping[str, Any] | None = None) -> T:
-        """As create_from_arg_obj, of "key=value,key=value"."""
+        """Makes the LM from a text such as "key=value,key=value"; see create_from_arg_obj."""
         from lm_eval.utils import simple_parse_args_string
 
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
@@ -108,12 +109,12 @@ class LlamaBatchLM(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """Tokens of context and continuation together."""
+        """The number of tokens that context and continuation may have together."""
         return self._llm.n_ctx
 
     @property
     def max_gen_toks(self) -> int:
-        """Tokens that a request may generate which does not say it."""
+        """The number of tokens that a request may generate if it sets no limit itself."""
         return self._max_gen_toks
 
     @property
@@ -121,28 +122,28 @@ class LlamaBatchLM(TemplateLM):
         """The token that ends a text."""
         found = self._llm.vocab.eos_token_id
         if found is None:
-            raise ConfigError("this model names no token that ends a text")
+            raise ConfigError("this model has no EOS token")
         return found
 
     @property
     def prefix_token_id(self) -> int:
-        """The token in front of a text that nothing else precedes: BOS, or EOS where the model has none."""
+        """The token in front of a text without context: BOS, or EOS if the model has no BOS."""
         bos = self._llm.vocab.bos_token_id
         return self.eot_token_id if bos is None else bos
 
     @property
     def tokenizer_name(self) -> str:
-        """Names the chat template in lm_eval's cache of requests."""
+        """The name of the chat template in lm_eval's cache of requests."""
         return self._llm._client.model.path.name
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The model's own template; another one has no name here."""
+        """Returns the model's own template for True, None for False. Raises ConfigError for a name of a template."""
         if isinstance(chat_template, str):
             raise ConfigError(f"chat_template is {show(chat_template)}; a GGUF has one template: give True")
         return self._llm._client.model.chat_template if chat_template else None
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The prompt of a conversation; without add_generation_prompt its last message is continued."""
+        """Returns the prompt of a conversation. add_generation_prompt=False: the answer continues the last message."""
         return self._llm.apply_chat_template(
             chat_history,
             add_generation_prompt=add_generation_prompt,
@@ -151,7 +152,7 @@ class LlamaBatchLM(TemplateLM):
         )
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """The tokens of a text. None: BOS comes in front where the model wants it and the text has none."""
+        """Returns the tokens of a text. add_special_tokens=None adds BOS if the model wants it and it is missing."""
         special = add_special_tokens
         if special is None:
             bos = self._llm.vocab.bos_token_id
@@ -159,11 +160,11 @@ class LlamaBatchLM(TemplateLM):
         return self._llm.tokenize(string, add_special=special, parse_special=True)
 
     def tok_decode(self, tokens: Sequence[int], **kwargs: Any) -> str:
-        """The text of tokens."""
+        """Returns the text of tokens."""
         return self._llm.detokenize(tokens)
 
     def _encode_pair(self, context: str, continuation: str) -> _TokenPair:
-        """As the harness's own, but that a context which several continuations share is tokenized once."""
+        """Encodes a pair as the harness does, but tokenizes a context that several continuations share only once."""
         n_spaces = len(context) - len(context.rstrip())
         if n_spaces:
             context, continuation = context[:-n_spaces], context[-n_spaces:] + continuation
@@ -183,7 +184,7 @@ class LlamaBatchLM(TemplateLM):
         return found
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The sum over each text, in windows of n_ctx tokens that overlap by one; all windows run together."""
+        """Returns the logprob of each text, from windows of n_ctx tokens that overlap by one and run together."""
         windows: list[list[_TokenPair]] = []
         for request in requests:
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
@@ -199,7 +200,7 @@ class LlamaBatchLM(TemplateLM):
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The continuation of each context, all in one call. An answer is in lm_eval's cache as soon as it ends."""
+        """Returns the continuation of each context, from one call. Each enters lm_eval's cache as soon as it ends."""
         prepared = [self._prepared(*request.args) for request in requests]
         texts = [""] * len(requests)
         if not requests:
@@ -214,7 +215,7 @@ class LlamaBatchLM(TemplateLM):
         return texts
 
     def get_model_info(self) -> dict[str, Any]:
-        """The facts of the model that lm_eval writes into its results."""
+        """Returns the facts about the model that lm_eval writes into its results."""
         config = self._llm.plan.config
         return {
             "model_path": self.tokenizer_name,
@@ -226,15 +227,15 @@ class LlamaBatchLM(TemplateLM):
         }
 
     def close(self) -> None:
-        """Ends the engine, unless it was given as an LLM."""
+        """Closes the engine, unless it belongs to an LLM passed in."""
         if self._is_ours:
             self._llm.close()
 
     def _scored(self, pairs: Sequence[_TokenPair], disable_tqdm: bool) -> list[tuple[float, bool]]:
-        """The sum and whether greedy sampling would give the continuation, of each (context, continuation)."""
+        """Returns the logprob of each continuation, and True if greedy sampling would give the continuation."""
         groups: dict[tuple[int, ...], list[int]] = {}
         continuations: list[list[int]] = []
-        found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)  # of a continuation without tokens
+        found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)  # the result for a continuation without tokens
         for number, (context, continuation) in enumerate(pairs):
             kept, continuation = self._fitted(context, continuation)
             continuations.append(continuation)
@@ -249,7 +250,7 @@ class LlamaBatchLM(TemplateLM):
         return found
 
     def _fitted(self, context: list[int], continuation: list[int]) -> _TokenPair:
-        """The last max_length tokens of both; at least one token of context stays."""
+        """Cuts the beginning of the context, but for its last token, so that both fit in max_length."""
         if len(continuation) >= self.max_length:
             raise PromptError(
                 f"a continuation has {len(continuation):,} tokens; with one token before it, n_ctx allows 1 to "
@@ -262,16 +263,16 @@ class LlamaBatchLM(TemplateLM):
         return kept, continuation
 
     def _prepared(self, context: str, gen_kwargs: Mapping[str, Any]) -> tuple[list[int], SamplingParams, list[str]]:
-        """The tokens of a prompt, its parameters, and the texts that its answer ends before."""
+        """Returns the tokens of a prompt, its parameters, and the stop texts of its answer."""
         given: dict[str, Any] = dict(normalize_gen_kwargs(copy.deepcopy(dict(gen_kwargs)), self._max_gen_toks))
         until = [each for each in given.pop("until") if each]
         n_tokens: int = given.pop("max_gen_toks")
-        given.pop("do_sample")  # a temperature of 0 by now, where it was False
+        given.pop("do_sample")  # normalize_gen_kwargs has turned False into a temperature of 0
         if (beams := given.pop("num_beams", 1)) != 1:
             raise ConfigError(f"num_beams is {show(beams)}; there is no beam search here: 1 is allowed")
         given.setdefault("temperature", 0.0)
         tokens, n_tokens = maybe_truncate(
             self.tok_encode(context), n_tokens, self.max_length, shrink_gen_toks=n_tokens >= self.max_length
         )
-        stop = [] if self._think_end else until  # they may stand within the thinking
+        stop = [] if self._think_end else until  # the stop texts may occur within the thinking
         return tokens, SamplingParams(max_tokens=n_tokens, stop=stop, **given), until

@@ -1,7 +1,7 @@
-"""Ray: generate adds the columns of columns.Generate to a dataset of Ray Data, over actors with an engine each, and
-serve_app serves a model with Ray Serve (ray_serve.py).
+"""Ray: generate adds the columns of columns.Generate to a dataset of Ray Data, and serve_app serves a model with Ray
+Serve (ray_serve.py).
 
-The resources of an actor follow from the plan of the model on one of the cluster's nodes.
+generate runs actors with one engine each. An actor's resources follow from the model's plan on a node of the cluster.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from llamabatch.config import EngineOptions
     from llamabatch.integrations.ray_serve import serve_app as serve_app
 
-_MOST_ROWS = 1_000_000  # of a batch
-_BATCHES_AT_ONCE = 2  # in an actor: one fills the slots that the other leaves at its end
-_SLOTS_IN_A_BATCH = 8  # times n_slots are a batch
+_MOST_ROWS = 1_000_000  # in a batch
+_BATCHES_AT_ONCE = 2  # in an actor: a second batch fills the slots that become free at the end of the first
+_SLOTS_IN_A_BATCH = 8  # rows of a batch for each slot
 
 
 def generate(
@@ -55,7 +55,8 @@ def generate(
     ray_remote_args: Mapping[str, Any] | None = None,
     **options: Unpack[EngineOptions],
 ) -> Dataset:
-    """The dataset with the columns that columns.Generate adds, computed by a pool of actors when it is consumed.
+    """Returns the dataset with the columns that columns.Generate adds. A pool of actors computes them when the dataset
+    is consumed.
 
     ::
 
@@ -63,29 +64,29 @@ def generate(
         dataset = generate(dataset, "model.gguf", {"max_tokens": 8}, prompt="Classify: {{ review }}", id="id")
         dataset.write_parquet("labels")
 
-    Each actor has an engine, which two batches use at once, so that slots are not empty where a batch ends. The plan
-    of the model is made once, on a node of the cluster, and holds for all actors: its slots and context, its threads
-    as num_cpus, its bytes as memory, and one GPU for each actor where the cluster has GPUs. One CPU of a node is left
-    to tasks that read and write. Rows are in Ray's order. The seed of a row follows from its id, so that its draws
-    depend neither on the actor nor on the batch. A row that fails has its "error".
+    Each actor has one engine. Two batches use an engine at once, so that its slots stay full when one batch ends. One
+    node of the cluster makes the plan of the model, which all actors use. It sets their slots and context, their
+    num_cpus (from its threads) and their memory (from its bytes). Each actor gets one GPU if the cluster has GPUs. One
+    CPU of a node is left for tasks that read and write. The rows are in Ray's order. The seed of a row follows from its
+    id, so that its draws depend neither on the actor nor on the batch. A failed row has its reason in "error".
 
     Args:
-        dataset: of Ray Data.
-        model: as of LLM; a path that each node of the cluster can read.
-        params, prompt, output, schema, id, image, audio, system, chat, chat_template_kwargs, adapter_scales: as of
+        dataset: a dataset of Ray Data.
+        model: as for LLM; a path must be readable on each node of the cluster.
+        params, prompt, output, schema, id, image, audio, system, chat, chat_template_kwargs, adapter_scales: as for
             columns.Generate.
-        concurrency: number of actors, or (fewest, most) of a pool that Ray sizes. None: one for each GPU of the
-            cluster, or without GPUs one for each node.
-        batch_size: rows of a batch, 1 to 1,000,000. None: eight times n_slots.
-        ray_remote_args: arguments of an actor for Ray, in place of those of the plan: num_cpus, num_gpus, memory
-            (bytes), resources, label_selector, runtime_env and others.
-        **options: as of columns.Generate. n_slots, n_ctx and threads that are "auto" are those of the plan.
+        concurrency: the number of actors, or (fewest, most) for a pool that Ray scales. None: one actor for each GPU of
+            the cluster, or for each node if there is no GPU.
+        batch_size: the number of rows of a batch, 1 to 1,000,000. None: eight times n_slots.
+        ray_remote_args: Ray's arguments of an actor, which override the plan's: num_cpus, num_gpus, memory (bytes),
+            resources, label_selector, runtime_env and others.
+        **options: as for columns.Generate. The plan sets n_slots, n_ctx and threads that are "auto".
 
     Raises:
-        ConfigError, SamplingError: an argument is wrong.
-        ModelFileError: the model is no file of the node that makes the plan, or damaged.
-        MemoryPlanError: it does not fit there, or an actor is larger than any node is for Ray.
-        SetupError: no node with a CPU, or none makes the plan within 300 s.
+        ConfigError, SamplingError: an argument is invalid.
+        ModelFileError: the node that makes the plan does not have the model's file, or the file is damaged.
+        MemoryPlanError: the model does not fit on that node, or Ray has no node with enough memory for an actor.
+        SetupError: no node has a CPU, or no node makes the plan within 300 s.
     """
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"dataset is {show(dataset)}; give a dataset of Ray Data")
@@ -98,7 +99,7 @@ def generate(
         **{"system": system, "chat": chat},
         **{"chat_template_kwargs": chat_template_kwargs, "adapter_scales": adapter_scales},
     }
-    Generate(model, params, **form, **given)  # its errors come before any of the cluster
+    Generate(model, params, **form, **given)  # checks the arguments before the cluster is used
     if not ray.is_initialized():
         ray.init()
     paths = with_paths({**given, "model": model})
@@ -111,8 +112,8 @@ def generate(
         max_tasks_in_flight_per_actor=2 * _BATCHES_AT_ONCE,
         enable_true_multi_threading=True,
     )
-    # A block is a batch: the batches of one block run one after another, and in one actor. Strict, since else Ray
-    # leaves small blocks as they are, and ray.data.from_items makes one of each row.
+    # Each block is one batch, because the batches of one block run one after another in one actor. Without strict=True
+    # Ray would not merge small blocks, and ray.data.from_items makes a block of each row.
     n_rows = batch_size or _SLOTS_IN_A_BATCH * actor.n_slots
     blocks = dataset.repartition(target_num_rows_per_block=n_rows, strict=True)
     worker = Generate(model, params, **form, **{**given, **actor.options})
@@ -128,7 +129,7 @@ def generate(
 
 
 def __getattr__(name: str) -> Any:
-    """serve_app, which imports the server when it is asked for."""
+    """Imports serve_app on first use, because it imports the server."""
     if name == "serve_app":
         from llamabatch.integrations.ray_serve import serve_app
 
@@ -137,7 +138,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Actor:
-    """The callable of an actor: one call a batch, from several threads at once."""
+    """The callable of an actor. Ray calls it once for each batch, from several threads at once."""
 
     def __init__(self, generate: Generate) -> None:
         self._generate = generate
@@ -146,5 +147,5 @@ class _Actor:
         return self._generate(batch)
 
     def __del__(self) -> None:
-        """Ray ends an actor so; it would kill the engine's process first, which would be started again."""
+        """Closes the engine when Ray ends the actor: a child process killed by Ray would be restarted."""
         self._generate.close()

@@ -20,16 +20,16 @@ with needs("ray", "ray"):
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 PYTHON_BYTES = 512 * 2**20
-"""Bytes of the Python processes of one engine, its child among them, without those of its plan."""
+"""Memory of the Python processes of one engine, including its child, without the memory in its plan."""
 
 _PLAN_S = 300.0
 _MOST_ACTORS = 100_000
-_LOOK_S = 0.5  # between two looks for a node
+_LOOK_S = 0.5  # between two searches for a node
 
 
 @dataclass(frozen=True)
 class Node:
-    """The resources of a node, as Ray counts them: CPUs, GPUs, and bytes of memory."""
+    """The resources of a node as Ray counts them: CPUs, GPUs, and bytes of memory."""
 
     cpus: float
     gpus: float
@@ -37,7 +37,7 @@ class Node:
 
     @classmethod
     def wait(cls, seconds: float = _PLAN_S) -> list[Node]:
-        """As all(), where nodes may still be starting. Raises SetupError: there is none after so long."""
+        """Waits until all() finds a node, because nodes may still be starting. Raises SetupError after `seconds`."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -49,7 +49,7 @@ class Node:
 
     @classmethod
     def all(cls) -> list[Node]:
-        """Those that can run tasks and actors. Raises SetupError: there is none."""
+        """Returns the nodes that can run tasks and actors. Raises SetupError if there is none."""
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         nodes = [cls(has.get("CPU", 0), has.get("GPU", 0), has.get("memory", 0)) for has in alive]
         found = [node for node in nodes if node.cpus > 0]
@@ -61,16 +61,16 @@ class Node:
 
 
 def ask_plan(model: str, options: Mapping[str, Any], gpus: int) -> dict[str, int]:
-    """The figures of the model's plan, made in a task on a node of the cluster: n_slots, n_ctx, n_threads,
+    """Makes the model's plan in a task on a node of the cluster. Returns its n_slots, n_ctx, n_threads,
     n_threads_batch, instances, and bytes of memory.
 
     Args:
-        gpus: of that task: 0 or 1.
+        gpus: the GPUs of that task: 0 or 1.
 
     Raises:
-        SetupError: no node makes it within 300 s. And what a plan raises.
+        SetupError: no node makes the plan within 300 s. Also raises the errors of a plan.
     """
-    # Not on a node without CPUs, as a head may be: no engine will run there.
+    # A node without CPUs (a head node, for example) is avoided, because no engine will run there.
     ids = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
     where = NodeAffinitySchedulingStrategy(ids[0], soft=True) if ids and not gpus else "DEFAULT"
     task = ray.remote(_plan).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=where)
@@ -89,7 +89,7 @@ def ask_plan(model: str, options: Mapping[str, Any], gpus: int) -> dict[str, int
 
 
 def _plan(model: str, options: Mapping[str, Any]) -> dict[str, int]:
-    """Runs in a task."""
+    """Makes the plan. Runs in a task."""
     made = plan(EngineConfig.from_options(model, options), resolve(model))
     config = made.config
     names = ("n_slots", "n_ctx", "n_threads", "n_threads_batch", "instances")
@@ -101,8 +101,9 @@ class Size:
     """The size of a pool, and of its actors.
 
     Attributes:
-        options: of an engine, as the plan has chosen them.
-        resources: of an actor, for Ray.
+        n_slots: the slots of each actor's engine.
+        options: the options of an engine that the plan has chosen.
+        resources: Ray's resources of an actor.
     """
 
     n_actors: int
@@ -112,11 +113,11 @@ class Size:
 
     @classmethod
     def of(cls, nodes: Sequence[Node], model: str, options: Mapping[str, Any], n_actors_given: int | None) -> Size:
-        """For `asked` actors, or else one for each GPU or node; the plan is made in a task.
+        """Returns the size for the given number of actors, or for one actor for each GPU or node. Makes the plan.
 
         Raises:
-            MemoryPlanError: Ray counts less memory on every node than an actor takes.
-            SetupError, and what a plan raises: it cannot be made.
+            MemoryPlanError: an actor takes more memory than Ray counts on any node.
+            SetupError: as ask_plan. Also raises the errors of a plan.
         """
         config = EngineConfig.from_options(model, options)
         n_gpus = 0 if config.n_gpu_layers == 0 else int(sum(node.gpus for node in nodes))
@@ -126,7 +127,7 @@ class Size:
         n_cpus = min(node.cpus for node in nodes)
         share = max(1, int(n_cpus) // in_node // planned["instances"])
         threads = {name: min(planned[name], share) for name in ("n_threads", "n_threads_batch")}
-        left = (n_cpus - 1) / in_node  # Ray takes fractions below 1 only
+        left = (n_cpus - 1) / in_node  # rounded below: Ray takes fractions of a CPU only below 1
         free = int(left) if left >= 1 else int(max(0.0, left) * 100) / 100
         memory = planned["bytes"] + PYTHON_BYTES
         _check_room("an actor", memory, nodes, planned)
@@ -142,8 +143,8 @@ class ShardSize:
     """The share of a node that a shard of a job takes.
 
     Attributes:
-        engine: options that the plan has chosen, in place of "auto".
-        resources: of its task, for Ray.
+        engine: the options that the plan has chosen in place of "auto".
+        resources: Ray's resources of the shard's task.
     """
 
     engine: Mapping[str, int]
@@ -151,7 +152,7 @@ class ShardSize:
 
     @classmethod
     def of(cls, settings: Settings) -> ShardSize:
-        """From the plan of the model on one of the nodes. Raises MemoryPlanError: no node has room; and as ask_plan."""
+        """Returns the size from the model's plan. Raises as ask_plan; MemoryPlanError: no node has enough memory."""
         nodes = Node.all()
         config = settings.config
         n_gpus = 0 if config.n_gpu_layers == 0 else int(sum(node.gpus for node in nodes))
@@ -174,7 +175,7 @@ class ShardSize:
 
 
 def _check_room(what: str, memory: float, nodes: Sequence[Node], planned: Mapping[str, int]) -> None:
-    """Raises MemoryPlanError: Ray counts less memory on every node than `what` takes."""
+    """Raises MemoryPlanError if `what` takes more memory than Ray counts on any node."""
     most = max(node.memory for node in nodes)
     if memory > most:
         raise MemoryPlanError(
@@ -185,15 +186,15 @@ def _check_room(what: str, memory: float, nodes: Sequence[Node], planned: Mappin
 
 
 def _open(config: EngineConfig, chosen: Mapping[str, int]) -> dict[str, int]:
-    """The values of a plan for the options that are "auto" or "fit"."""
+    """Returns the plan's values for the options that are "auto" or "fit"."""
     kept = {name: value for name, value in chosen.items() if getattr(config, name) in ("auto", "fit")}
     if "n_threads" not in kept:
-        kept.pop("n_threads_batch", None)  # which follows n_threads
+        kept.pop("n_threads_batch", None)  # it follows the n_threads that the caller gave
     return kept
 
 
 def pool_size(given: object, name: str = "concurrency", of: str = "actors") -> tuple[int | None, int | None]:
-    """The fewest and the most actors of an option; None: as the cluster is. Raises ConfigError."""
+    """Returns the fewest and the most actors of an option; None: the cluster decides. Raises ConfigError."""
     if given is None:
         return None, None
     if isinstance(given, tuple):

@@ -1,6 +1,6 @@
-"""Ray: the shards of a job as tasks of a cluster, each with an output and a journal of its own on shared storage.
+"""Jobs on Ray: each shard of a job is a task of the cluster, with its own output and journal on shared storage.
 
-A shard is `run --shard k/N`, so that a task that dies is followed by one that goes on where it was. This file starts
+A shard runs as `run --shard k/N`, so that a new task can continue the shard of a task that died. This file starts the
 tasks, shows their progress, and joins the parts in the order of the input.
 """
 
@@ -58,9 +58,9 @@ MOST_SHARDS = 10_000
 _CONNECT_S = 10.0
 _LOOK_S = 0.5
 _BOARD_S = 5.0
-_END_S = 20.0  # for the tasks of a job that is stopped
-_ROOM_S = 60.0  # without any shard at work, after which the wait for room is said
-_TRIES = 5  # of a shard in a row, without a new row
+_END_S = 20.0  # wait for the tasks of a stopped job to end
+_ROOM_S = 60.0  # without a running shard for so long, the user is told that the job waits for free nodes
+_TRIES = 5  # attempts of a shard in a row that bring no new row
 _LONGEST_PAUSE_S = 30.0
 
 
@@ -72,32 +72,32 @@ def run(
     *,
     stop: Stop | None = None,
 ) -> Summary:
-    """Runs a job as `n_shards` tasks on a Ray cluster, or goes on with one that was ended before.
+    """Runs a job as `n_shards` tasks on a Ray cluster, or resumes a job that ended early.
 
-    All nodes, and the machine of this call, must see inputs, outputs and model under the same paths, on storage with
-    locks that hold for all of them. Each shard has an output of its own with its journal, in the folder OUT.shards;
-    they are joined in OUT when the last one is done, and stay. Where "{shard}" is in the name of OUT, each shard
-    writes the file with "1-of-4" in its place, and nothing is joined.
+    All nodes and the machine of this call must see the inputs, the outputs and the model under the same paths. The
+    locks of this storage must hold across all machines. Each shard writes its own output and journal in the folder
+    OUT.shards. When the last shard is done, these parts are joined in OUT; the parts stay. If the name of OUT contains
+    "{shard}", each shard writes the file with "1-of-4" (for example) in its place, and nothing is joined.
 
-    A task that dies with its worker or its node is followed by one that goes on. The call itself may be killed, too:
-    the same call goes on from there. Rows come exactly once. They draw as in one process: their seeds follow from the
-    job's seed and their numbers.
+    If a task dies with its worker or its node, a new task continues its shard. If the call itself is killed, the same
+    call resumes the job. Each row is written exactly once. Rows draw the same tokens as in one process, because their
+    seeds follow from the job's seed and their numbers.
 
     Args:
-        settings: as of jobs.run, without a shard, stdin, stdout and metrics_file.
-        address: of the cluster, as of ray.init: "auto", "host:6379", or "local" for one of this call's own. None: the
-            one to which the program is connected.
-        n_shards: 1 to 10,000; the same for the whole life of the job.
-        progress, stop: as of jobs.run.
+        settings: as for jobs.run, without a shard, stdin, stdout and metrics_file.
+        address: the address of the cluster, as for ray.init: "auto", "host:6379", or "local" for a cluster of this
+            call's own. None: the cluster to which the program is connected.
+        n_shards: the number of shards, 1 to 10,000; always the same for one job.
+        progress, stop: as for jobs.run.
 
     Raises:
-        ConfigError: n_shards is out of range, or is another number than before; a setting does not go with shards; the
-            output, or that of a shard, is of another job; another process is writing it.
-        SetupError: no cluster is at the address; a node does not share the storage, or has another version or
-            other files; Ray does not run a task.
-        MemoryPlanError: no node has room for a shard.
+        ConfigError: n_shards is out of range, or differs from an earlier run; a setting does not work with shards; the
+            output of the job or of a shard belongs to another job; another process is writing the output.
+        SetupError: no cluster is at the address; a node does not share the storage, has another version or sees
+            different files; Ray cannot run a task.
+        MemoryPlanError: no node has enough memory for a shard.
         EngineClosedError: a shard has ended five times in a row without a new row. Finished rows are written, and the
-            same job goes on from there.
+            same job resumes after them.
         JobInterrupted, and the other errors of jobs.run: as there.
     """
     _check(settings, n_shards)
@@ -106,7 +106,7 @@ def run(
         job = _Job(settings, n_shards, progress or Silent(), stop)
         if job.open(stack):
             return job.summary()
-        stack.enter_context(_connected(address))  # before the handlers of signals, as Ray has one, too
+        stack.enter_context(_connected(address))  # before listening(), because Ray installs a signal handler, too
         with stop.listening():
             try:
                 job.run()
@@ -119,7 +119,7 @@ def run(
 
 
 def _check(settings: Settings, n_shards: int) -> None:
-    """Raises ConfigError: the settings do not go with shards."""
+    """Raises ConfigError if the settings do not work with shards."""
     integer(ConfigError, "shards", n_shards, 1, MOST_SHARDS)
     if settings.output == STDOUT:
         raise ConfigError("the output of a job on Ray is '-'; give a file on storage that the nodes share")
@@ -134,7 +134,7 @@ def _check(settings: Settings, n_shards: int) -> None:
 
 @contextlib.contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    """A connection to the cluster, which ends with the block unless it was there before."""
+    """Connects to the cluster for the duration of the block. An existing connection is used and kept."""
     if address is None or ray.is_initialized():
         if not ray.is_initialized():
             raise SetupError("the program is connected to no Ray cluster; give its address, or call ray.init first")
@@ -155,7 +155,7 @@ def _connected(address: str | None) -> Iterator[None]:
 
 
 def _look_for(address: str) -> None:
-    """Raises OSError, ValueError: nothing listens at HOST:PORT. Ray itself would try for six minutes."""
+    """Raises OSError or ValueError if nothing listens at HOST:PORT. Ray itself would retry for six minutes."""
     if address in ("auto", "local") or "://" in address:
         return
     host, _, port = address.rpartition(":")
@@ -166,15 +166,15 @@ def _look_for(address: str) -> None:
 
 @dataclass
 class _Attempts:
-    """The tries of a shard in a row that have brought no new row."""
+    """The attempts of a shard in a row that have brought no new row."""
 
     n: int = 0
-    due: float = 0.0  # the next one, by the monotonic clock
-    size: tuple[int, int] = (0, 0)  # bytes of its lines, and of those that wait
+    due: float = 0.0  # time.monotonic() of the next attempt
+    size: tuple[int, int] = (0, 0)  # part_bytes() of the shard's output when the last attempt started
 
 
 class _Job:
-    """One run; see `run`."""
+    """One run of a job; see the function `run`."""
 
     def __init__(self, settings: Settings, n_shards: int, progress: Progress, stop: Stop) -> None:
         self._settings = settings
@@ -189,22 +189,22 @@ class _Job:
         self._snapshots: dict[int, JobSnapshot] = {}
         self._first_rows: dict[int, int] = {}
         self._attempts = {k: _Attempts() for k in self._parts}
-        self._running: dict[Any, int] = {}  # by the reference to the task's result
+        self._running: dict[Any, int] = {}  # reference to a task's result -> number of its shard
         self._joined: Output | None = None
-        self._task: ShardTask  # of all shards, once the job is open
-        self._done_before: tuple[int, int] | None = None  # rows and errors of an output that is complete
+        self._task: ShardTask  # the common part of all shards' tasks; set by open()
+        self._done_before: tuple[int, int] | None = None  # rows and errors, if the output was complete at the start
         self._total: int | None = None
         self._estimated = False
         self._most_slots = self._most_engines = self._n_again = 0
         self._idle_since = time.monotonic()
         self._says_idle = True
-        self._has_engine = False  # a shard has said that it is ready
+        self._has_engine = False  # True once a shard has said that its engine is ready
 
     def open(self, stack: contextlib.ExitStack) -> bool:
-        """Finds the inputs and locks the output, until `stack` ends; true: all rows are there, and it is done."""
+        """Finds the inputs, and locks the output until `stack` ends. Returns True if the output is already complete."""
         self._check_number()
         inputs = self._find_inputs()
-        paths = tuple(str(source.path) for source in inputs)  # a glob might match a part
+        paths = tuple(str(source.path) for source in inputs)  # fixed now, because a glob could later match a part
         settings = replace(self._settings, inputs=paths)
         files = Files(self._progress.say, stopped=lambda: self._stop)
         if self._joins:
@@ -214,7 +214,7 @@ class _Job:
                 self._done_before = joined.n_before, joined.n_errors_before
                 self._progress.say(f"{shown(self._out)} is complete: {counted(joined.n_before, 'row')}")
                 return True
-            # the parts are lines of JSON with the same records, and draw with the job's seed
+            # Parts are always uncompressed lines of JSON, with the records and the seed of the job.
             writing = replace(joined.options, compression=COMPRESSIONS[0])
             seed = joined.seed if settings.seed is None else settings.seed
             settings, job_id = replace(settings, writing=writing, seed=seed), manifest.id_of(joined.seed)
@@ -231,7 +231,7 @@ class _Job:
         return False
 
     def run(self) -> None:
-        """Runs all shards, and joins them. Raises KeyboardInterrupt after a stop; else as the function `run`."""
+        """Runs all shards and joins their parts. Raises KeyboardInterrupt after a stop; otherwise as `run`."""
         size = ShardSize.of(self._task.settings)
         with self._stop.noted(_do_nothing):
             try:
@@ -245,7 +245,7 @@ class _Job:
                 self._progress.say(f"the parts are in {first} to {Path(last).name}")
 
     def _check_number(self) -> None:
-        """Raises ConfigError: there are parts of another number of shards."""
+        """Raises ConfigError if there are parts of a job with another number of shards."""
         sample = part_of_shard(self._out, 1, 1)
         before, after = manifest_of(sample).name.split("1-of-1", 1)
         name = re.compile(re.escape(before) + r"\d+-of-(\d+)" + re.escape(after))
@@ -278,7 +278,7 @@ class _Job:
         )
 
     def _check_seeds(self, settings: Settings) -> None:
-        """Raises ConfigError: the parts are of an output that is no longer there."""
+        """Raises ConfigError if the parts belong to an output that no longer exists."""
         if settings.writing.force:
             return
         for part in self._parts.values():
@@ -290,11 +290,10 @@ class _Job:
                 )
 
     def _compute(self, size: ShardSize) -> None:
-        """Runs all shards to their ends."""
-        # an actor that dies with its node comes back elsewhere, and knows nothing: the shards tell it all again
+        # If the board dies with its node, Ray restarts it empty on another node, and the shards report to it again.
         board = ray.remote(Board).options(num_cpus=0, max_restarts=-1).remote()
-        # Ray retries a task without looking at what it has done, and without end where memory runs out; a shard that
-        # gets no further must end instead, so that the tries are counted here
+        # Attempts are counted here, because Ray's own retries ignore progress and never end if memory runs out. A
+        # shard without progress must end the job.
         remote = ray.remote(run_shard)
         options = {"max_retries": 0, "scheduling_strategy": "SPREAD", **size.resources}
         left = list(self._parts)
@@ -322,7 +321,7 @@ class _Job:
             self._progress.show(self._snapshot)
 
     def _ended(self, k: int, reference: Any) -> str | None:
-        """Takes the summary of a task; returns the reason why the shard must be tried again. Raises as `run`."""
+        """Stores the summary of an ended task, or returns the reason why the shard must run again. Raises as `run`."""
         name = f"shard {k}/{self._n_shards}"
         try:
             summary = ray.get(reference)
@@ -331,7 +330,7 @@ class _Job:
             if isinstance(cause, (InputError, SetupError)):
                 self._progress.say(f"{name} has ended with an error, which ends the job")
                 raise cause from None
-            # a disk, an engine, memory that a dying predecessor still holds: another try may go well
+            # Another attempt may succeed: the cause may be a disk, an engine, or memory that a dying task still holds.
             return describe(cause) if isinstance(cause, Exception) else _last_line(error)
         except ray.exceptions.RayError as error:  # its worker or its node died, or Ray killed it for memory
             return f"{type(error).__name__}: {_first_line(error)}"
@@ -342,7 +341,7 @@ class _Job:
         return None
 
     def _again(self, k: int, reason: str) -> None:
-        """Prepares another try of a shard. Raises EngineClosedError: too many have brought nothing."""
+        """Prepares another attempt of a shard. Raises EngineClosedError after too many attempts without a new row."""
         attempts = self._attempts[k]
         before, now = attempts.size, part_bytes(self._parts[k])
         attempts.n = 1 if now[0] > before[0] or now[1] > before[1] else attempts.n + 1
@@ -351,21 +350,21 @@ class _Job:
         if attempts.n >= _TRIES:
             raise EngineClosedError(
                 f"{name} has ended {attempts.n} times in a row without a new row, the last time by: {reason}. "
-                "Finished rows are written, and the same command goes on from there"
+                "Finished rows are written, and the same command continues from there"
             )
         attempts.due = time.monotonic() + min(_LONGEST_PAUSE_S, 2.0 ** (attempts.n - 1) - 1.0)
-        self._progress.say(f"{name} has ended before its time ({reason}), and is started again")
+        self._progress.say(f"{name} has failed ({reason}), and is started again")
         if k in self._snapshots:
             self._snapshots[k] = replace(self._snapshots[k], tokens_per_s=0.0, running=0, slots=0)
 
     def _look(self, board: Any) -> None:
-        """Takes the news from the board; none come while it is on its way to another node."""
+        """Takes messages and snapshots from the board. There are none while Ray restarts the board on another node."""
         try:
             messages, snapshots = ray.get(board.look.remote(), timeout=_BOARD_S)
         except ray.exceptions.RayError:
             return
         for k, text in messages:
-            if text.startswith(READY):  # shards load alike: the first one is enough beside their common bar
+            if text.startswith(READY):  # all shards load the same engine, so one such message is enough
                 if self._has_engine:
                     continue
                 self._has_engine = True
@@ -384,8 +383,8 @@ class _Job:
         if self._says_idle and time.monotonic() - self._idle_since > _ROOM_S:
             self._says_idle = False
             self._progress.say(
-                f"no shard has begun within {_ROOM_S:.0f} s, each of which takes {size}; `ray status` shows what the "
-                "nodes have free. The job waits"
+                f"no shard has started within {_ROOM_S:.0f} s; each needs {size}. `ray status` shows the free "
+                "resources. The job waits"
             )
 
     def _snapshot(self) -> JobSnapshot:
@@ -408,7 +407,7 @@ class _Job:
         )
 
     def _cancel(self) -> None:
-        """Ends the tasks that are left, and waits for them, so that their locks are free."""
+        """Cancels the remaining tasks and waits for them to end, so that their locks become free."""
         for reference in self._running:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
                 ray.cancel(reference, force=True)
@@ -417,7 +416,7 @@ class _Job:
                 ray.wait(list(self._running), num_returns=len(self._running), timeout=_END_S)
 
     def _join(self, output: Output) -> None:
-        """Writes the lines of all parts to the output. Raises OutputError, KeyboardInterrupt."""
+        """Writes the lines of all parts to the output. Raises OutputError, or KeyboardInterrupt after a stop."""
         self._progress.say(f"all shards are done; {counted(self._n_shards, 'part')} are joined in {shown(self._out)}")
         order = output.options.order
         for number, line in (in_turn if order == "input" else in_a_row)(list(self._parts.values())):
@@ -432,7 +431,7 @@ class _Job:
         self._progress.say(f"the parts stay in {shown(self._parts[1].parent)}")
 
     def summary(self) -> Summary:
-        """The summary of the rows so far."""
+        """Returns the summary of the rows so far."""
         counts = Counts()
         for each in self._summaries.values():
             counts.include(each.counts)
@@ -456,7 +455,7 @@ class _Job:
 
 
 def _first_line(error: BaseException) -> str:
-    """The first sentence: Ray's errors are long."""
+    """Returns the first sentence of an error, because Ray's errors are long."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""The parts of a job on Ray: the outputs of its shards, their names and their rows."""
+"""The parts of a job on Ray, which are the outputs of its shards: their names and their rows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from llamabatch.jobs.output.own_files import ahead_of, part_of
 from llamabatch.jobs.output.records import lines_of
 
 PLACE = "{shard}"
-"""In the name of an output: the parts stay, under names with "1-of-4" in this place."""
+"""The placeholder in the name of an output whose parts are not joined. A part has "1-of-4" or similar in its place."""
 
-_FOLDER = ".shards"  # behind the name of the output: of the parts that are joined
+_FOLDER = ".shards"  # ending of the folder with the parts to join, after the name of the output
 
 
 def part_of_shard(output: str | os.PathLike[str], shard: int, n_shards: int) -> Path:
-    """The output of shard 1 .. n_shards of a job with this output."""
+    """Returns the path of the part that a shard, 1 .. n_shards, writes."""
     out = Path(output)
     number = f"{shard:0{len(str(n_shards))}}-of-{n_shards}"
     if PLACE in out.name:
@@ -27,13 +27,13 @@ def part_of_shard(output: str | os.PathLike[str], shard: int, n_shards: int) -> 
 
 
 def part_bytes(part: Path) -> tuple[int, int]:
-    """Bytes of the lines of a part, and of those that wait."""
+    """Returns the bytes of a part's written lines, and of its lines that wait for an earlier row."""
     kept = [lines for lines in (part, part_of(part)) if lines.exists()]
     return sum(map(_size_of, kept)), sum(_size_of(ahead_of(lines)) for lines in kept)
 
 
 def in_turn(parts: Sequence[Path]) -> Iterator[tuple[int, bytes]]:
-    """All rows in the order of the input: row n is in part n % N. Raises OutputError: one is missing."""
+    """Yields all rows in the order of the input; row n is in part n % N. Raises OutputError if a row is missing."""
     with contextlib.ExitStack() as stack:
         lines = [stack.enter_context(contextlib.closing(_lines(part))) for part in parts]
         number = 0
@@ -44,17 +44,17 @@ def in_turn(parts: Sequence[Path]) -> Iterator[tuple[int, bytes]]:
             number += 1
         for part, rest in zip(parts, lines, strict=True):
             if line is not None or next(rest, None) is not None:
-                raise OutputError(f"row {number} is not in {parts[number % len(parts)]}, and {part} has later ones")
+                raise OutputError(f"row {number} is missing in {parts[number % len(parts)]}, but {part} has later rows")
 
 
 def in_a_row(parts: Sequence[Path]) -> Iterator[tuple[int, bytes]]:
-    """All rows, part by part. Raises OutputError."""
+    """Yields all rows, part by part. Raises OutputError."""
     for part in parts:
         yield from _lines(part)
 
 
 def _lines(part: Path) -> Generator[tuple[int, bytes], None, None]:
-    """The rows of a part with their numbers. Raises OutputError: it cannot be read."""
+    """Yields the rows of a part with their numbers. Raises OutputError if the part cannot be read."""
     try:
         for line in lines_of(part):
             if line.number is None:

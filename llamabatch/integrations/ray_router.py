@@ -1,7 +1,7 @@
-"""The replica of Ray Serve that a request goes to: one that has the beginning of its prompt, while that has free slots,
-else the least loaded; and the number of replicas that what runs and waits asks for.
+"""The choice of a Ray Serve replica for a request, and of the number of replicas.
 
-PrefixRouter and SlotScaling stand behind interfaces of Ray Serve; what they decide is plain Python.
+A request goes to a replica that has the beginning of its prompt and a free slot, else to the least loaded replica. The
+number of replicas follows from running and waiting requests. PrefixRouter and SlotScaling only wrap plain functions.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ with needs("ray", "ray"):
 
 K = TypeVar("K", bound=Hashable)
 
-BLOCK = 256  # characters between two lengths at which beginnings are compared: some 64 tokens
+BLOCK = 256  # beginnings are compared at multiples of this many characters (some 64 tokens)
 _MOST_BLOCKS = 64
-_MOST_ENDS = 64  # of messages, the last ones
+_MOST_ENDS = 64  # beginnings that end with a message; the last ones are kept
 _MOST_KNOWN = 65_536  # beginnings in a table
-_SENDING_S = 5.0  # a request that was given a replica and has not been sent within so long, will not be
-_PATHS = ("/completions", "/completion", "/messages", "/responses")  # ends of paths whose prompts are looked at
+_SENDING_S = 5.0  # a request that is not sent to its replica within this time will never be
+_PATHS = ("/completions", "/completion", "/messages", "/responses")  # endings of the paths whose prompts are read
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Prefix:
     """The beginnings of a prompt, the shortest first.
 
     Attributes:
-        keys: digests of the beginnings.
-        lengths: their characters, without those of the model's own turns.
-        length: characters of the whole prompt, counted alike.
+        keys: the digests of the beginnings.
+        lengths: the characters of each beginning, not counting the model's own turns.
+        length: the characters of the whole prompt, counted in the same way.
     """
 
     keys: tuple[bytes, ...] = ()
@@ -48,20 +48,20 @@ class Prefix:
 
     @classmethod
     def of(cls, path: str, body: bytes) -> Prefix:
-        """The beginnings of the prompt in a body of one of the generation endpoints; none in other bodies."""
+        """Returns the beginnings of the prompt in the body of a generation endpoint; none for any other body."""
         if not path.endswith(_PATHS):
             return cls()
         try:
             fields = json.loads(body)
-        except ValueError:  # the replica answers with the error
+        except ValueError:  # the replica will answer with an error
             return cls()
         return cls.of_pieces(_pieces(fields)) if isinstance(fields, dict) else cls()
 
     @classmethod
     def of_pieces(cls, pieces: Iterable[tuple[str, bool]]) -> Prefix:
-        """The beginnings of texts that follow each other, and whether they count in lengths.
+        """Returns the beginnings of a prompt made of `pieces`: texts, each with True if it counts in lengths.
 
-        There is a beginning at each multiple of BLOCK characters of a text, and at its end.
+        A beginning ends at each multiple of BLOCK characters of a text, and at the end of each text.
         """
         state = hashlib.blake2b(digest_size=8)
         blocks: list[tuple[bytes, int]] = []
@@ -74,24 +74,24 @@ class Prefix:
                 length += len(block) if counts else 0
                 if len(block) == BLOCK and len(blocks) < _MOST_BLOCKS:
                     blocks.append((state.copy().digest(), length))
-            state.update(b"\xff")  # no byte of UTF-8: where a text ends is a part of the beginning
+            state.update(b"\xff")  # marks the end of the text in the digest; UTF-8 never has this byte
             ends.append((state.copy().digest(), length))
         found = sorted({*blocks, *ends[-_MOST_ENDS:]}, key=lambda each: each[1])
         found = [each for each in found if each[1] >= BLOCK]
         return cls(tuple(key for key, _ in found), tuple(n for _, n in found), length)
 
     def worth_it(self) -> list[bytes]:
-        """The beginnings that are worth the way, the longest first: half of the prompt, and BLOCK characters.
+        """Returns the beginnings that are at least half of the prompt and BLOCK characters long, the longest first.
 
-        A shorter one is computed again sooner than a request would wait beside others of its replica.
+        Computing a shorter beginning again takes less time than waiting beside other requests of its replica.
         """
         known = zip(reversed(self.keys), reversed(self.lengths), strict=True)
         return [key for key, length in known if 2 * length >= self.length]
 
 
 def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """The texts of a body in the order in which a prompt has them, and whether they count: the model's own do not, as
-    the turn before had them as its answer."""
+    """Yields the texts of a body in their order in the prompt, each with True if it counts. The model's own texts do
+    not count, because the replica generated them as the answer to the turn before."""
     yield str(body.get("model")), False
     for name in ("tools", "system", "instructions"):
         if body.get(name):
@@ -100,7 +100,7 @@ def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     if isinstance(given, list) and given and all(isinstance(each, dict) for each in given):
         for each in given:
             yield _text(each), each.get("role") != "assistant"
-    elif isinstance(given, list) and given and isinstance(given[0], (str, list)):  # several prompts go together
+    elif isinstance(given, list) and given and isinstance(given[0], (str, list)):  # of several prompts, the first
         yield _text(given[0]), True
     elif given is not None:
         yield _text(given), True
@@ -111,7 +111,7 @@ def _text(value: Any) -> str:
 
 
 class PrefixTable(Generic[K]):
-    """Which replicas were sent which beginnings; the ones that were not asked for longest are given up first."""
+    """A table of beginnings and the replicas that they were sent to. The least recently sent ones are dropped first."""
 
     def __init__(self, most: int = _MOST_KNOWN) -> None:
         self._most = most
@@ -121,7 +121,7 @@ class PrefixTable(Generic[K]):
         return len(self._known)
 
     def remember(self, prefix: Prefix, replica: K) -> None:
-        """A replica has been sent a prompt with these beginnings."""
+        """Records that a replica was sent a prompt with these beginnings."""
         for key in prefix.keys:
             self._known.setdefault(key, set()).add(replica)
             self._known.move_to_end(key)
@@ -129,13 +129,13 @@ class PrefixTable(Generic[K]):
             self._known.popitem(last=False)
 
     def holders(self, prefix: Prefix) -> Iterator[set[K]]:
-        """The replicas with a beginning that is worth the way, those with the longest one first."""
+        """Yields the replicas for each beginning of Prefix.worth_it, the longest beginning first."""
         for key in prefix.worth_it():
             if found := self._known.get(key):
                 yield found
 
     def keep(self, replicas: Iterable[K]) -> None:
-        """All other replicas are gone."""
+        """Forgets all replicas except `replicas`."""
         kept = set(replicas)
         for key, found in list(self._known.items()):
             found &= kept
@@ -145,7 +145,7 @@ class PrefixTable(Generic[K]):
 
 @dataclass(frozen=True)
 class Load:
-    """A replica's continuations that run or wait, and its slots."""
+    """The load of a replica: `n` continuations run or wait, on `slots` slots."""
 
     n: int
     slots: int
@@ -160,8 +160,8 @@ class Load:
 
 
 def order(loads: Mapping[K, Load], holders: Iterable[set[K]] = ()) -> list[K]:
-    """All replicas, the best first: those with the longest beginning and a free slot, then the least loaded."""
-    shuffled = random.sample(list(loads), len(loads))  # of equal ones any, so that several routers do not agree on one
+    """Returns all replicas, the best first: those with the longest beginning and a free slot, then the least loaded."""
+    shuffled = random.sample(list(loads), len(loads))  # so that several routers do not all pick the same replica
     by_load = sorted(shuffled, key=lambda each: loads[each].share)
     for found in holders:
         if free := [each for each in by_load if each in found and loads[each].is_free]:
@@ -170,14 +170,14 @@ def order(loads: Mapping[K, Load], holders: Iterable[set[K]] = ()) -> list[K]:
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
-    """A request router of Ray Serve, for calls whose only argument has a `prefix` and `needs_batches`.
+    """A request router of Ray Serve, for calls whose only argument has the attributes `prefix` and `needs_batches`.
 
-    The load of a replica is the number of calls that Serve knows of there, and what its record_routing_stats adds: its
-    slots, and continuations beyond one a call. One that has not told of itself yet counts with the plan's slots.
+    The load of a replica is the number of its calls that Serve knows, plus the continuations beyond one for each call
+    that its record_routing_stats reports. It also reports the slots. Before the first report, the plan's slots count.
     """
 
     def initialize_state(self, n_slots: int = 1) -> None:  # type: ignore[override]
-        """Called by Serve with request_router_kwargs: the slots that a replica has by the plan."""
+        """Stores the slots of a replica in the plan. Serve calls it with request_router_kwargs."""
         self._n_slots = n_slots
         self._table: PrefixTable[ReplicaID] = PrefixTable()
         self._sending: dict[str, tuple[ReplicaID, float]] = {}  # calls that Serve does not count yet
@@ -185,7 +185,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replicas in the order in which they are to be tried, each alone."""
+        """Returns the replicas in the order in which to try them, each in a list of its own."""
         replicas = {each.replica_id: each for each in candidate_replicas}
         call = _call_of(pending_request)
         loads = self._loads(replicas)
@@ -201,18 +201,18 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         return [[replicas[each]] for each in chosen]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Called by Serve: a replica has taken a call."""
+        """Remembers the prefix of a call. Serve calls it when a replica has taken the call."""
         self._sending.pop(pending_request.metadata.internal_request_id, None)
         if (call := _call_of(pending_request)) is not None:
             self._table.remember(call.prefix, replica_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Serve: these are all replicas."""
+        """Forgets replicas that are gone. Serve calls it with all replicas."""
         super().update_replicas(replicas)
         self._table.keep(self.curr_replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Called by Serve, before it updates the replicas."""
+        """Forgets a dead replica. Serve calls it before it updates the replicas."""
         super().on_replica_actor_died(replica_id)
         self._table.keep(self.curr_replicas)
 
@@ -228,13 +228,13 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
 
 def load_of(stats: Mapping[str, Any], n_calls: int | None, n_slots: int, n_sending: int = 0) -> Load:
-    """The load of a replica.
+    """Returns the load of a replica.
 
     Args:
-        stats: as of record_routing_stats, of a second ago; empty before the first.
-        n_calls: calls there, as the router knows them now; None: it does not.
-        n_slots: where the replica has not told.
-        n_sending: calls that were given to it a moment ago, and are not among n_calls.
+        stats: the replica's last record_routing_stats, about a second old; empty before the first.
+        n_calls: the calls on the replica that the router knows of now; None: not known.
+        n_slots: the slots to assume if `stats` has none.
+        n_sending: calls that were given to the replica a moment ago and are not in n_calls.
     """
     reported, calls = stats.get("in_flight", 0), stats.get("calls", 0)
     n = reported if n_calls is None else n_calls + max(0, reported - calls)
@@ -242,14 +242,14 @@ def load_of(stats: Mapping[str, Any], n_calls: int | None, n_slots: int, n_sendi
 
 
 def _call_of(pending: PendingRequest | None) -> Any:
-    """The call of a request; None: it is none of serve_app's."""
+    """Returns the call of a request; None: the request is not one of serve_app's."""
     given = pending.args[0] if pending is not None and pending.args else None
-    # By its attributes: Serve sends this module to its routers by value, so that they have classes of their own.
+    # isinstance would fail: Serve sends this module to its routers by value, so they have their own copies of classes.
     return given if hasattr(given, "prefix") and hasattr(given, "needs_batches") else None
 
 
 class SlotScaling:
-    """A policy of Ray Serve's autoscaling: so many replicas that what runs and waits takes a share of their slots.
+    """An autoscaling policy of Ray Serve that keeps a share of all slots in use by running and waiting continuations.
 
     Args:
         occupancy: the share, above 0 and at most 1.
@@ -259,7 +259,7 @@ class SlotScaling:
         self._occupancy = occupancy
 
     def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-        """The number of replicas, without the bounds and delays of the configuration, which Serve applies."""
+        """Returns the number of replicas. Serve applies the bounds and delays of the configuration afterwards."""
         metrics = context.aggregated_metrics or {}
         slots = list((metrics.get("slots") or {}).values())
         in_flight = sum((metrics.get("in_flight") or {}).values())
@@ -267,10 +267,10 @@ class SlotScaling:
 
 
 def replicas_for(in_flight: float, slots: Sequence[float], current: int, occupancy: float) -> int:
-    """Replicas that hold so many continuations in a share of their slots.
+    """Returns the number of replicas for which `in_flight` continuations take the share `occupancy` of all slots.
 
     Args:
-        slots: of each replica that has told; those that are starting have not, and `current` holds then.
+        slots: the slots of each replica that has reported; if none has, the result is `current`.
     """
     if not slots or min(slots) <= 0:
         return current

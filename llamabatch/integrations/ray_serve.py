@@ -1,8 +1,8 @@
 """Ray Serve: serve_app makes an application with the endpoints of `llamabatch serve`, over replicas with engines.
 
-Two deployments. The ingress reads a request whole, since the choice of a replica needs its prompt, which Serve's own
-proxy has not read when it chooses; the engines answer it, each with the ASGI application of `llamabatch serve`. What an
-answer is made of passes through as it comes.
+The application has two deployments. The ingress reads the whole request, because the choice of a replica needs its
+prompt. (Serve's own proxy chooses before it has read the body.) The engines answer the request, each with the ASGI
+application of `llamabatch serve`. The ingress passes the parts of a response on as they arrive.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_TRIES = 3  # of a request whose replica is gone before it has answered
+_TRIES = 3  # for a request whose replica dies before it answers
 _UNBOUNDED = 100_000
-_BESIDE = 64  # calls at once on a replica that need no slot
-_MOST_WAITING = 4096  # calls that wait for a replica, while there is none
+_BESIDE = 64  # simultaneous calls on a replica that need no slot
+_MOST_WAITING = 4096  # calls that wait for a replica while there is none
 _STATS_S = 1.0
-_HEALTH_S = 5.0  # Serve replaces a replica after three checks that failed
-_AFTER_DRAIN_S = 15.0  # for aborted requests to end, and the engine's process
-_MOST_FILE_BYTES = 64 * 2**20  # unless given: a request is held whole, on its way to a replica, too
-_REPLICA = b"x-llamabatch-replica"  # a header of responses: the replica's id, as Serve has it
+_HEALTH_S = 5.0  # Serve replaces a replica after three failed checks
+_AFTER_DRAIN_S = 15.0  # time for aborted requests and the engine's process to end
+_MOST_FILE_BYTES = 64 * 2**20  # the default; a request is held whole in memory, in the ingress and on its way
+_REPLICA = b"x-llamabatch-replica"  # the response header with Serve's id of the replica
 _SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
 _OF_SERVE = {
     **dict.fromkeys(("host", "port", "root_path", "keep_alive_s"), "give it to serve.start(http_options=...)"),
@@ -80,7 +80,7 @@ _REFUSED = {
     "/v1/unload_lora_adapter": "a change would reach one replica alone; give adapters to serve_app",
     "/reset_prefix_cache": "it would reach one replica alone",
 }
-_STILL_READ = ("/props", "/lora-adapters")  # with GET
+_STILL_READ = ("/props", "/lora-adapters")  # refused paths that still answer GET
 
 
 def serve_app(
@@ -94,35 +94,35 @@ def serve_app(
     server_options: Mapping[str, Any] | None = None,
     **options: Unpack[EngineOptions],
 ) -> serve.Application:
-    """An application of Ray Serve with the endpoints of `llamabatch serve`; give it to serve.run.
+    """Returns an application of Ray Serve with the endpoints of `llamabatch serve`, for serve.run.
 
     ::
 
         serve.run(serve_app("model.gguf", num_replicas=(1, 8), server_options={"api_keys": ["secret"]}))
 
-    A request goes to a replica that has the beginning of its prompt, while that has a free slot, else to the least
-    loaded one. A replica is replaced when its process or its node is gone, or its engine for good; a crash of llama.cpp
-    is repaired within it. Requests that had no byte of their answer by then are sent to another one.
+    A request goes to a replica that has the beginning of its prompt and a free slot, else to the least loaded replica.
+    A replica is replaced if its process or its node dies, or if its engine fails for good. It repairs a crash of
+    llama.cpp itself. If a replica dies before the first byte of an answer, the request goes to another replica.
 
     Args:
-        model: as of LLM; a path that each node of the cluster can read.
-        num_replicas: replicas, or (fewest, most) between which Serve scales them by the slots in use. None: one for
-            each GPU of the cluster, or without GPUs one for each node.
-        target_occupancy: with (fewest, most), the share of all slots that is in use where the number is right, above 0
-            and at most 1; requests that wait for a slot count.
-        ray_actor_options: of a replica, in place of those of the plan: num_cpus, num_gpus, memory (bytes), resources,
-            runtime_env and others.
-        deployment_options: further ones of the engines' deployment: max_replicas_per_node, health_check_period_s ...
-        ingress_options: of the ingress' deployment: num_replicas (1 unless given), ray_actor_options ...
-        server_options: as of llamabatch.server.app: api_keys, served_model_names, sampling ... Those of addresses and
-            connections are Serve's. Files and batches need data_dir, a folder that all nodes share.
-        **options: as of LLM. n_slots, n_ctx and threads that are "auto" are those of the plan.
+        model: as for LLM; a path must be readable on each node of the cluster.
+        num_replicas: the number of replicas, or (fewest, most): Serve then scales them by the slots in use. None: one
+            replica for each GPU of the cluster, or for each node if there is no GPU.
+        target_occupancy: with (fewest, most), the share of all slots that the scaling aims for, above 0 and at most 1.
+            Requests that wait for a slot count as slots in use.
+        ray_actor_options: options of a replica's actor, which override the plan's: num_cpus, num_gpus, memory (bytes),
+            resources, runtime_env and others.
+        deployment_options: more options of the engines' deployment: max_replicas_per_node, health_check_period_s ...
+        ingress_options: options of the ingress' deployment: num_replicas (default 1), ray_actor_options ...
+        server_options: as for llamabatch.server.app: api_keys, served_model_names, sampling ... Serve has its own for
+            addresses and connections. Files and batches need data_dir, a folder that all nodes share.
+        **options: as for LLM. The plan sets n_slots, n_ctx and threads that are "auto".
 
     Raises:
-        ConfigError, UnknownOptionError: an argument is wrong, or there is no key behind HAProxy.
-        ModelFileError: the model is no file of the node that makes the plan, or damaged.
-        MemoryPlanError: it does not fit there, or a replica is larger than any node is for Ray.
-        SetupError: no node with a CPU, or none makes the plan within 300 s.
+        ConfigError, UnknownOptionError: an argument is invalid, or there is no API key behind HAProxy.
+        ModelFileError: the node that makes the plan does not have the model's file, or the file is damaged.
+        MemoryPlanError: the model does not fit on that node, or Ray has no node with enough memory for a replica.
+        SetupError: no node has a CPU, or no node makes the plan within 300 s.
     """
     fewest, most = pool_size(num_replicas, "num_replicas", "replicas")
     if isinstance(target_occupancy, bool) or not isinstance(target_occupancy, (int, float)):
@@ -178,16 +178,16 @@ def serve_app(
 
 
 def _at_once(most: int | None, n_nodes: int, options: Mapping[str, Any] | None) -> int | None:
-    """Replicas that share the nodes of now: not more than max_replicas_per_node lets be, as more nodes may come."""
+    """Returns the replicas for the current nodes: max_replicas_per_node limits them, as more nodes may join."""
     each = (options or {}).get("max_replicas_per_node")
     return most if most is None or each is None else min(most, each * n_nodes)
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """serve_app for a configuration file of Serve: `import_path: llamabatch.integrations.ray_serve:build`, and its
-    arguments as `args`. A list of two numbers is (fewest, most) of num_replicas.
+    """Calls serve_app for a configuration file of Serve: `import_path: llamabatch.integrations.ray_serve:build`, with
+    serve_app's arguments as `args`. num_replicas may be a list of two numbers, (fewest, most).
 
-    Waits 300 s for a node with a CPU: KubeRay has applications built once the head is up, before the workers are.
+    Waits up to 300 s for a node with a CPU, because KubeRay builds applications before its workers are up.
     """
     Node.wait()
     number = args.get("num_replicas")
@@ -195,7 +195,7 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 
 def _server_options(given: Mapping[str, Any] | None) -> ServerOptions:
-    """The options of replicas. Raises ConfigError, UnknownOptionError."""
+    """Returns the server options of replicas. Raises ConfigError, UnknownOptionError."""
     settings = {} if given is None else dict(given)
     for name in settings:
         if name in _OF_SERVE:
@@ -206,7 +206,7 @@ def _server_options(given: Mapping[str, Any] | None) -> ServerOptions:
     own = {"page": False, "slots": False, "batches": batches, "max_file_bytes": _MOST_FILE_BYTES}
     made, others = split({**own, **settings}, ())
     assert not others
-    return replace(made, api_key_file=None)  # whose keys are among api_keys; replicas may be on other nodes
+    return replace(made, api_key_file=None)  # api_keys has the file's keys now, and other nodes may not have the file
 
 
 @dataclass(frozen=True)
@@ -214,10 +214,10 @@ class Call:
     """A request on its way to a replica.
 
     Attributes:
-        scope: of ASGI, as far as it is plain data.
-        body: whole.
-        prefix: the beginnings of its prompt, for the choice of a replica.
-        needs_batches: only the replica that has the folder of files and batches can answer.
+        scope: the plain data of the ASGI scope.
+        body: the whole body.
+        prefix: the beginnings of the prompt, for the choice of a replica.
+        needs_batches: True if only the replica that has the folder of files and batches can answer.
     """
 
     scope: dict[str, Any]
@@ -227,22 +227,22 @@ class Call:
 
 
 class Ingress:
-    """The deployment that requests come to."""
+    """The deployment that receives requests."""
 
     def __init__(self, engines: Any, options: ServerOptions) -> None:
         self._engines = engines.options(stream=True)
         self._options = options
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Called by Serve."""
+        """Returns the ASGI application. Serve calls it."""
         return ingress_app(self._engines.respond.remote, self._options)
 
 
 def ingress_app(respond: Any, options: ServerOptions) -> Any:
-    """The ASGI application of the ingress.
+    """Returns the ASGI application of the ingress.
 
     Args:
-        respond: makes of a Call the messages of its response, as Serve's handles do.
+        respond: takes a Call and returns the messages of its response, as Serve's handles do.
     """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -262,7 +262,7 @@ def ingress_app(respond: Any, options: ServerOptions) -> Any:
 
 
 class Forward:
-    """An ASGI application that has a replica answer."""
+    """An ASGI application that forwards requests to replicas."""
 
     def __init__(self, respond: Any, options: ServerOptions) -> None:
         self._respond = respond
@@ -296,7 +296,7 @@ class Forward:
                 for message in messages:
                     await send(message)
         finally:
-            if not send.has_ended:  # the client is gone: the replica must know, and the request frees its slot
+            if not send.has_ended:  # the client is gone; the replica must end the request, so that its slot is free
                 response.cancel()
 
 
@@ -304,8 +304,8 @@ class _Sent:
     """The sending side of a request.
 
     Attributes:
-        has_begun: the status is out. has_ended: the whole response is.
-        kind: its content-type.
+        has_begun: True once the status is sent. has_ended: True once the whole response is sent.
+        kind: the content-type of the response.
     """
 
     def __init__(self, send: Any) -> None:
@@ -323,20 +323,20 @@ class _Sent:
 
 
 async def _end(scope: Any, send: _Sent, error: Exception) -> None:
-    """Ends a response that has begun: a stream with the event of an error, others by the end of the connection."""
+    """Ends a response that has begun: a stream with an error event, any other response by closing the connection."""
     failure = ApiError(503, "the replica that answered is gone; send the request again", code="replica_gone")
     if send.has_ended:
         return
     if not send.kind.startswith(b"text/event-stream"):
         raise failure from error
     document = error_body(failure, scope)
-    name = f"event: {document['type']}\n" if "type" in document else ""  # Anthropic's events are named by their type
+    name = f"event: {document['type']}\n" if "type" in document else ""  # Anthropic names events by their type
     event = f"{name}data: {json.dumps(document)}\n\n".encode()
     await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 def check_call(path: str, method: str, client: Any, options: ServerOptions) -> None:
-    """Raises ApiError for a call that is not for this kind of server: 501, or 403."""
+    """Raises ApiError for a call that is not served under Ray Serve (501) or not allowed (403)."""
     why = _REFUSED.get(path)
     if why is not None and not (method == "GET" and path in _STILL_READ):
         raise ApiError(501, f"{path} is not served under Ray Serve: {why}")
@@ -359,7 +359,7 @@ def check_call(path: str, method: str, client: Any, options: ServerOptions) -> N
 
 
 def is_behind_haproxy() -> bool:
-    """True if HAProxy stands before the deployments of this process: every caller then seems to have its address."""
+    """Returns True if HAProxy is in front of the deployments. Every caller then appears with HAProxy's address."""
     return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
 
 
@@ -383,11 +383,11 @@ async def _read(receive: Any) -> bytes:
 
 
 class Engines:
-    """The deployment with the engines: a replica is one Serving with its application.
+    """The deployment with the engines. A replica is one Serving with its application.
 
     Args:
-        model, options: of the engine.
-        server: of the application.
+        model, options: the engine's model and options.
+        server: the application's options.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -395,8 +395,8 @@ class Engines:
     ) -> None:
         self._app = make_app(engine_config(model, options), server)
         self._serving: Serving = self._app.state.serving
-        # One replica at a time has the folder, whichever comes first, and another one after its end: not the load, but
-        # a look from time to time takes it.
+        # Only one replica at a time can have the folder, and another must take over when it ends. So the folder is not
+        # taken at start: record_routing_stats tries to take it again and again.
         self._batches: BatchService = self._app.state.batches
         self._serving.parts.remove(self._batches)
         try:
@@ -408,7 +408,7 @@ class Engines:
         self._name = serve.get_replica_context().replica_id.unique_id.encode()
 
     async def respond(self, call: Call) -> AsyncIterator[list[dict[str, Any]]]:
-        """The messages of a response as they come, those of a moment together."""
+        """Yields the messages of a response as they come; messages that are ready together come in one list."""
         waiting: list[dict[str, Any]] = []
         news, gone, is_read = asyncio.Event(), asyncio.Event(), False
 
@@ -439,17 +439,17 @@ class Engines:
                     handler.result()
                     return
         finally:
-            gone.set()  # where the caller is gone: the application ends the request
+            gone.set()  # if the caller is gone, the application gets a disconnect and ends the request
             if handler.done() and not handler.cancelled():
                 handler.exception()
 
     def check_health(self) -> None:
-        """Called by Serve. Raises where the engine is gone for good; one that is being replaced is well."""
+        """Raises RuntimeError if the engine has failed for good, but not while it is being replaced. Serve calls it."""
         if self._serving.state == "failed":
             raise RuntimeError(f"the engine is gone: {self._serving.error}")
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """Called by Serve: what the router knows of this replica."""
+        """Returns figures for the router, and takes the folder of batches if it is free. Serve calls it."""
         if self._serving.options.batches and not self._has_folder and self._serving.state == "ready":
             self._has_folder = await self._serving.on_thread(self._batches.take_over)
         return {
@@ -460,12 +460,12 @@ class Engines:
         }
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve: what SlotScaling knows of this replica."""
+        """Returns this replica's figures for SlotScaling. Serve calls it."""
         admission = self._serving.admission
         return {"slots": float(admission.n_slots), "in_flight": float(admission.n_in_flight)}
 
     def __del__(self) -> None:
-        """Called by Serve once the calls under way have ended, or their time is over."""
+        """Closes the engine. Serve calls it once the calls in progress have ended or their time is over."""
         serving: Serving | None = getattr(self, "_serving", None)
         if serving is not None:
             self._batches.stop()

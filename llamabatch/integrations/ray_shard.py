@@ -1,4 +1,4 @@
-"""A shard of a job on Ray, on its node: a task that runs it, and an actor that gathers what the shards tell."""
+"""A shard of a job on Ray, on its node: the task that runs the shard, and the actor that collects the shards' news."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from llamabatch.utils.version import __version__
 with needs("ray", "ray"):
     import ray
 
-_LOCK_S = 600.0  # the wait of a task for the lock of its output: its predecessor may end later than Ray believes
+_LOCK_S = 600.0  # a task waits this long for its output's lock: the previous task may end later than Ray believes
 _TELL_S = 1.0
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A shard, as it is sent to a node.
+    """The description of a shard that is sent to a node.
 
     Attributes:
-        settings: those of the job, with the shard and its output.
-        identity: of the job, as the driver sees its files.
-        lock, job_id: the lock that the driver holds on the storage, and the id in it.
-        version: of the driver's llamabatch.
+        settings: the job's settings, with this shard and its output.
+        identity: the job's identity, as the driver sees its files.
+        lock, job_id: the lock that the driver holds on the storage, and the id in this lock.
+        version: the version of the driver's llamabatch.
     """
 
     settings: Settings
@@ -46,7 +46,7 @@ class ShardTask:
 
 
 def run_shard(task: ShardTask, board: Any) -> Summary | None:
-    """Runs in a task: a shard; None: a signal has ended it. Raises as jobs.run, SetupError."""
+    """Runs a shard, in a task. Returns None if a signal ended the shard. Raises as jobs.run, and SetupError."""
     settings = task.settings
     shard = settings.reading.shard[0]
     if task.version != __version__:
@@ -56,7 +56,7 @@ def run_shard(task: ShardTask, board: Any) -> Summary | None:
     differing = manifest.differences(task.identity, identity(settings, found))
     if differing:
         raise SetupError(
-            f"{_here()} sees other files under the paths of the job than the driver ({'; '.join(differing[:3])}); "
+            f"{_here()} and the driver see different files under the job's paths ({'; '.join(differing[:3])}); "
             "keep inputs and model on storage that the nodes share, or in equal copies"
         )
     reports = _ToBoard(board, shard)
@@ -66,8 +66,8 @@ def run_shard(task: ShardTask, board: Any) -> Summary | None:
         try:
             return run_job(settings, reports)
         except OutputBusyError as error:
-            # the task before this one, on a node that is cut off from the cluster and not yet from the storage: it
-            # ends when its node notices, and until then it alone writes
+            # The previous task of this shard still runs, on a node that has lost the cluster but not the storage. It
+            # ends when its node notices. Until then only that task may write.
             if time.monotonic() > until:
                 raise
             if not waits:
@@ -79,7 +79,7 @@ def run_shard(task: ShardTask, board: Any) -> Summary | None:
 
 
 def check_storage(task: ShardTask) -> None:
-    """Raises SetupError: this node does not see the driver's files, or not its locks."""
+    """Raises SetupError if this node does not see the driver's files or locks."""
     folder = task.lock.parent
     try:
         if is_held(task.lock, task.job_id):
@@ -101,7 +101,7 @@ def _here() -> str:
 
 
 class _ToBoard:
-    """The Progress of a shard: what it shows goes to the board, once a second."""
+    """The Progress of a shard. It sends messages to the board, and snapshots at most once a second."""
 
     def __init__(self, board: Any, shard: int) -> None:
         self._board, self._shard = board, shard
@@ -118,7 +118,7 @@ class _ToBoard:
 
 
 class Board:
-    """An actor: what the shards have to tell since the driver has looked last."""
+    """An actor that keeps the shards' messages and snapshots until the driver takes them."""
 
     def __init__(self) -> None:
         self._messages: list[tuple[int, str]] = []

@@ -1,4 +1,4 @@
-"""SharedEngine: one engine for synchronous calls and for coroutines, made by the first of them."""
+"""SharedEngine: one engine for synchronous calls and for coroutines. The first call loads the model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from llamabatch.errors import ConfigError, EngineClosedError
 
 
 class SharedEngine:
-    """One engine behind an LLM and an AsyncLLM.
+    """One engine that serves an LLM and an AsyncLLM.
 
     Args:
-        model: as of LLM; or an LLM, which stays open.
-        options: of the engine, as for LLM.
+        model: as for LLM; or an LLM, which close() leaves open.
+        options: options of the engine, as for LLM.
 
     Raises:
-        ConfigError: an option is wrong, or options are given with an LLM.
+        ConfigError: an option is invalid, or options are given together with an LLM.
     """
 
     def __init__(self, model: str | os.PathLike[str] | LLM, options: Mapping[str, Any] | None = None) -> None:
@@ -32,7 +32,7 @@ class SharedEngine:
             self._llm: LLM | None = model
         else:
             EngineConfig.from_options(model, given)
-            self._path = with_paths({**given, "model": model})  # the working folder may change before the first call
+            self._path = with_paths({**given, "model": model})  # absolute, as the working folder may change until then
             self._llm = None
         self._is_ours = not isinstance(model, LLM)
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class SharedEngine:
 
     @property
     def llm(self) -> LLM:
-        """The LLM; the first call loads the model. Raises as LLM; EngineClosedError after close()."""
+        """The LLM. The first use loads the model. Raises as LLM; EngineClosedError after close()."""
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the engine is closed")
@@ -51,7 +51,7 @@ class SharedEngine:
 
     @property
     def async_llm(self) -> AsyncLLM:
-        """The AsyncLLM of the same engine, which the first awaited call loads on a thread."""
+        """The AsyncLLM of the same engine. Its first awaited call loads the model on a thread."""
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the engine is closed")
@@ -61,12 +61,12 @@ class SharedEngine:
 
     @property
     def name(self) -> str:
-        """The model's name for reports: that of its file, without the folder and the ending. Loads nothing."""
+        """The model's name for reports: its file name without folder and ending. Loads nothing."""
         path = self._llm._client.model.path if self._llm is not None else self._path["model"]
         return os.path.basename(os.fspath(path)).removesuffix(".gguf")
 
     def close(self) -> None:
-        """Ends the engine, unless it was given as an LLM, and refuses later calls. May be called twice."""
+        """Closes the engine (not an LLM passed in) and refuses later calls. May be called twice."""
         with self._lock:
             llm, over, self._llm, self._async, self._closed = self._llm, self._async, None, None, True
         if over is not None:
@@ -76,10 +76,10 @@ class SharedEngine:
 
 
 class _AsyncOver(AsyncLLM):
-    """An AsyncLLM over the engine of an LLM, which it leaves open."""
+    """An AsyncLLM over the engine of an LLM. Closing it leaves the LLM open."""
 
     def __init__(self, shared: SharedEngine) -> None:
-        super().__init__("tiny")  # a name for its options, which are not those of an engine
+        super().__init__("tiny")  # a placeholder: `connect` below replaces the load, so the options are not used
         self._load.connect = lambda *_: shared.llm._client
 
     def close(self) -> None:

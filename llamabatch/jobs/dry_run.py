@@ -26,7 +26,7 @@ _SHOWN_OPTIONS = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads"
 
 
 class DryRunEngine:
-    """The part of an engine that a Feed needs: the plan, and the vocabulary of the model. It computes nothing."""
+    """The parts of an engine that a Feed needs: the plan and the model's vocabulary. It computes nothing."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.model = Model(resolve_path(config.model), config, vocab_only=True)
@@ -39,7 +39,7 @@ class DryRunEngine:
         self._prepared_params = PreparedParamsCache(self.model)
 
     def check(self, request: Request) -> None:
-        """Raises InputError for words and grammars that an engine would refuse; `validate` has passed the rest."""
+        """Raises InputError for words and grammars that an engine would refuse. `validate` checked the rest before."""
         if request.embed:
             return
         params = request.params
@@ -56,15 +56,15 @@ class DryRun:
     """The report of a dry run.
 
     Attributes:
-        plan: of the engine that a run would start.
-        rows: counts of good rows, by task.
-        n_bad: count of bad rows.
-        errors: the first of their messages, in order.
-        prompt_tokens: of the good rows.
-        most_output_tokens: the most that the good rows may generate; None: a row sets no limit.
-        lengths: of the prompts, in tokens.
+        plan: the plan of the engine that a run would start.
+        rows: the number of good rows of each task.
+        n_bad: the number of bad rows.
+        errors: the first error messages of bad rows, in order.
+        prompt_tokens: the sum over the good rows.
+        most_output_tokens: the most tokens that the good rows may generate; None: a row sets no limit.
+        lengths: the lengths of the prompts in tokens.
         sample: good rows, drawn evenly.
-        measured: what came of running them; None: they were not run.
+        measured: the measurements of running the sample; None: the sample was not run.
         estimate: the expected time and cost; None: not computed yet.
     """
 
@@ -101,7 +101,7 @@ class DryRun:
             self.errors.append(error)
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Returns the report as plain values for JSON."""
         return {
             "rows": {"by_task": dict(self.rows), "bad": self.n_bad},
             "tokens": {"prompt": self.prompt_tokens, "output_at_most": self.most_output_tokens},
@@ -117,7 +117,7 @@ class DryRun:
         }
 
     def describe(self) -> str:
-        """Lines for people."""
+        """Returns the report as lines of text."""
         tasks = ", ".join(f"{count:,} {task}" for task, count in self.rows.most_common()) or "none"
         lines = [f"rows to run: {tasks}; {self.n_bad:,} bad"]
         if self.rows:
@@ -137,10 +137,10 @@ class DryRun:
 def dry_run(
     engine: DryRunEngine, rows: Iterator[Row | BadRow], adapters: Mapping[str, float] | None, n_sample: int = 0
 ) -> DryRun:
-    """The report of all rows, each of which goes as far as its tokens.
+    """Reads, renders and tokenizes all rows, and returns the report.
 
     Args:
-        n_sample: rows to draw, evenly and always the same ones (reservoir sampling, Vitter's algorithm R).
+        n_sample: rows to draw evenly, always the same rows (reservoir sampling, Vitter's algorithm R).
     """
     report = DryRun(engine.plan)
     draw, n_good = random.Random(0), 0

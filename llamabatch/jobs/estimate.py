@@ -1,6 +1,6 @@
 """The expected time and cost of a job: from a measured sample of its rows, or from a tuned profile of the machine.
 
-Nothing is assumed where nothing was measured.
+Without a measurement there is no estimate.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from llamabatch.request.outputs import FinishReason, RequestOutput
 from llamabatch.utils.checks import counted
 from llamabatch.utils.format import duration, significant
 
-_Z = 1.96  # standard errors on each side of a mean that hold 95 % of the cases
-_LEAST_USE = 0.05  # of the slots; a smaller share says nothing of the speed with all of them
+_Z = 1.96  # a 95 % confidence interval reaches 1.96 standard errors to each side of the mean
+_LEAST_USE = 0.05  # with a smaller share of the slots in use, a sample does not predict the speed with all slots
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows of a job that were run to measure it.
+    """The measurements of some rows of a job.
 
     Attributes:
-        n_rows: rows that were run. n_failed: those of them that failed.
+        n_rows: rows that were run. n_failed: failed rows among them.
         run_s: seconds from the first row to the last. load_s: seconds until the engine was ready.
-        prompt_tokens, output_tokens: of each row that is ok.
-        slot_use: mean share of the slots in use, 0 to 1: a job keeps more of them busy than a sample does.
-        energy_j: joules by the machine's own meter; None: it has none.
+        prompt_tokens, output_tokens: the tokens of each successful row.
+        slot_use: mean share of the slots in use, 0 to 1. A whole job keeps more slots busy than a sample.
+        energy_j: joules by the machine's own meter; None: the machine has no meter.
     """
 
     n_rows: int
@@ -50,11 +50,11 @@ class Sample:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of prompts and outputs a second."""
+        """The tokens of prompts and outputs a second."""
         return (sum(self.prompt_tokens) + sum(self.output_tokens)) / self.run_s
 
     def output_range(self, n_rows: int) -> tuple[float, float]:
-        """The tokens that so many rows generate, with 95 % confidence in their mean: at least, at most."""
+        """Returns the least and the most tokens that `n_rows` rows generate, with 95 % confidence in their mean."""
         n = len(self.output_tokens)
         mean = sum(self.output_tokens) / n
         if n < 2:
@@ -64,7 +64,7 @@ class Sample:
         return n_rows * max(0.0, mean - error), n_rows * (mean + error)
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Returns the measurements as plain values for JSON."""
         return {
             "rows": self.n_rows,
             "failed": self.n_failed,
@@ -77,14 +77,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The expected time, energy and cost of a job.
+    """The expected time, energy and cost of a job. Ranges are (least, most).
 
     Attributes:
-        source: of the figures, in words; where there are none, the reason.
-        seconds: at least, at most; None: not known.
-        output_tokens: at least, at most.
-        energy_j: at least, at most; None: no meter, or no sample.
-        price_per_hour: of the machine; None: no cost is computed.
+        source: the source of the figures, in words, or the reason why there are none.
+        seconds, output_tokens: ranges; None: not known.
+        energy_j: a range; None: no meter, or no sample.
+        price_per_hour: the price of the machine; None: no cost is computed.
     """
 
     source: str
@@ -95,20 +94,20 @@ class Estimate:
 
     @property
     def cost(self) -> tuple[float, float] | None:
-        """The cost of the time, at least and at most, in the unit of the price."""
+        """The range of the cost, in the unit of the price."""
         if self.seconds is None or self.price_per_hour is None:
             return None
         low, high = (each * self.price_per_hour / 3600 for each in self.seconds)
         return low, high
 
     def document(self) -> Mapping[str, Any]:
-        """Plain values for JSON."""
+        """Returns the estimate as plain values for JSON."""
         figures = {"seconds": self.seconds, "output_tokens": self.output_tokens, "energy_j": self.energy_j}
         shown = {name: None if value is None else list(value) for name, value in figures.items()}
         return {"source": self.source, **shown, "cost": None if self.cost is None else list(self.cost)}
 
     def describe(self) -> list[str]:
-        """Lines for people."""
+        """Returns the estimate as lines of text."""
         if self.seconds is None:
             return [f"time: unknown: {self.source}"]
         lines = [f"time: {_range(self.seconds, duration)}, {self.source}"]
@@ -133,7 +132,7 @@ def _whole(value: float) -> str:
 
 
 class _Measured:
-    """A sink that keeps the numbers of tokens, and drops the texts."""
+    """A sink that keeps the numbers of tokens and drops the texts."""
 
     def __init__(self) -> None:
         self.prompt_tokens: list[int] = []
@@ -151,7 +150,7 @@ class _Measured:
 
 
 def measure(config: EngineConfig, rows: list[Row], seed: int, adapters: Mapping[str, float] | None) -> Sample:
-    """Runs rows, and writes nothing. Raises as `job.run`."""
+    """Runs rows in an engine of their own, without an output. Raises the errors of `job.run`."""
     start = time.perf_counter()
     client = connect(config)
     try:
@@ -175,14 +174,14 @@ def measure(config: EngineConfig, rows: list[Row], seed: int, adapters: Mapping[
 def from_sample(
     sample: Sample, n_rows: int, prompt_tokens: int, most_output: int | None, price_per_hour: float | None
 ) -> Estimate:
-    """The estimate from a sample of the rows.
+    """Returns the estimate from a sample of the rows.
 
-    The speed of the sample, in tokens of prompts and outputs a second, holds for the job, or is exceeded where the
-    sample left slots empty: at most by their share. The prompts are known; the outputs are the mean of the sample with
-    its 95 % range.
+    The job is at least as fast as the sample, in tokens of prompts and outputs a second. If the sample left slots
+    empty, the job may be faster, at most by the factor 1 / slot_use. The prompt tokens are known. The output tokens are
+    the mean of the sample with its 95 % confidence interval. The time to load the model is left out.
 
     Args:
-        n_rows, prompt_tokens, most_output: of the job, its loading not included.
+        n_rows, prompt_tokens, most_output: figures of the whole job; see DryRun.
     """
     if not sample.output_tokens:
         return Estimate(f"all {counted(sample.n_rows, 'row')} of the sample failed", price_per_hour=price_per_hour)
@@ -204,12 +203,12 @@ def from_sample(
 def from_profile(
     profile: Profile | None, slots: int, instances: int, most_output: int | None, price_per_hour: float | None
 ) -> Estimate:
-    """The estimate from the decode steps of a tuned profile: an upper bound of the time to generate, since neither the
-    length of the outputs nor the time of the prompts is known.
+    """Returns an upper bound of the time to generate, from the decode steps of a tuned profile. The lengths of the
+    outputs and the time of the prompts are not known.
 
     Args:
-        slots: of the engine.
-        most_output: tokens that the rows generate at most; None: there is no limit.
+        slots: the slots of the engine.
+        most_output: the most tokens that the rows may generate; None: there is no limit.
     """
     if profile is None or not profile.stairs or instances > 1:
         what = "no profile" if profile is None or not profile.stairs else "the profile is of one engine"

@@ -1,4 +1,4 @@
-"""Formats of a job's files: suffixes that are read, suffixes that are written, and first bytes of all others."""
+"""The formats of a job's files: suffixes to read, suffixes to write, and the first bytes of unsupported formats."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from llamabatch.errors import SetupError
 
 READ = "lines of JSON (.jsonl, .ndjson, .json), .csv, .tsv and .txt, also with .gz or .zst behind, .parquet and .xlsx"
 WRITTEN = "lines of JSON (.jsonl, .ndjson), .csv, .tsv and .parquet, all but the last also with .gz or .zst behind"
-LINES = (".jsonl", ".ndjson")  # the name promises lines of JSON
+LINES = (".jsonl", ".ndjson")  # these names promise lines of JSON
 PARQUET = (".parquet", ".pq")
 CSV = (".csv", ".tsv")
-EXCEL = ".xlsx"  # read, and not written
+EXCEL = ".xlsx"  # can be read, but not written
 GZIP, ZSTD = ".gz", ".zst"
 GZIP_START, ZSTD_START = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
@@ -26,7 +26,7 @@ _DATABASE = "a database"
 _DATA = "data of a program"
 _DOCUMENT = "one document"
 
-# Suffixes that no job writes, nor reads but for EXCEL. A name with any other suffix promises no format.
+# No job writes these suffixes, and a job reads only EXCEL among them. A name with an unknown suffix promises no format.
 FOREIGN = {
     **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), _SHEET),
     **dict.fromkeys((".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz"), _ARCHIVE),
@@ -38,7 +38,7 @@ FOREIGN = {
     **dict.fromkeys((".yaml", ".yml", ".toml", ".xml", ".html", ".htm", ".pdf", ".doc", ".docx", ".rtf"), _DOCUMENT),
 }
 
-# First bytes of such files, which no line of text has.
+# No line of text begins with these bytes.
 _FIRST_BYTES = {
     b"PK\x03\x04": "a spreadsheet or an archive",
     b"\xd0\xcf\x11\xe0": _SHEET,
@@ -66,14 +66,14 @@ _CURES = {
 
 
 def suffixes(path: Path) -> tuple[str, str]:
-    """The suffix of the format in lower case, and that of the compression behind it: ".gz", ".zst" or ""."""
+    """Returns the suffix of the format in lower case, and the suffix of the compression: ".gz", ".zst" or ""."""
     found = [each.lower() for each in path.suffixes]
     compression = found.pop() if found[-1:] in ([GZIP], [ZSTD]) else ""
     return (found[-1] if found else ""), compression
 
 
 def zstd() -> Any:
-    """The module for zstd: Python's own from 3.14 on. Raises SetupError: there is none."""
+    """Returns the module for zstd, which Python has from 3.14 on. Raises SetupError: no such module is installed."""
     try:
         return importlib.import_module("compression.zstd")
     except ImportError:
@@ -85,7 +85,7 @@ def zstd() -> Any:
 
 
 def open_compressed(file: Any, compression: str, mode: Literal["rb", "wb"]) -> BinaryIO:
-    """A file of decompressed bytes over a compressed one, which stays open. The same bytes give the same file.
+    """Opens a compressed file to read or write its bytes. Equal bytes give equal files. `file` itself stays open.
 
     Args:
         compression: ".gz" or ".zst".
@@ -99,10 +99,10 @@ def open_compressed(file: Any, compression: str, mode: Literal["rb", "wb"]) -> B
 
 
 def kind_of(content: bytes) -> str | None:
-    """The kind of a file with these first bytes; None: it may be text."""
+    """Returns the kind of an unsupported file by its first bytes; None: the file may be text."""
     return next((words for start, words in _FIRST_BYTES.items() if content.startswith(start)), None)
 
 
 def cure(words: str) -> str:
-    """The advice for an input of that kind."""
+    """Returns the advice for an input of a kind that `kind_of` or FOREIGN gives."""
     return _CURES.get(words, "give its rows in another form")

@@ -45,7 +45,7 @@ from llamabatch.utils.checks import counted, integer, show
 from llamabatch.utils.format import duration
 from llamabatch.utils.paths import shown
 
-READY = "the engine is ready"  # how the line begins that says it
+READY = "the engine is ready"  # the start of the progress message
 
 _LOOK_S = 0.5
 _MOST_SAMPLE = 10_000
@@ -58,26 +58,25 @@ def run(
     shared: SharedEngine | None = None,
     stop: Stop | None = None,
 ) -> Summary:
-    """Runs a job to its end, or goes on with one that was ended before.
+    """Runs a job to its end, or resumes a job that ended early.
 
-    While it runs, Ctrl-C, SIGTERM and SIGHUP end it in good order. In threads other than the main one it leaves
-    signals alone.
+    Ctrl-C, SIGTERM and SIGHUP end the job cleanly. In other threads than the main thread, signals are left alone.
 
     Args:
-        progress: gets messages and the state of the job; None: they are dropped.
+        progress: gets messages and the state of the job; None: both are dropped.
         shared: an engine that other requests use, too, with the model and the options of `settings`; None: the job
-            starts one of its own.
-        stop: its `request` ends the job as a signal does, from any thread; None: signals alone do.
+            starts its own engine.
+        stop: its method `request` ends the job from any thread, as a signal does; None: only signals end the job.
 
     Raises:
-        InputError: an input cannot be read, the output is of another job, or an option is wrong.
+        InputError: an input cannot be read, the output belongs to another job, or an option is wrong.
         JobStoppedError: the first rows all end with the same error; see Settings.max_start_errors.
         ModelFileError, MemoryPlanError, SetupError, EngineError: as LLM.
-        EngineClosedError: the engine died too often. OutputError: the output cannot be written. Finished rows are
-            written, and the same job goes on from there.
-        JobInterrupted: a signal came, or a stop.
+        EngineClosedError: the engine died too often. OutputError: the output cannot be written. In both cases the
+            finished rows are written, and running the same job again resumes it.
+        JobInterrupted: a signal or a stop request ended the job.
     """
-    stop = Stop() if stop is None else stop  # one that is not requested is false
+    stop = Stop() if stop is None else stop  # `stop or Stop()` would replace a Stop that is not requested yet
     job = _Job(settings, progress or Silent(), stop, shared)
     with stop.listening():
         try:
@@ -85,7 +84,7 @@ def run(
         except KeyboardInterrupt:
             summary = job.summary()
         except JobStoppedError:
-            raise  # nothing is written
+            raise  # no row was written
         except LlamaBatchError:
             job.say_summary()
             raise
@@ -95,14 +94,14 @@ def run(
 
 
 def preview(settings: Settings, n_sample: int = 0) -> DryRun:
-    """A dry run: every line is read, rendered and tokenized, without touching the output.
+    """Does a dry run: reads, renders and tokenizes every line, without touching the output.
 
     Args:
-        n_sample: rows that are run, to measure what the job takes; their texts are dropped. 0: none, and no weights are
-            loaded.
+        n_sample: the number of rows to run in order to measure the time and energy of the job. Their texts are dropped.
+            0: no row is run, and no weights are loaded.
 
     Raises:
-        The errors of `run` before it computes anything, without those of the output.
+        The errors that `run` raises before it computes, except those of the output.
     """
     integer(ConfigError, "sample", n_sample, 0, _MOST_SAMPLE)
     inputs = _find_inputs(settings)
@@ -122,10 +121,10 @@ def preview(settings: Settings, n_sample: int = 0) -> DryRun:
 
 
 class JobInterrupted(KeyboardInterrupt):
-    """A signal ended the job. Finished rows are written, and the same job goes on from there.
+    """The error of a job that a signal ended. Finished rows are written, and the same job can be resumed.
 
     Attributes:
-        summary: of the rows that are done.
+        summary: the summary of the finished rows.
     """
 
     def __init__(self, summary: Summary) -> None:
@@ -155,7 +154,7 @@ class _Job:
         with contextlib.ExitStack() as stack:
             inputs = _find_inputs(settings)
             read_line = None if self._shared is None else self._shared.read_line
-            # before the output: a usage error leaves none behind
+            # The reader comes before the output, so that a usage error leaves no output behind.
             reader = Reader(inputs, settings.reading, settings.taken, read_line)
             if self._shared is None:
                 _check_template(settings, inputs, reader)
@@ -169,7 +168,7 @@ class _Job:
                 done = f"{output.n_before:,} {'row is' if output.n_before == 1 else 'rows are'} done"
                 self._progress.say(f"{shown(settings.output)} goes on: {done}")
             reader.skip(output.is_done)
-            # a program at the other end of a stream waits for each answer, errors included
+            # No error of a stream is held back: a program at the other end may wait for each answer.
             holds = not any(source.is_stream for source in inputs) and output.n_before == output.n_errors_before
             start_errors = StartErrors(output, settings.max_start_errors if holds else 0)
             rows = start_errors.watched(reader)
@@ -182,7 +181,7 @@ class _Job:
         return self.summary()
 
     def _client(self, stack: contextlib.ExitStack) -> EngineClient:
-        """The client of the engine; one of the job's own is closed with the stack."""
+        """Returns the client of the engine. The stack closes it if the job started the engine."""
         if self._shared is not None:
             return self._shared.client
         start = time.perf_counter()
@@ -199,13 +198,13 @@ class _Job:
         return open_output(settings.output, partial(identity, settings, inputs), settings.writing, files, check_ids)
 
     def _first_good_row(self, rows: Iterator[Row | BadRow], sink: StartErrors) -> Row | None:
-        """The first row that an engine can run, with all bad rows before it written; None: there is none."""
+        """Writes all bad rows up to the first good one and returns that row; None: there is no good row."""
         start = time.perf_counter()
         row = next(rows, None)
         if isinstance(row, Row):
             return row
         if self._shared is None:
-            plan_of(self._config, resolve(self._config.model))  # refuses the options that an engine would refuse
+            plan_of(self._config, resolve(self._config.model))  # raises for options that an engine would refuse
         while isinstance(row, BadRow):
             with self._stop.noted(_do_nothing):
                 self._counts.add_error(row.error)
@@ -234,7 +233,7 @@ class _Job:
         read: Iterator[Row | BadRow],
         inputs: list[Source],
     ) -> None:
-        """Runs all rows that are read, and ends the output."""
+        """Runs all rows and ends the output."""
         settings, config = self._settings, client.plan.config
         is_stream = any(source.is_stream for source in inputs)
         rows: Iterator[Row | BadRow | None] = ReadAhead(read) if is_stream else read
@@ -243,7 +242,7 @@ class _Job:
         feed = Feed(client, rows, slots_of(config), config.n_ctx, seed, settings.adapters, self._stop.__bool__, shared)
         loop = Loop(client, feed, start_errors, self._counts, self._stop, lambda: self._tick(output), shared)
         with contextlib.ExitStack() as stack:
-            # figures of a shared engine are not the job's
+            # The stats of a shared engine include other requests.
             monitor = stack.enter_context(self._monitor(client)) if shared is None else None
             meter = stack.enter_context(EnergyMeter()) if shared is None else None
             stack.enter_context(self._stop.noted(loop.wake))
@@ -259,12 +258,12 @@ class _Job:
                 if meter is not None:
                     self._energy_j = meter.read()
                 if monitor is not None:
-                    monitor.stop()  # it takes a last snapshot
+                    monitor.stop()  # takes a last snapshot
                 self._status.add_point(at_once=True)
 
     @staticmethod
     def _run_loop(loop: Loop, start_errors: StartErrors) -> None:
-        """Runs the loop; the errors that are held back are written where it ends, but where they are its end."""
+        """Runs the loop. Writes the held errors at the end, unless they are the reason for the end."""
         try:
             loop.run()
         except JobStoppedError:
@@ -291,12 +290,12 @@ class _Job:
         output.sync_if_due()
 
     def say_summary(self) -> None:
-        """Reports the rows that are done, before an error ends the job."""
+        """Reports the finished rows before an error ends the job."""
         if self._counts.ok or self._counts.failed:
             self._progress.say(self.summary().describe())
 
     def summary(self) -> Summary:
-        """The summary of the rows so far."""
+        """Returns the summary of the rows so far."""
         config = None if self._plan is None else self._plan.config
         return Summary(
             shown(self._settings.output),
@@ -321,9 +320,8 @@ def _find_inputs(settings: Settings) -> list[Source]:
 
 
 def _check_ids(output: str, inputs: list[Source], reader: Reader, ids: Mapping[int, str]) -> None:
-    """Raises ConfigError where a row has another id than the finished one of its number: some would come twice, and
-    others never. A stream cannot be read twice.
-    """
+    """Raises ConfigError: a row has another id than the finished row of its number. Rows have moved then, so that some
+    would be computed twice and others never. Streams are not checked: they cannot be read twice."""
     if not ids or any(source.is_stream for source in inputs):
         return
     last = max(ids)
@@ -332,18 +330,18 @@ def _check_ids(output: str, inputs: list[Source], reader: Reader, ids: Mapping[i
             done = ids.get(row.number)
             if done is not None and row.id is not None and str(row.id) != done:
                 raise ConfigError(
-                    f"row {row.number} of the inputs has the id {show(str(row.id))}, and in {output} it is that of "
-                    f"{show(done)}: rows have other places than before, where some would come twice and others never. "
-                    "Put them as they were, or give another name"
+                    f"row {row.number} of the inputs has the id {show(str(row.id))}, but row {row.number} of {output} "
+                    f"has the id {show(done)}: rows have moved; some would come twice and others never. Restore "
+                    "the inputs, or give the output another name"
                 )
             if row.number >= last:
                 break
 
 
 def _check_template(settings: Settings, inputs: list[Source], reader: Reader) -> None:
-    """Raises ConfigError where the job begins with a conversation and the model has no chat template.
+    """Raises ConfigError: the job begins with a conversation and the model has no chat template.
 
-    Every such row would fail. The first row of a stream cannot be read twice, so there --chat alone is known.
+    Every conversation would fail. The first row of a stream cannot be read twice, so for streams only --chat counts.
     """
     if settings.reading.chat_template is not None:
         return

@@ -1,4 +1,4 @@
-"""The loop of a job: rows become requests in flight, results go to the output, a signal ends it in good order."""
+"""The loop of a job: rows become requests in flight, results go to the output, and a signal ends the loop cleanly."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from llamabatch.utils import interrupts
 from llamabatch.utils.checks import counted
 
 _SLOW_INPUT_S = 0.02
-_TICK_S = 0.2  # between two displays of progress while nothing else happens
+_TICK_S = 0.2  # the longest wait between two displays of progress
 
 
 class RowSink(Protocol):
     """The receiver of finished rows: an output, or a test's list."""
 
     def done(self, row: Row, output: RequestOutput) -> None:
-        """A row came back from the engine, perhaps with an error of its own."""
+        """Takes the result of a row from the engine. The result may be an error."""
 
     def refused(self, row: Row | BadRow, error: str) -> None:
-        """A row was refused before it reached the engine."""
+        """Takes the error of a row that was refused before it reached the engine."""
 
 
 class Loop:
-    """One thread reads, tokenizes and writes; the engine computes elsewhere, with a queue of rows to go on with.
+    """The loop of a job: one thread reads, tokenizes and writes rows. The engine computes elsewhere, from a queue.
 
     Args:
         tick: called after each iteration, several times a second.
-        shared: the engine that runs on behind the job: no row of it stays there. None: the engine is the job's own.
+        shared: an engine that outlives the job; `run` leaves no row in it. None: the engine belongs to the job.
     """
 
     def __init__(
@@ -66,23 +66,23 @@ class Loop:
         self._stop = stop
         self._tick = tick
         self._shared = shared
-        self._unsent: list[Request] = []  # the queue of a shared engine is full
+        self._unsent: list[Request] = []  # requests that wait because the queue of a shared engine is full
         self._events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
-        self._sink_of_events = self._events.put  # one object, so that clients know it again
+        self._sink_of_events = self._events.put  # clients recognise a sink by its identity, so the bound method is kept
 
     def run(self) -> None:
-        """Returns when all rows are written, or when a stop was requested and all finished rows are written.
+        """Runs until all rows are written, or until a stop was requested and all finished rows are written.
 
         Raises:
-            EngineClosedError: the engine is gone for good. Finished rows are written; rows in flight are not, and the
-                next run does them.
+            EngineClosedError: the engine is gone for good. Finished rows are written. The next run computes the rows
+                that were in flight.
             OutputError: the output cannot be written.
-            InputError: an input cannot be read any further; the rows before are done.
+            InputError: an input cannot be read any further. All earlier rows are done.
         """
         try:
             while not self._stop and self._iterate():
                 self._tick()
-        except CancelledError:  # stopped while a row was tokenized: the next run does it
+        except CancelledError:  # a stop came while a row was tokenized; the next run computes that row
             pass
         except EngineClosedError:
             self._write_finished()
@@ -96,11 +96,11 @@ class Loop:
             raise self._feed.input_error
 
     def wake(self) -> None:
-        """Ends the wait for results, so that a stop is seen at once. Safe from signal handlers."""
+        """Ends the wait for results, so that the loop sees a stop at once. Safe to call in signal handlers."""
         self._events.put([])
 
     def _iterate(self) -> bool:
-        """Submits a few rows and writes the finished ones; False when nothing is left."""
+        """Submits a few rows and writes the finished ones. Returns False when no row is left."""
         if self._shared is not None and not self._shared.background and self._feed.background:
             self._promote()
         if self._unsent:
@@ -125,7 +125,7 @@ class Loop:
             self._sink.refused(each.row, each.error)
 
     def _send(self, requests: list[Request]) -> None:
-        """Submits requests; those that the queue of a shared engine has no place for wait here."""
+        """Submits requests. If the queue of a shared engine is full, the rest waits in `_unsent`."""
         self._unsent = []
         try:
             self._client.submit(requests, self._sink_of_events)
@@ -133,14 +133,14 @@ class Loop:
             if len(requests) == 1:
                 self._unsent = requests
                 return
-            for i, request in enumerate(requests):  # one by one, as many as there are places
+            for i, request in enumerate(requests):  # one by one, so that every free place is used
                 self._send([request])
                 if self._unsent:
                     self._unsent = requests[i:]
                     return
 
     def _promote(self) -> None:
-        """Lifts the rows out of the background: those in flight come back as aborted, and go out again."""
+        """Lifts the rows out of the background: requests in flight are aborted, and their rows are submitted again."""
         self._feed.background = False
         for request in self._unsent:
             self._feed.again(request.request_id)
@@ -148,7 +148,7 @@ class Loop:
         self._client.abort(self._feed.in_flight)
 
     def _collect(self, wait_s: float) -> None:
-        """Writes all finished rows; without any, waits for the first."""
+        """Writes all finished rows. Waits up to `wait_s` for the first one."""
         events = self._finished(wait_s)
         failed = [event for event in events if self._failed(event)]
         for event in events:
@@ -173,9 +173,9 @@ class Loop:
         return event.finished is not None and event.finished.finish_reason is FinishReason.ERROR
 
     def _engine_error(self, event: SequenceOutput) -> str | None:
-        """The reason why the engine is gone; None: it is alive, and the error is the row's own."""
+        """Returns the reason why the engine is gone; None: the engine is alive, and only this row failed."""
         assert event.finished is not None
-        if gave_up(event.finished.error):  # another engine may be there by now
+        if gave_up(event.finished.error):  # stats() would not tell: a new engine may run by now
             return event.finished.error
         try:
             self._client.stats()
@@ -186,7 +186,8 @@ class Loop:
     def _write(self, event: SequenceOutput) -> None:
         assert event.finished is not None
         if self._shared is not None and event.finished.finish_reason is FinishReason.ABORT:
-            # promoted, or the engine closes: then the next submit says so, and no row ends as an error
+            # The job was promoted, or the engine closes. In the second case the next submit raises, so the row must not
+            # be written as an error.
             self._feed.again(event.request_id)
             return
         row = self._feed.pop(event.request_id)
@@ -194,17 +195,17 @@ class Loop:
         self._sink.done(row, event.finished)
 
     def _write_finished(self) -> None:
-        """Writes rows that finished while the loop was ending; errors among them may be those of a lost engine."""
+        """Writes rows that finished while the loop ended. Failed rows are dropped: their engine may have been lost."""
         for event in self._finished(0.0):
             if not self._failed(event):
                 self._write(event)
 
 
-_LEAST_GROUP = 64  # rows that a strategy has to choose from, however few the slots
+_LEAST_GROUP = 64  # a strategy needs rows to choose from, also with few slots
 _MOST_REQUESTS = 32  # rows that are tokenized before the engine gets them
-_MOST_S = 0.05  # or the rows that are ready after this time
+_MOST_S = 0.05  # after this time, the engine gets the rows that are ready
 _LEAST_TOKENS = 2**19
-_MOST_BYTES = 256 * 2**20  # of pictures
+_MOST_BYTES = 256 * 2**20  # bytes of media in flight
 _MOST_TIERS = 256
 
 
@@ -217,13 +218,13 @@ class Refused:
 
     @property
     def message(self) -> str:
-        """The error with the row's place in front."""
+        """The error, with the row's place in front."""
         place = self.row.place
         return self.error if self.error.startswith(place) else f"{place}: {self.error}"
 
 
 class _InFlight(NamedTuple):
-    """A row in flight, with the tokens of its prompt and the bytes of its pictures."""
+    """A row in flight, with the number of its prompt tokens and the bytes of its media."""
 
     row: Row
     n_tokens: int
@@ -231,26 +232,26 @@ class _InFlight(NamedTuple):
 
 
 class Feed:
-    """Rows to requests: as many in flight as keep the engine busy, and no more.
+    """The requests of a job: turns rows into just enough requests in flight to keep the engine busy.
 
-    The rows of a job form groups of several times the slots; inside a group a strategy sorts as it likes, and the next
-    group is there before the last one is done, so that no slot stands empty. No row of a later group overtakes an
-    earlier group, which bounds the results that wait for an earlier row.
+    The rows form groups of several times the slots. A strategy may sort the rows inside a group. The next group is
+    submitted before the current group is done, so that no slot stays empty. No row of a later group overtakes an
+    earlier group, which limits how many results wait for an earlier row.
 
     Args:
         host: the engine that will get the requests.
-        rows: those that are not done; None: none yet.
+        rows: the rows that are not done yet; an item None means that no row has arrived yet.
         slots: rows that the engine computes at once.
-        n_ctx: tokens that one row takes at most.
-        seed: of the job: rows without one of their own draw with `seed_of(seed, number)`.
-        adapters: as for LLM.generate.
-        cancelled: as for InputProcessor: true once the job is to end.
-        shared: the engine that other requests use, too; None: it is the job's own.
+        n_ctx: the most tokens of one row.
+        seed: the seed of the job. A row without a seed draws with `seed_of(seed, number)`.
+        adapters: as in LLM.generate.
+        cancelled: returns true once the job must end; as in InputProcessor.
+        shared: the engine that other requests use, too; None: the engine belongs to the job.
 
     Attributes:
-        background: requests to come are of the background tier.
-        exhausted: no other row comes.
-        is_waiting: the input is slow: rows may come, but there is none at the moment.
+        background: true while new requests get the background tier.
+        exhausted: no further row comes.
+        is_waiting: the input is slow: more rows may come, but none is there at the moment.
         input_error: the error that ended the input; None: there was none.
     """
 
@@ -313,7 +314,7 @@ class Feed:
         return self._n_tokens < self._most_tokens and self._n_bytes < _MOST_BYTES
 
     def next_requests(self) -> tuple[list[Request], list[Refused]]:
-        """The next few rows: requests, which count as in flight, and rows that cannot become one."""
+        """Reads the next few rows. Returns their requests, now in flight, and the rows that cannot become requests."""
         requests: list[Request] = []
         refused: list[Refused] = []
         until = time.perf_counter() + _MOST_S
@@ -348,20 +349,20 @@ class Feed:
         return row
 
     def pop(self, request_id: str) -> Row:
-        """The row of a finished request, which is no longer in flight."""
+        """Takes a finished request out of flight and returns its row."""
         found = self._in_flight.pop(request_id)
         self._n_tokens -= found.n_tokens
         self._n_bytes -= found.n_bytes
         return found.row
 
     def again(self, request_id: str) -> None:
-        """Puts the row of a request in flight in front of those to come."""
+        """Takes a request out of flight; its row comes again before all rows that are not read yet."""
         self._again.append(self.pop(request_id))
 
     def _request(self, row: Row) -> Request | Refused:
         try:
             [item] = self._processed(row)
-        except (ValueError, RecursionError) as error:  # InputError; text that is no UTF-8; a template that is too deep
+        except (ValueError, RecursionError) as error:  # InputError, text that is not UTF-8, a template that is too deep
             return Refused(row, str(error))
         if self._n_group == self._group_rows:
             self._group, self._n_group = new_group(), 0
@@ -378,7 +379,7 @@ class Feed:
         return request
 
     def _in_tier(self, params: SamplingParams) -> SamplingParams:
-        """The parameters of a row with the tier of a job that shares its engine. Most rows share theirs, too."""
+        """Returns parameters with the tier of the job. Cached by object, because most rows share one object."""
         if self._shared is None:
             return params
         key = id(params), self.background
@@ -386,12 +387,12 @@ class Feed:
         if known is None:
             if len(self._tiers) > _MOST_TIERS:
                 self._tiers.clear()
-            # the given ones are kept with their id, which another object could get otherwise
+            # `params` is kept so that no other object can get the same id
             known = self._tiers[key] = params, replace(params, background=self.background, priority=0)
         return known[1]
 
     def _processed(self, row: Row) -> list[Request]:
-        """The one request of a row. Raises as for any prompt that comes alone."""
+        """Returns the request of a row as a list of one. Raises the errors of InputProcessor."""
         if row.form is not None:
             return [row.form.prepare(self._input_processor)]
         if row.task == "embedding":
@@ -405,10 +406,10 @@ _MASK = 2**64 - 1
 
 
 def seed_of(job_seed: int, number: int) -> int:
-    """The seed of a row, made of the job's seed and the row's number alone, so that a resumed run draws alike.
+    """Returns the seed of a row. It depends only on the job's seed and the row's number, so a resumed run draws alike.
 
-    The number-th output of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014) with
-    the job's seed: 0 .. 2**64 - 1, without a pattern between neighbours.
+    The seed is output `number` of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
+    with the job's seed: 0 .. 2**64 - 1, without a pattern between neighbouring rows.
     """
     z = (job_seed + (number + 1) * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -417,28 +418,28 @@ def seed_of(job_seed: int, number: int) -> int:
 
 
 class Stop:
-    """A request to end the job early: Ctrl-C, SIGTERM, a closed terminal. True once there is one.
+    """A request to end the job early: Ctrl-C, SIGTERM, a closed terminal. True once a stop was requested.
 
-    While a job runs, a signal only leaves its number here and wakes the loop, which ends in good order: an exception in
-    the middle of a write would not. While the engine loads or closes, there is nothing to lose and no loop to see the
-    number: then a signal raises KeyboardInterrupt, at once or after the import that is under way. The third signal
-    raises KeyboardInterrupt at any time. Signals within a second are one, as `timeout` sends its own twice.
+    While a job runs, a signal only stores its number here and wakes the loop. The loop then ends cleanly, whereas an
+    exception could interrupt a write. While the engine loads or closes, nothing can be lost and no loop would see the
+    number. A signal then raises KeyboardInterrupt, at once or after the current import. The third signal raises
+    KeyboardInterrupt in any case. Signals within a second count once, because `timeout` sends its signal twice.
 
     Attributes:
-        signum: of the first signal; None: go on.
+        signum: the number of the first signal; None: no stop was requested.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
         self._n_signals = 0
-        self._counted_s: float | None = None  # time.monotonic() of the last one that counts
+        self._counted_s: float | None = None  # time.monotonic() of the last counted signal
         self._wake: Callable[[], object] | None = None
 
     def __bool__(self) -> bool:
         return self.signum is not None
 
     def request(self, signum: int = signal.SIGINT) -> None:
-        """Acts as the signal does. Safe from signal handlers and from any thread."""
+        """Requests a stop, as the signal does. Safe to call in signal handlers and in any thread."""
         if self.signum is None:
             self.signum = signum
         if self._wake is not None:
@@ -446,7 +447,7 @@ class Stop:
 
     @contextlib.contextmanager
     def noted(self, wake: Callable[[], object]) -> Iterator[None]:
-        """Inside, signals are noted and `wake` is called; outside, they raise KeyboardInterrupt."""
+        """Stores signals and calls `wake` inside the context. Outside, signals raise KeyboardInterrupt."""
         self._wake = wake
         try:
             yield
@@ -455,11 +456,11 @@ class Stop:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handles the signals inside; outside the main thread, where Python gives none, it does nothing."""
+        """Handles signals inside the context. Does nothing outside the main thread, which alone gets signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # an ignored signal stays ignored: nohup means it
+        # An ignored signal stays ignored, because nohup relies on it.
         replaced: dict[int, Any] = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
         replaced = {number: before for number, before in replaced.items() if before not in (signal.SIG_IGN, None)}
         for number in replaced:

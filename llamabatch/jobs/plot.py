@@ -1,4 +1,4 @@
-"""The picture of a job: speed and slots over time, latencies, lengths, ends of rows."""
+"""The picture of a job: speed and slots over time, latencies, lengths, finish reasons."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNITS = ((1.0, 1.0, "s"), (600.0, 60.0, "min"), (7200.0, 3600.0, "h"), (259200.
 
 
 def figure(summary: Summary) -> Figure:
-    """The figure: time above, distributions below."""
+    """Draws the picture: curves over time above, distributions below."""
     counts = summary.counts
     title = f"{summary.model}: {counted(counts.ok + counts.failed, 'row')} in {duration(summary.run_s)}"
     fig = titled(title, 14, 9, h_pad=0.09, wspace=0.05, hspace=0.03)
@@ -55,7 +55,7 @@ def _unit(span_s: float) -> tuple[float, str]:
 
 
 def rates(points: list[Point], most: int = 160) -> tuple[list[float], list[float]]:
-    """The ends of equal spans of time, and the tokens a second in each."""
+    """Returns the end times of about `most` spans of equal length, and the tokens a second in each span."""
     every = max(1, len(points) // most)
     kept = [Point(0.0, 0, 0, 0), *points[::every]]
     if points and kept[-1] is not points[-1]:
@@ -96,7 +96,7 @@ def _slots(ax: Any, summary: Summary, per_unit: float) -> None:
 
 
 def _histograms(ax: Any, named: dict[str, tuple[Quantiles, str]], text_of: Callable[[float], str]) -> None:
-    """Shares over a logarithmic axis, one outline each, with the median in the legend."""
+    """Draws a histogram of shares over a logarithmic axis for each name, with its median in the legend."""
     shown = {name: (figures, color) for name, (figures, color) in named.items() if figures.n}
     values = [value for figures, _ in shown.values() for value, _ in figures.classes()]
     if not values:
@@ -122,7 +122,7 @@ def _histograms(ax: Any, named: dict[str, tuple[Quantiles, str]], text_of: Calla
 
 
 def _plain_seconds(value: float) -> str:
-    """A time as short as a tick needs it: 5 ms, 20.4 ms, 1 s."""
+    """Returns a time as the short label of a tick: 5 ms, 20.4 ms, 1 s."""
     return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 

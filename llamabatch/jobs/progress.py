@@ -1,4 +1,4 @@
-"""The progress of a job: its status, and a display on stderr: a bar on a terminal, else a line every 30 s."""
+"""The progress of a job: its status, and the display on stderr (a bar on a terminal, otherwise a line every 30 s)."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class JobSnapshot:
     """The state of a job at one moment.
 
     Attributes:
-        rows: in the output, those of earlier runs included.
+        rows: rows in the output, with the rows of earlier runs.
         total: rows of the whole job; None: not known.
-        failed: of the rows of this run.
-        tokens_per_s: generated, in the last half minute.
-        running: rows that are being computed. slots: the most that there can be.
+        failed: error rows of this run.
+        tokens_per_s: generated and embedded tokens a second, over the last 30 s.
+        running: rows that are being computed. slots: the most rows that can be computed at once.
         left_s: seconds to the end; None: not known yet.
-        estimated: `total` follows from the rows read so far.
-        failed_before: of the rows of earlier runs.
+        estimated: `total` is an estimate from the rows read so far.
+        failed_before: error rows of earlier runs.
     """
 
     rows: int
@@ -57,7 +57,7 @@ class JobSnapshot:
         return counted(self.failed, "error")
 
     def rows_text(self, of: str) -> str:
-        """Rows done and their total, with `of` between: "7/10 rows"."""
+        """Returns the rows done and their total, with the text `of` between: "7/10 rows"."""
         if self.total is None:
             return counted(self.rows, "row")
         about = "~" if self.estimated else ""
@@ -73,11 +73,11 @@ class JobSnapshot:
 
 
 class JobStatus:
-    """The status of a job, from its own counts and from the figures of its engine.
+    """The status of a job, from the job's counts and the engine's stats.
 
     Attributes:
-        timeline: speed and slots from its beginning on.
-        stats: the latest figures of the engine.
+        timeline: speed and slots since `begin`.
+        stats: the latest stats of the engine.
     """
 
     def __init__(self, counts: Counts) -> None:
@@ -95,11 +95,11 @@ class JobStatus:
         self._slots, self._total, self._reader = slots, total, reader
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        """Keeps the figures of a monitor; called on its thread."""
+        """Keeps the engine's stats. The thread of a monitor calls it."""
         self.stats = snapshot.stats
 
     def add_point(self, *, at_once: bool = False) -> None:
-        """Adds a point to the timeline if one is due, or at once."""
+        """Adds a point to the timeline if a point is due or `at_once` is set."""
         now = time.perf_counter()
         if at_once or now >= self._next:
             self._next = now + _POINT_S
@@ -107,7 +107,7 @@ class JobStatus:
             self.timeline.add(self._counts.ok + self._counts.failed, _tokens(stats), stats.running)
 
     def document(self) -> Mapping[str, Any]:
-        """The state as plain values, for `llamabatch top`."""
+        """Returns the state as plain values for `llamabatch top`."""
         now = self.snapshot()
         return {
             "rows": now.rows,
@@ -118,7 +118,7 @@ class JobStatus:
         }
 
     def snapshot(self) -> JobSnapshot:
-        """The state at this moment."""
+        """Returns the state at this moment."""
         counts = self._counts
         known = None if self._total is None or self._reader is None else self._total.rows(self._reader.seen)
         total = None if known is None else max(known.n, counts.rows)
@@ -141,11 +141,11 @@ class Progress(Protocol):
         """Shows a message."""
 
     def show(self, snapshot: Callable[[], JobSnapshot]) -> None:
-        """Shows the state of the job if a display is due; `snapshot` gives it."""
+        """Shows the state that `snapshot` returns, if the display is due."""
 
 
 class Silent:
-    """The Progress that drops everything."""
+    """A Progress that shows nothing."""
 
     def say(self, text: str) -> None: ...
 
@@ -156,7 +156,7 @@ class StderrProgress(HasBar):
     """The Progress of the command line; a context manager.
 
     Args:
-        clock: seconds of a monotonic clock.
+        clock: returns the seconds of a monotonic clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -168,7 +168,7 @@ class StderrProgress(HasBar):
             self._task = self._bar.add_task("loading the model", total=None, details="")
 
     def say(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a terminal that is gone is no reason to lose a job
+        with contextlib.suppress(OSError, ValueError):  # a closed terminal must not end the job
             if self._bar is None:
                 print(text, file=sys.stderr, flush=True)
             else:
@@ -202,7 +202,7 @@ class StderrProgress(HasBar):
 
 
 def _fitting(snapshot: JobSnapshot, room: int) -> tuple[str, int]:
-    """The text behind the number of rows, and the width of the bar between, which shrinks first."""
+    """Returns the text behind the number of rows, and the width of the bar in front of it. The bar shrinks first."""
     left = [] if snapshot.left_s is None else [f"{duration(snapshot.left_s)} left"]
     slots = f"{snapshot.running}/{counted(snapshot.slots, 'slot')}"
     parts = [slots, f"{significant(snapshot.tokens_per_s)} tokens/s", snapshot.errors, *left]

@@ -1,4 +1,4 @@
-"""The nouns that reading, running and writing share: a row, a bad row, the options of reading, the index in a shard."""
+"""The types that reading, running and writing share: a row, a bad row, the options of reading, the index in a shard."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TASKS: tuple[Task, ...] = ("completion", "chat", "embedding")
 MAX_LINE_BYTES = 8 * 2**20
 MAX_SHARDS = 1_000_000
 MAX_ID_CHARS = 512
-ALL = "all"  # of ReadOptions.keep
-OWN_IDS = ("id", "custom_id")  # fields of a line, and columns of a table, that hold its id
+ALL = "all"  # a value of ReadOptions.keep
+OWN_IDS = ("id", "custom_id")  # these fields of a line, or columns of a table, hold the id of a row
 CHAT_FIELDS = (
     *("tools", "tool_choice", "parallel_tool_calls"),
     *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
@@ -31,12 +31,11 @@ CHAT_FIELDS = (
 
 @dataclass(frozen=True)
 class ServiceForm:
-    """A line of OpenAI's batch format as a service reads and answers it, which knows more fields than a job does.
+    """A line of OpenAI's batch format as a service reads and answers it. A service knows more fields than a job.
 
     Attributes:
-        prepare: makes the one request; raises InputError.
-        answer: makes the body of the response, or raises InputError; a request that ended with an error does not come
-            to it.
+        prepare: makes the request of the line; raises InputError.
+        answer: makes the body of the response; raises InputError. It is not called for a failed request.
     """
 
     prepare: Callable[[InputProcessor], Request]
@@ -48,20 +47,20 @@ class Row:
     """One request of a job.
 
     Attributes:
-        number: the position among all rows of all inputs, from 0, bad ones and those of other shards included. It is
-            the key of order and resume: the same inputs give the same numbers with any `limit`, `shard` and `is_done`.
-        id: the "id" or "custom_id" of the line or of the table's row, a text or a whole number, else the number as
-            text. No two rows of a job have the same, written as text.
-        task: the kind of request; "embedding" ignores `params`, and only "chat" has `options`.
-        prompt: a text or token ids; the messages of a "chat". Only its form is checked: the engine finds out if it
-            fits, and if the model's template accepts it.
-        params: the job's, overlaid by the line's.
+        number: the position among all rows of all inputs, from 0. Bad rows and rows of other shards count, too. Order
+            and resume depend on it: the same inputs give the same numbers with any `limit`, `shard` and `is_done`.
+        id: the "id" or "custom_id" of the line or table row, a text or a whole number; otherwise the number as text.
+            The ids of a job differ, also written as text.
+        task: the kind of request. "embedding" ignores `params`, and only "chat" has `options`.
+        prompt: a text or token ids, or the messages of a "chat". Only the form is checked here. The engine checks later
+            if the prompt fits, and if the model's chat template accepts it.
+        params: the parameters of the job, overlaid by those of the line.
         options: tools and variables of the chat template.
-        openai: it came as a line of OpenAI's batch format, and may be answered in kind.
-        model: the name in such a line, which its answer repeats.
-        place: the position in a message: "prompts.jsonl, line 7".
+        openai: true for a line of OpenAI's batch format, which may be answered in the same format.
+        model: the name of the model in such a line. The answer repeats it.
+        place: the position of the row for messages: "prompts.jsonl, line 7".
         kept: columns of the input for the output, as values of JSON; None: no columns are kept.
-        form: makes its request and its answer, in place of the fields above; None: they are those of a job.
+        form: makes the request and the answer in place of the fields above; None: a row of a plain job.
     """
 
     number: int
@@ -82,11 +81,11 @@ class BadRow:
     """A line that cannot be run.
 
     Attributes:
-        number: as of a Row, in one count with it.
-        id: None: the line has one that cannot be read, or that another line has used before; so no id comes twice.
+        number: as in Row. Good and bad rows are counted together.
+        id: as in Row; None: the id cannot be read, or an earlier line has the same id. So no id is used twice.
         error: the reason, with the place in front.
-        openai: the line has the shape of OpenAI's batch format.
-        place, kept: as of a Row.
+        openai: true for a line in the shape of OpenAI's batch format.
+        place, kept: as in Row.
     """
 
     number: int
@@ -99,28 +98,28 @@ class BadRow:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The rules by which inputs become rows, checked when they are made.
+    """The rules by which inputs become rows. The constructor checks them.
 
     Attributes:
-        params: the parameters of every row; a line's own fields are laid over them.
-        template: the prompt of a row, in jinja2 (`{{ column }}`) or, in the older notation, with {column} for the value
-            of a column and {{ for a brace; None: "{prompt}" for tables, and lines of JSON ask themselves.
-        prompt: the same, always in jinja2.
-        task: the kind of request that a template makes; a line of JSON without one has its own.
-        system: with task="chat": a system message before the template's text; jinja2 where it holds {{ or {%.
-        id_column: the column whose values are the ids; None: "id" or "custom_id" of a line or a table, else numbers;
-            "": numbers, for a table whose column "id" holds no ids.
-        shard: (i, n), i from 1: only the rows whose number leaves i - 1 when divided by n. Together the n shards are
-            the whole job, with the same rows, numbers and ids.
-        limit: only rows with a number below it, before the shard is taken; None: all.
-        chat_template: jinja2 source for conversations in place of the model's own template; None: the model's.
-        max_line_bytes: a longer line is a BadRow, and is not held in memory.
-        keep: columns of the input, or fields of lines of JSON, that the output gets; "all": all but the id.
-        image_columns, audio_columns: columns, or fields of lines of JSON, with a picture or a sound (or a list of them)
-            that stands in front of the template's text; they make task="completion" a chat. Relative paths are those
-            beside the input.
-        params_from: with a template, the columns or fields that are parameters of their row, by the names of
-            SamplingParams; with task="chat" also those of CHAT_FIELDS. All others are data.
+        params: the parameters of every row. The fields of a line override them.
+        template: the template of a row's prompt, in jinja2 (`{{ column }}`) or in the older notation, with {column} for
+            the value of a column and {{ for a brace. None: "{prompt}" for tables; lines of JSON hold their own prompt.
+        prompt: like `template`, but always jinja2.
+        task: the kind of request that a template makes. Without a template, a line of JSON has its own kind.
+        system: with task="chat", a system message before the template's text. It is jinja2 if it holds {{ or {%.
+        id_column: the column whose values are the ids. None: the column "id" or "custom_id" of a line or a table,
+            otherwise the numbers of the rows. "": the numbers, for a table whose column "id" holds no ids.
+        shard: (i, n), i from 1: only rows with number % n == i - 1. The n shards together are the whole job, with the
+            same rows, numbers and ids.
+        limit: only rows with a number below it, counted before the shard is taken; None: all rows.
+        chat_template: jinja2 source that replaces the model's chat template; None: the model's template.
+        max_line_bytes: a longer line becomes a BadRow, and is never held in memory.
+        keep: columns of the input, or fields of lines of JSON, to copy to the output; "all": all but the id.
+        image_columns, audio_columns: columns, or fields of lines of JSON, with a picture or a sound or a list of them.
+            The media come before the template's text, and task="completion" becomes a chat. Relative paths start at the
+            folder of the input.
+        params_from: with a template, the columns or fields that hold parameters of their row. Their names are those of
+            SamplingParams, and with task="chat" also those of CHAT_FIELDS. All other columns are data.
 
     Raises:
         ConfigError: a value is out of range.
@@ -170,7 +169,7 @@ class ReadOptions:
             check_template(self.chat_template)
 
     def _check_params_from(self) -> None:
-        """Raises ConfigError: a column has the name of no parameter of such a row."""
+        """Raises ConfigError: a name in params_from is not a parameter of the task."""
         if self.task == "embedding":
             raise ConfigError(f"params_from is {show(self.params_from)}; nothing is sampled for an embedding")
         known = PARAMETERS | {*CHAT_FIELDS} if self.task == "chat" else PARAMETERS
@@ -180,22 +179,22 @@ class ReadOptions:
 
     @property
     def has_template(self) -> bool:
-        """True where a template makes the prompts."""
+        """True if a template makes the prompts."""
         return self.template is not None or self.prompt is not None or self.has_media
 
     @property
     def has_media(self) -> bool:
-        """True where columns hold pictures or sounds."""
+        """True if columns hold pictures or sounds."""
         return self.image_columns is not None or self.audio_columns is not None
 
     def wants(self, number: int) -> bool:
-        """True for the number of a row of the shard that is below the limit."""
+        """Returns True if the row of this number is in the shard and below the limit."""
         i, n = self.shard
         return number % n == i - 1 and (self.limit is None or number < self.limit)
 
 
 def _names(what: str, given: object, other: str = "") -> tuple[str, ...]:
-    """Names of columns, each once. Raises ConfigError."""
+    """Returns a non-empty list of column names as a tuple. Raises ConfigError, also for a repeated name."""
     names = list(given) if isinstance(given, (list, tuple)) else []
     if not names or not all(isinstance(each, str) and each for each in names):
         raise ConfigError(f"{what} is {show(given)}; give the names of columns{other}")
@@ -208,17 +207,17 @@ def _names(what: str, given: object, other: str = "") -> tuple[str, ...]:
 class ShardIndex:
     """The index of a row in its shard: row `number` of shard (i, n) has index number // n.
 
-    Shard (i, n) has every n-th row, from row i - 1 on, so that its indices have no gaps.
+    Shard (i, n) has every n-th row, starting with row i - 1. So its indices have no gaps.
     """
 
     shard: tuple[int, int] = (1, 1)
 
     def index(self, number: int) -> int | None:
-        """The index of a row; None: the row is of another shard."""
+        """Returns the index of a row; None: the row belongs to another shard."""
         i, n = self.shard
         return number // n if number % n == i - 1 else None
 
     def number(self, index: int) -> int:
-        """The number of the row with an index."""
+        """Returns the number of the row with this index."""
         i, n = self.shard
         return index * n + i - 1

@@ -25,22 +25,22 @@ from llamabatch.utils.paths import absolute
 
 @dataclass(frozen=True)
 class Settings:
-    """A job: `llamabatch run` as a value.
+    """The settings of a job: the options of `llamabatch run` as one value.
 
     Attributes:
-        inputs: files, globs, or "-" for stdin. The constructor resolves all paths, here and below.
+        inputs: files, globs, or "-" for stdin. The constructor makes this and all other paths absolute.
         output: a file, or "-" for stdout.
-        model: as of LLM.
-        reading: the way from inputs to rows, and the parameters of all rows.
-        writing: the form of the results. Its shard is that of `reading`.
-        seed: of the job: a row without one of its own draws with one made of it and the row's number; None: a random
-            one, which the manifest of the output keeps.
-        adapters: {name: scale} of those in engine["adapters"]; for all rows.
-        price_per_hour: of the machine, for the summary.
-        max_start_errors: where the first so many rows of a job all end with the same error, it stops and writes none of
-            them; 0: it never does. Rows of a stream are never held back.
-        metrics_file: the file for Prometheus with the engine's figures while the job runs; None: none is written.
-        engine: options of EngineConfig by name; llama.cpp always runs in a child process.
+        model: as for LLM.
+        reading: how inputs become rows, and the parameters of all rows.
+        writing: how results are written. Its shard is set to the shard of `reading`.
+        seed: the seed of the job. A row without a seed gets one made of this seed and the row's number. None: a random
+            seed, which the manifest of the output keeps.
+        adapters: {name: scale} for all rows; the names are those of engine["adapters"].
+        price_per_hour: the price of the machine, for the summary.
+        max_start_errors: the job stops if its first `max_start_errors` rows all end with the same error, and writes
+            none of these rows. 0: the job never stops for that reason. Rows of a stream are never held back.
+        metrics_file: a Prometheus file with the engine's metrics, written while the job runs; None: no file.
+        engine: options of EngineConfig by name. llama.cpp always runs in a child process.
 
     Raises:
         ConfigError: a value is out of range.
@@ -92,7 +92,7 @@ class Settings:
 
     @property
     def taken(self) -> frozenset[str]:
-        """Names of columns that the output has of its own."""
+        """The names of the output's own columns, which no kept column may have."""
         return self.writing.records.taken
 
     @property
@@ -104,10 +104,10 @@ class Settings:
 
 
 def identity(settings: Settings, inputs: list[Source], known_inputs: object = None) -> dict[str, Any]:
-    """The settings that decide the content of the rows: a job with other ones is another job.
+    """Returns the settings that decide the content of the rows. If one of them differs, the job is another job.
 
     Args:
-        known_inputs: the inputs by the output's manifest, which gives the number of bytes to read of a stream.
+        known_inputs: the inputs in the output's manifest, which tell how many bytes of a stream to read.
     """
     reading = {name: value for name, value in vars(settings.reading).items() if name not in ("params", "shard")}
     reading["id_column"] = _id_column(settings.reading, inputs)
@@ -140,7 +140,7 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
 
 
 def _id_column(reading: ReadOptions, inputs: list[Source]) -> str | list[str] | None:
-    """The column of the ids, also where no option names it; a list: tables have different ones."""
+    """Returns the column of the ids, also if no option names it, or a list if the tables have different columns."""
     found = {own_id_column(source, reading) for source in inputs} - {None}
     names = sorted(name for name in found if name is not None)
     return names if len(names) > 1 else names[0] if names else reading.id_column or None

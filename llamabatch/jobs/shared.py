@@ -1,4 +1,4 @@
-"""The engine of a server, which a job shares with other requests."""
+"""An engine of a server that a job shares with other requests."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _MOST_ROWS = 1_000_000
 
 
 class SharedEngine:
-    """An engine that runs before, beside and behind a job: the job neither starts nor closes it.
+    """An engine that a job uses, and neither starts nor closes.
 
     Args:
-        client: of the engine.
-        most_rows: rows of the job that the engine has at once, 1 or more; None: twice its slots, so that one is there
-            when another ends.
-        background: rows take only what other requests leave free, until `promote`. Their own "background" and
-            "priority" are overruled, so that no row of a job overtakes other people's requests.
-        read_line: reads lines of OpenAI's batch format in the way of the engine's service; None: as a job does.
+        client: the client of the engine.
+        most_rows: the most rows of the job that the engine holds at once, 1 or more; None: twice its slots, so that the
+            next row is there when a row ends.
+        background: rows use only slots that other requests leave free, until `promote`. The rows' own "background" and
+            "priority" are ignored, so that no row overtakes the requests of other users.
+        read_line: reads lines of OpenAI's batch format as the engine's service does; None: they are read as in any job.
 
     Raises:
         ConfigError: most_rows is out of range.
@@ -44,8 +44,8 @@ class SharedEngine:
         self.most_rows = integer(ConfigError, "most_rows", most, 1, _MOST_ROWS)
 
     def promote(self) -> None:
-        """Lifts all rows that are left out of the background. Safe from any thread, at any time.
+        """Lifts all remaining rows out of the background. Safe to call in any thread, at any time.
 
-        Rows in flight are aborted and begin again: beside those that are promoted they would be the last ones.
+        Rows in flight are aborted and start again. Otherwise they would end after all promoted rows.
         """
         self.background = False

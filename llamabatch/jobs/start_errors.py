@@ -1,4 +1,4 @@
-"""The start of a job: where its first rows all end with the same error, it stops and writes none of them."""
+"""The start of a job: if its first rows all end with the same error, the job stops and writes none of them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NUMBERS = re.compile(r"\d+")
 
 
 class StartErrors:
-    """A sink in front of another one, which holds the errors of a job back until a row of it is ok, or until two of
-    them differ. Then all go on, and it holds nothing any more.
+    """A sink that holds the first errors of a job back, until a row succeeds or two errors differ.
 
-    Errors are equal where they differ in numbers and in the place of their rows alone.
+    Then all held rows go to the next sink, and no later row is held. Two errors are equal if only numbers and the
+    places of their rows differ.
 
     Args:
-        sink: gets the rows.
-        most: the job stops where its first so many rows have the same error; 0: it never does.
+        sink: the next sink, which gets the rows.
+        most: the number of first rows that stop the job if they all have the same error; 0: the job never stops.
     """
 
     def __init__(self, sink: RowSink, most: int) -> None:
@@ -36,24 +36,24 @@ class StartErrors:
         self._error: str | None = None
 
     def watched(self, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
-        """The rows as they are read; the first of them are remembered."""
+        """Yields the rows unchanged, and remembers the numbers of the first ones."""
         for row in rows:
             if not self._passes and len(self._first) < self._most:
                 self._first.append(row.number)
             yield row
 
     def done(self, row: Row, output: RequestOutput) -> None:
-        """Takes a result. Raises as the sink, and JobStoppedError."""
+        """Takes a result. Raises JobStoppedError, and the errors of the sink."""
         if output.error is None and output.finish_reason is not FinishReason.ERROR:
             self.flush()
         self._take(row, str(output.error), lambda: self._sink.done(row, output))
 
     def refused(self, row: Row | BadRow, error: str) -> None:
-        """Takes the error of a row that could not be run. Raises as the sink, and JobStoppedError."""
+        """Takes the error of a row that could not be run. Raises JobStoppedError, and the errors of the sink."""
         self._take(row, error, lambda: self._sink.refused(row, error))
 
     def flush(self) -> None:
-        """Hands on all that is held; nothing is held from now on."""
+        """Writes all held rows. No later row is held."""
         self._passes = True
         held, self._held = self._held, []
         for write in held:
@@ -73,8 +73,8 @@ class StartErrors:
         elif len(self._first) == self._most and self._failed.issuperset(self._first):
             raise JobStoppedError(
                 f"the job stopped: its first {counted(self._most, 'row')} all end with the same error, as {row.place}: "
-                f"{self._error}. None of them is written: fix the cause and run the command again, which runs them "
-                "again; --max-start-errors 0 writes such rows, and goes on"
+                f"{self._error}. None of them is written: fix the cause and repeat the command; with "
+                "--max-start-errors 0 such rows are written, and the job continues"
             )
 
 

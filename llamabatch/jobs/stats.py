@@ -18,18 +18,18 @@ _SHORT_S = 2.0
 
 @dataclass
 class Counts:
-    """Counts of one run; rows that an earlier run has done are in `done_before` alone.
+    """Counts of one run. Rows of earlier runs are only in `done_before` and `failed_before`.
 
     Attributes:
-        ok, failed: rows written with a result, with an error.
-        done_before, failed_before: rows that were in the output already; those of them that are errors.
-        prompt_tokens, generated_tokens: of rows written with a result.
-        reasons: finish reasons of continuations.
-        tasks: rows of each task.
-        errors: the first few messages.
-        queued_s, ttft_s, inter_token_s, total_s: in seconds: in the engine's queue; from there to the first token;
-            between tokens; from the queue's end to the last token.
-        prompt_lengths, output_lengths: in tokens.
+        ok, failed: rows written with a result, and rows written with an error.
+        done_before: rows that were in the output before this run. failed_before: error rows among them.
+        prompt_tokens, generated_tokens: sums over the rows written with a result.
+        reasons: the number of continuations with each finish reason.
+        tasks: the number of rows of each task.
+        errors: the first few error messages.
+        queued_s: seconds in the engine's queue. ttft_s: seconds from there to the first token.
+        inter_token_s: seconds between tokens. total_s: seconds from the end of the queue to the last token.
+        prompt_lengths, output_lengths: lengths in tokens.
     """
 
     ok: int = 0
@@ -50,11 +50,11 @@ class Counts:
 
     @property
     def rows(self) -> int:
-        """Rows in the output now."""
+        """The number of rows in the output now."""
         return self.done_before + self.ok + self.failed
 
     def include(self, other: Counts) -> None:
-        """Counts the rows of another run, too."""
+        """Adds the counts of another run."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if isinstance(mine, int):
@@ -103,7 +103,7 @@ class Point:
 
     Attributes:
         at_s: seconds since the start.
-        rows, tokens: counts since then.
+        rows, tokens: counts since the start.
         running: rows that were being computed.
     """
 
@@ -114,11 +114,11 @@ class Point:
 
 
 class Timeline:
-    """Speed and slot use over time: points at equal distances, which double when there are too many points.
+    """Speed and slot use over time: points at equal distances. The distance doubles when there are too many points.
 
     Args:
-        slots: rows that can be computed at once.
-        every_s: seconds between points, at first.
+        slots: the number of rows that can be computed at once.
+        every_s: the first distance between points, in seconds.
         clock: seconds of a monotonic clock.
     """
 
@@ -148,7 +148,7 @@ class Timeline:
 
     @property
     def slot_use(self) -> float | None:
-        """Mean share of the slots in use; None: the job is too short for a figure."""
+        """The mean share of the slots in use; None: the job is too short to tell."""
         return self._running_s / (self._last.at_s * self._slots) if self._last.at_s >= _SHORT_S else None
 
     @property
@@ -158,6 +158,6 @@ class Timeline:
         return (last.tokens - first.tokens) / max(1e-9, last.at_s - first.at_s)
 
     def seconds_for(self, rows: int) -> float | None:
-        """The seconds that so many more rows will take at the speed so far; None: not known yet."""
+        """Returns the seconds that `rows` more rows will take at the speed so far; None: not known yet."""
         last = self._last
         return rows * last.at_s / last.rows if last.rows else None

@@ -19,16 +19,16 @@ class Summary:
     """The summary of a run.
 
     Attributes:
-        output: the file of the rows.
-        counts: of its rows and tokens.
+        output: the name of the output.
+        counts: the counts of rows and tokens.
         timeline: speed and slots over time.
         load_s: seconds until the engine was ready. run_s: seconds from then on until the last row was written.
-        model, strategy: names.
+        model, strategy: the names of the model and the strategy.
         slots: rows that could be computed at once, in `instances` engines; 0: no engine was started.
-        restarts: of engines that died.
-        energy_j: joules of the run by the machine's own meter; None: it has none.
-        price_per_hour: of the machine; None: the summary has no cost.
-        signum: of the signal that ended it; None: it came to its end.
+        restarts: the number of times that an engine was replaced because it died.
+        energy_j: joules of the run by the machine's own meter; None: the machine has no meter.
+        price_per_hour: the price of the machine; None: the summary has no cost.
+        signum: the number of the signal that ended the run; None: no signal ended it.
     """
 
     output: str
@@ -47,8 +47,8 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0: every row of the output is ok; 1: some are errors, of this run or an earlier one; 128 + number of the
-        signal that ended it."""
+        """The exit code of the command. 0: every row of the output is ok; 1: some rows are errors, of this run or an
+        earlier run; 128 + signum: a signal ended the run."""
         if self.signum is not None:
             return 128 + self.signum
         return 1 if self.counts.failed or self.counts.failed_before else 0
@@ -61,7 +61,7 @@ class Summary:
 
     @property
     def tokens_per_joule(self) -> float | None:
-        """Generated tokens a joule; for a job of embeddings, prompt tokens."""
+        """The generated tokens a joule; for a job of embeddings, the prompt tokens a joule."""
         tokens = self.counts.generated_tokens or self.counts.prompt_tokens
         return tokens / self.energy_j if self.energy_j else None
 
@@ -69,7 +69,7 @@ class Summary:
         return count / self.run_s if self.run_s > 0 else 0.0
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON; times in seconds."""
+        """Returns the summary as plain values for JSON, with times in seconds."""
         counts = self.counts
         return {
             **attributes(self, "output", "model", "strategy", "slots", "instances", "exit_code"),
@@ -92,7 +92,7 @@ class Summary:
         }
 
     def describe(self) -> str:
-        """A few lines for people."""
+        """Returns the summary as a few lines of text."""
         return "\n".join(f"{name + ':':<12} {text}" for name, text in self._lines())
 
     def _lines(self) -> list[tuple[str, str]]:
@@ -176,12 +176,12 @@ class Cost:
 
     @property
     def per_million_generated(self) -> float | None:
-        """The cost of a million generated tokens; None: there are none."""
+        """The cost of a million generated tokens; None: no token was generated."""
         return self.total * 1e6 / self.generated_tokens if self.generated_tokens else None
 
     @property
     def per_million(self) -> float | None:
-        """The cost of a million tokens, prompt and generated alike; None: there are none."""
+        """The cost of a million tokens, prompt and generated together; None: there are no tokens."""
         tokens = self.generated_tokens + self.prompt_tokens
         return self.total * 1e6 / tokens if tokens else None
 
@@ -195,7 +195,7 @@ class Cost:
 
 
 def spread(figures: Quantiles) -> Mapping[str, float | None] | None:
-    """p50, p95, p99 and the mean, for JSON; None: there are no figures."""
+    """Returns p50, p95, p99 and the mean for JSON; None: `figures` is empty."""
     if not figures.n:
         return None
     percentiles: dict[str, Any] = {f"p{p}": figures.at(p) for p in (50, 95, 99)}

@@ -1,3 +1,1 @@
-"""The only room that touches llama.cpp: library, model, context, batch, model_runner. Imports `sampling` and what
-stands below it.
-"""
+"""The only subpackage that calls llama.cpp. It imports `sampling` and the subpackages below `sampling`."""

@@ -1,6 +1,6 @@
-"""Checks that the binding's C structs are those of the library, before any struct is handed to it.
+"""Checks that the binding and the library have the same C structs, before any struct is passed to the library.
 
-llama.cpp changes its structs without notice. A library that does not match its binding (another libllama through
+llama.cpp changes its structs without notice. A library that does not match its binding (another libllama in
 LLAMA_CPP_LIB_PATH, a hand-copied file) would read our options from the wrong places or write past them.
 """
 
@@ -31,7 +31,7 @@ _FUNCTIONS = (
     "llama_max_parallel_sequences", "llama_log_set", "llama_log_get",
 )  # fmt: skip
 
-# Value ranges that any sane default lies in, whatever the version; a shifted struct falls out of one of them.
+# Sane defaults of any version lie in these ranges. In a shifted struct some value falls outside.
 _MODEL_RANGES: dict[str, tuple[int, int]] = {
     "n_gpu_layers": (-1, 100_000),
     "split_mode": (0, 8),
@@ -55,10 +55,8 @@ _CONTEXT_RANGES: dict[str, tuple[int, int]] = {
 
 
 def check_layout(module: ModuleType) -> None:
-    """Raise SetupError unless the structs that llamabatch uses look alike on both sides of the binding.
-
-    Its text is the reason alone: the cure depends on the other builds that are there.
-    """
+    """Raises SetupError unless the binding and the library have the same structs, as far as llamabatch uses them. The
+    error's text gives the reason without advice, because the advice depends on the other builds on this machine."""
     version = getattr(module, "__version__", "unknown")
     for function in _FUNCTIONS:
         if not hasattr(module, function):
@@ -85,11 +83,9 @@ def _check_defaults(module: ModuleType, name: str, function: str, ranges: dict[s
 
 
 def _same_size(module: ModuleType, struct: type[ctypes.Structure], function: str) -> bool:
-    """True if the library writes as many bytes as the binding's struct has.
-
-    On x86-64 a large struct is returned through a pointer that the caller passes as the first argument, so the call
-    can be made with a buffer that shows what was written.
-    """
+    """Returns True if the library writes as many bytes as the binding's struct has. On x86-64 the caller passes a
+    pointer as the first argument for a large returned struct. So the call can get a buffer, which then shows the bytes
+    that the library wrote."""
     size, untouched = ctypes.sizeof(struct), 0xA5
     buffer = (ctypes.c_ubyte * (size + 1024))(*([untouched] * (size + 1024)))
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)((function, module.llama_cpp._lib))(ctypes.addressof(buffer))
@@ -99,13 +95,13 @@ def _same_size(module: ModuleType, struct: type[ctypes.Structure], function: str
 
 
 def _call_padded(module: ModuleType, struct: type[ctypes.Structure], function: str) -> Any:
-    """Call a function that returns `struct`, with room behind it in case the library's struct is the larger."""
+    """Calls a function that returns `struct`, with spare room in case the library's struct is larger."""
     padded = type("Padded", (ctypes.Structure,), {"_fields_": [("value", struct), ("tail", ctypes.c_ubyte * 1024)]})
     return ctypes.CFUNCTYPE(padded)((function, module.llama_cpp._lib))().value
 
 
 def _check_batch(module: ModuleType) -> None:
-    """Check a llama_batch of 4 tokens: it has every array but embeddings, and one more seq_id list, which is null."""
+    """Checks a llama_batch of 4 tokens: it has all arrays except embeddings, and a null pointer after 4 seq_ids."""
     batch = module.llama_batch_init(4, 0, 1)
     try:
         arrays = (batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits)

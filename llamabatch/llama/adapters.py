@@ -1,4 +1,4 @@
-"""The adapters of a model: each is loaded once, and set on a context when a call needs it."""
+"""The adapters of a model. Each adapter is loaded once and set on a context when a call needs it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from llamabatch.utils.paths import one_line
 class Adapters:
     """LoRAs and control vectors by name.
 
-    Those still loaded are freed with the model. While an adapter is loaded or unloaded, no thread may compute with
-    the model: llama.cpp reads its list of adapters whenever it makes a graph.
+    Adapters that are still loaded are freed with the model. No thread may compute with the model during a load or
+    unload of an adapter, because llama.cpp reads its list of adapters whenever it builds a graph.
     """
 
     def __init__(self, lib: ModuleType, model: Any, metadata: Mapping[str, str]) -> None:
@@ -32,7 +32,7 @@ class Adapters:
         self._n_embd = int(lib.llama_model_n_embd(model))
         self._n_layer = int(lib.llama_model_n_layer(model))
         self._n_expert = int(metadata.get(f"{metadata.get('general.architecture')}.expert_count", 0))
-        # with an adapter for such feed-forward weights llama.cpp aborts the process (llama-graph.cpp, build_ffn)
+        # A LoRA for NVFP4 feed-forward weights makes llama.cpp abort the process (llama-graph.cpp, build_ffn).
         self._is_nvfp4 = metadata.get("general.file_type") == str(lib.LLAMA_FTYPE_MOSTLY_NVFP4)
         self._loras: dict[str, Any] = {}
         self._vectors: dict[str, Mapping[int, array[float]]] = {}
@@ -46,7 +46,7 @@ class Adapters:
 
         Raises:
             AdapterError: the name is taken or not allowed.
-            ModelFileError: the file is no adapter, or is for another model.
+            ModelFileError: the file is not an adapter, or it is for another model.
         """
         check_name(name)
         if name in self.names:
@@ -66,7 +66,7 @@ class Adapters:
         self._loras[name] = handle
 
     def unload(self, name: str) -> None:
-        """Frees an adapter that no context has set. Raises AdapterError for an unknown name."""
+        """Frees an adapter, which no context may have set. Raises AdapterError for an unknown name."""
         check_known(((name, 1.0),), self.names)
         self._vectors.pop(name, None)
         lora = self._loras.pop(name, None)
@@ -85,7 +85,7 @@ class Adapters:
         loras = [(self._loras[name], scale) for name, scale in wanted if name in self._loras]
         handles = (self._lib.llama_adapter_lora_p_ctypes * max(1, len(loras)))(*[handle for handle, _ in loras])
         scales = (ctypes.c_float * max(1, len(loras)))(*[scale for _, scale in loras])
-        code = self._lib.llama_set_adapters_lora(context, handles, len(loras), scales)  # nothing if they are the same
+        code = self._lib.llama_set_adapters_lora(context, handles, len(loras), scales)  # a no-op for equal LoRAs
         if code == 0 and self._only_vectors(before) != self._only_vectors(wanted):
             code = self._set_vectors(context, self._only_vectors(wanted))
         if code != 0:
@@ -95,8 +95,8 @@ class Adapters:
         return tuple((name, scale) for name, scale in adapters if name in self._vectors)
 
     def _set_vectors(self, context: Any, vectors: AdapterSet) -> int:
-        """Sets the sum of the vectors, since llama.cpp has room for one. Writes all layers: a layer left out would keep
-        its former values."""
+        """Sets the sum of the vectors, because llama.cpp has room for one vector. All layers are written, because a
+        layer left out would keep its former values."""
         if not vectors:
             return int(self._lib.llama_set_adapter_cvec(context, None, 0, self._n_embd, 0, 0))
         total = np.zeros((self._n_layer, self._n_embd), np.float32)

@@ -1,9 +1,10 @@
 """The CPU variant of a build: one of several libraries with ggml's kernels, each compiled for another kind of CPU.
 
 The libraries of the wheel load no backend by themselves (GGML_BACKEND_DL); load_cpu() registers one. Linux lists the
-instructions that the CPU has and the system has enabled, and the marker those that a variant needs: the best variant
-that this CPU can run is known before any of its code is mapped. ggml's own choice maps all of them and asks the CPU
-alone. Where the system lists no instructions, a child process tries the variants, best first; the verdict is kept.
+instruction sets that the CPU has and the system has enabled. The marker lists the instruction sets that each variant
+needs. So the best variant for this CPU is known before any of its code is mapped. ggml's own choice would map all
+variants and ask only the CPU. Where the system lists no instruction sets, a child process tries the variants, and the
+verdict is kept.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from llamabatch.errors import SetupError
+from llamabatch.llama import ggml
 from llamabatch.llama.build_info import build_marker
 from llamabatch.planning.binding_choice import for_children
 from llamabatch.planning.cpu import cpu_flags, cpu_name
@@ -39,8 +41,8 @@ _PROBE_VERSION = 1
 _PROBE_TIMEOUT_S = 60.0
 _VERDICTS = "cpu-variant"
 _BASELINE = {"x86_64": "sse2", "aarch64": "asimd"}
-"""A feature of every CPU of a kind: a list without it describes the host of an emulator, not this CPU."""
-_MARK = "ggml-cpu-"  # of the files' names
+"""A feature of every CPU of a kind. A list without this feature describes the host of an emulator, not this CPU."""
+_MARK = "ggml-cpu-"  # the part of a file name before the variant's name
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Variant:
     """A library with the kernels for one kind of CPU.
 
     Attributes:
-        needs: the CPU features that its code uses, in the names of Linux.
+        needs: the CPU features that its code uses, with Linux's names.
     """
 
     name: str
@@ -57,24 +59,24 @@ class Variant:
 
 
 def is_forced() -> bool:
-    """True if the environment names a variant."""
+    """Returns True if the environment names a variant."""
     return bool(os.environ.get(VARIABLE))
 
 
 def load_cpu(module: ModuleType, folder: Path) -> str | None:
-    """Register the CPU backend of the build in `folder`, before llama_backend_init.
+    """Registers the CPU backend of the build in `folder`, before llama_backend_init.
 
     Returns:
-        The name of the variant; None: the build has none, since its kernels are linked.
+        The name of the variant, or None if the build has no variants because its kernels are linked.
 
     Raises:
-        SetupError: LLAMABATCH_CPU_VARIANT names one that is not there or that this CPU cannot run, or none can be
-            loaded, or the build has no kernels for CPUs.
+        SetupError: LLAMABATCH_CPU_VARIANT names a variant that is missing or that this CPU cannot run; or no variant
+            can be loaded; or the build has no CPU kernels.
     """
     variants = variants_in(folder, build_marker(module))
     wanted = os.environ.get(VARIABLE, "")
     if not variants:
-        if _files(folder) and not _has_cpu(module):  # of a build that is not ours
+        if _files(folder) and not _has_cpu(module):  # another project's build with variants
             _load_what_ggml_takes(module, folder)
         if not _has_cpu(module):
             raise SetupError(
@@ -96,7 +98,7 @@ def load_cpu(module: ModuleType, folder: Path) -> str | None:
 
 
 def variants_in(folder: Path, marker: Mapping[str, Any] | None) -> list[Variant]:
-    """The variants of a build of ours, best first; empty where it has none."""
+    """Returns the variants of one of our builds, best first, or an empty list if it has none."""
     listed = (marker or {}).get("variants")
     found = []
     for entry in listed if isinstance(listed, list) else []:
@@ -107,13 +109,13 @@ def variants_in(folder: Path, marker: Mapping[str, Any] | None) -> list[Variant]
 
 
 def variant_name(cpu_library: Path) -> str | None:
-    """The variant that a library of CPU kernels is, by its name: `haswell` of libggml-cpu-haswell.so."""
+    """Returns the variant in the name of a library of CPU kernels: `haswell` for libggml-cpu-haswell.so."""
     _, marked, name = cpu_library.name.rpartition(_MARK)
     return name.rpartition(".")[0] if marked else None
 
 
 def usable(variants: Sequence[Variant]) -> list[Variant]:
-    """The variants that this CPU can run, best first; of those that must be tried, the best alone."""
+    """Returns the variants that this CPU can run, best first. Of variants that must be tried, only the best."""
     flags = cpu_flags()
     if _is_known(flags):
         return [variant for variant in variants if variant.needs <= flags]
@@ -122,7 +124,7 @@ def usable(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def _is_known(flags: frozenset[str]) -> bool:
-    """True if the system lists all instruction sets of this CPU: Linux does, unless this is an emulation."""
+    """Returns True if the system lists all instruction sets of this CPU. Linux does, except in an emulator."""
     return sys.platform == "linux" and _BASELINE.get(platform.machine()) in flags
 
 
@@ -141,7 +143,7 @@ def _forced(name: str, variants: Sequence[Variant]) -> Variant:
 
 
 def _runs(variant: Variant) -> bool:
-    """True if the bundled model runs with a variant in a child process; the verdict is kept for library and CPU."""
+    """Returns True if a child process can run the bundled model. Keeps the verdict for this library and CPU."""
     cpu = f"{platform.machine()} {cpu_name()} {sorted(cpu_flags())}"  # several machines may share the cache
     library = hashlib.sha256(variant.path.read_bytes() + cpu.encode())
     key = f"{library.hexdigest()[:16]}-{_PROBE_VERSION}"
@@ -162,27 +164,23 @@ def _runs(variant: Variant) -> bool:
 
 
 def _load(module: ModuleType, path: Path) -> bool:
-    """Let ggml load a backend; False where the file cannot be loaded or its own check of the CPU refuses it."""
-    load = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(("ggml_backend_load", module.llama_cpp._lib))
-    return bool(load(os.fsencode(path)))
+    """Lets ggml load a backend. Returns False if the file cannot be loaded or its own check refuses this CPU."""
+    return ggml.load_backend(module.llama_cpp._lib, path)
 
 
 def _load_what_ggml_takes(module: ModuleType, folder: Path) -> None:
     try:
-        load = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(("ggml_backend_load_all_from_path", module.llama_cpp._lib))
-    except (AttributeError, ValueError):
+        load = ggml.bind(module.llama_cpp._lib, "ggml_backend_load_all_from_path", None, ctypes.c_char_p)
+    except ggml.MISSING:
         return
     load(os.fsencode(folder))
 
 
 def _has_cpu(module: ModuleType) -> bool:
-    """True if ggml has a CPU backend."""
-    cpu = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
     try:
-        by_type = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)(("ggml_backend_dev_by_type", module.llama_cpp._lib))
-    except (AttributeError, ValueError):  # everything is in one library
+        return bool(ggml.cpu_device(module.llama_cpp._lib))
+    except ggml.MISSING:  # a build in a single library, which includes the CPU backend
         return True
-    return bool(by_type(cpu))
 
 
 def _files(folder: Path) -> list[Path]:

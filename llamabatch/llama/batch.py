@@ -13,15 +13,15 @@ import numpy.typing as npt
 from llamabatch.llama.positions import SlotPositions
 from llamabatch.scheduler.output import Call, ScheduledSpan
 
-_OF_PROMPT = 2  # added to the mark of an output, 0 or 1: the token is of a prompt (llama.h, LLAMA_ROW_PROMPT)
+_OF_PROMPT = 2  # added to a row's output mark (0 or 1) if the token is of a prompt (llama.h, LLAMA_ROW_PROMPT)
 
 
 class Batch:
     """A llama_batch with room for n_batch tokens. The C struct that `fill` returns is valid until the next fill.
 
     Args:
-        positions: of the cells of slots; None: each cell has its own.
-        marks_prompts: tokens of prompts are marked as such, for kernels of their own (library.takes_prompts).
+        positions: positions of the cells of slots; None if each cell has its own position.
+        marks_prompts: mark prompt tokens, for which llama.cpp may have special kernels (library.takes_prompts).
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Batch:
         self._slots = np.zeros(n_batch, np.int32)
         self._ones = np.ones(n_batch, np.int32)
         self._outputs = np.zeros(n_batch, np.int8)
-        # seq_id is an array of pointers, one a token; each points at its own cell of _slots for good
+        # seq_id is an array with one pointer per token. Each pointer always points to the token's place in _slots.
         start, width = self._slots.ctypes.data, self._slots.itemsize
         self._slot_pointers = start + width * np.arange(n_batch, dtype=np.uintp)
         self._struct = lib.llama_batch(
@@ -46,7 +46,7 @@ class Batch:
         )
 
     def fill(self, call: Call) -> tuple[Any, list[ScheduledSpan]]:
-        """The C struct of a call, and the spans that have output rows, in the order of the rows."""
+        """Returns the C struct of a call, and the spans that have output rows, in the order of the rows."""
         if call.is_decode and (call.is_padded or not call.dummy_slots):
             return self._fill_rows(call)
         at = 0
@@ -57,7 +57,7 @@ class Batch:
             end = at + count
             self._slots[at:end] = slot
             self._outputs[at:end] = 0
-            if span is None:  # dummy rows: any token, behind the cells of the slot
+            if span is None:  # dummy rows: any token, after the cells of the slot
                 self._tokens[at:end] = 0
                 self._positions[at:end] = self._cells.of(slot, starts[slot]) + np.arange(count)
             elif span.draft is not None:
@@ -77,7 +77,7 @@ class Batch:
         return self._struct, outputs
 
     def _fill_draft(self, at: int, span: ScheduledSpan, draft: tuple[int, ...]) -> None:
-        """Fills a span with its known token, the guesses after it, and dummy tokens, which are no outputs."""
+        """Fills a span with its known token, the guesses, and then dummy tokens without output."""
         known, end = at + 1 + len(draft), at + span.length
         self._tokens[at] = span.first_token
         self._tokens[at + 1 : known] = draft
@@ -87,12 +87,11 @@ class Batch:
         self._outputs[at:known] = 1
 
     def fill_media(self, slot: int, rows: npt.NDArray[np.float32], positions: npt.NDArray[np.int32]) -> Any:
-        """The C struct of tokens of a picture.
+        """Returns the C struct for tokens of a picture. `rows` and `positions` must live until the call ends.
 
         Args:
-            rows: their embeddings, of shape (tokens, width of the model).
-            positions: one for each, or for models with M-RoPE four, of shape (4, tokens). It must live until the call
-                ends, as `rows`.
+            rows: embeddings of the tokens, of shape (tokens, width of the model).
+            positions: one position for each token, or four for models with M-RoPE, of shape (4, tokens).
         """
         n = len(rows)
         self._slots[:n] = slot
@@ -102,7 +101,7 @@ class Batch:
         return type(self._struct)(n_tokens=n, **pointers, **rest)
 
     def fill_texts(self, texts: Sequence[Sequence[int]]) -> Any:
-        """The C struct of whole texts, text i as sequence i, every token an output."""
+        """Returns the C struct of whole texts: text i is sequence i, and every token is an output."""
         lengths = [len(ids) for ids in texts]
         n = sum(lengths)
         self._tokens[:n] = np.concatenate([np.asarray(ids, np.int32) for ids in texts])
@@ -113,7 +112,7 @@ class Batch:
         return self._struct
 
     def _fill_rows(self, call: Call) -> tuple[Any, list[ScheduledSpan]]:
-        """As fill, for the usual call: one row for each sequence, and no dummy rows that are not outputs."""
+        """Does the work of `fill` for the usual call: one row for each sequence, and all dummy rows are outputs."""
         spans = call.spans
         outputs = [span for span in spans if span.output or span.prompt_rows]
         tokens = [span.sequence.token_ids[span.start + span.shift] for span in spans]
@@ -136,7 +135,7 @@ class Batch:
         return self._struct, outputs
 
     def fill_rows(self, token_ids: list[int], positions: list[int], slots: list[int]) -> Any:
-        """The C struct of one row for each slot, the slots rising; all are outputs."""
+        """Returns the C struct with one output row for each slot. The slots must be in ascending order."""
         n = len(slots)
         self._tokens[:n] = token_ids
         self._positions[:n] = positions
@@ -147,25 +146,25 @@ class Batch:
 
 
 def _n_of_prompt(span: ScheduledSpan) -> int:
-    """How many of a span's tokens are of the prompt; the rest have been generated, if only before a preemption."""
+    """Returns how many of a span's tokens are of the prompt. The rest were generated, perhaps before a preemption."""
     return max(0, min(span.length, span.sequence.num_prompt - span.start - span.shift))
 
 
 def _in_slot_order(call: Call) -> list[tuple[int, ScheduledSpan | None]]:
-    """Slots and spans by rising slot; None: a dummy. A split cache that is not ragged takes consecutive rising ids into
-    one pass."""
+    """Returns slots and spans in ascending order of slots, with None for a dummy. A pass over a split cache takes
+    consecutive ascending ids, unless the cache is ragged."""
     rows: list[tuple[int, ScheduledSpan | None]] = [(span.slot, span) for span in call.spans]
     rows += [(slot, None) for slot in call.dummy_slots]
     return sorted(rows, key=lambda row: row[0])
 
 
 def count_passes(call: Call, n_ubatch: int, unified: bool = False, ragged: bool = False) -> int:
-    """Number of passes over the weights that a call takes.
+    """Returns the number of passes over the weights that a call takes.
 
-    With a unified KV cache, its tokens divided by n_ubatch, rounded up. With a split one the rule is llama.cpp's
-    (llama-batch.cpp, split_equal with sequential=true): a pass takes the first run of consecutive ids that still have
-    tokens, and equally many tokens of each, up to n_ubatch in all. `ragged` (Limits.is_ragged): a call of other ids or
-    of unequal lengths counts as with a unified cache (llama-ragged.cpp).
+    With a unified KV cache, this is the number of tokens divided by n_ubatch, rounded up. With a split cache, a pass
+    takes the first run of consecutive ids that still have tokens, and equally many tokens of each id, up to n_ubatch in
+    all (llama-batch.cpp, split_equal with sequential=true). With `ragged` (Limits.is_ragged), a call whose ids are not
+    consecutive or whose lengths differ counts as with a unified cache (llama-ragged.cpp).
     """
     if unified:
         return -(-sum(span.length for span in call.spans) // n_ubatch)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 _CELL_PADDING = 256
-# names of llama.cpp that device sampling needs
+# Device sampling needs these functions and structs of llama.cpp.
 _SAMPLING = (
     "llama_sampler_seq_config", "llama_set_sampler", "llama_get_sampled_candidates_ith",
     "llama_get_sampled_candidates_count_ith", "llama_get_sampled_logits_ith", "llama_get_sampled_logits_count_ith",
@@ -33,36 +33,36 @@ class DecodeCode(IntEnum):
     """Return codes of llama_decode (llama.h)."""
 
     OK = 0
-    NO_ROOM = 1  # no cells: nothing changed
+    NO_ROOM = 1  # there are no free cells; the context is unchanged
     ABORTED = 2
-    INVALID = -1  # nothing changed
+    INVALID = -1  # the context is unchanged
     ALLOCATION = -2
     FAILED = -3
 
 
 class Context:
-    """Owns a llama_context. For one thread at a time; close it before its model.
+    """Owns a llama_context. For one thread at a time. Close it before its model.
 
     Args:
         model: must stay open until close().
-        config: of the engine.
-        n_slots: number of sequences. Each has n_ctx cells of its own; if config.kv is "unified", they share as many,
-            at most kv_cells.
+        config: config of the engine.
+        n_slots: number of sequences. Each sequence has its own n_ctx cells. If config.kv is "unified", all sequences
+            share these cells, at most kv_cells in all.
 
     Raises:
-        EngineError: llama.cpp could not make it (no memory, or cache types that exclude each other).
+        EngineError: llama.cpp could not make the context (no memory, or cache types that exclude each other).
     """
 
     def __init__(self, model: Model, config: ResolvedConfig, n_slots: int) -> None:
         self._lib = lib = library.load()
         most_slots = int(lib.llama_max_parallel_sequences())
-        if n_slots > most_slots:  # beyond it llama.cpp aborts the process
+        if n_slots > most_slots:  # llama.cpp would abort the process
             raise ConfigError(f"n_slots is {n_slots}; this build of llama.cpp allows 1 to {most_slots}")
         n_ctx = config.n_ctx
         params = lib.llama_context_default_params()
         self.n_slots = n_slots
         self._unified = config.kv == "unified"
-        # llama.cpp divides its n_ctx among the sequences; ours is what one request may use
+        # llama.cpp divides its n_ctx among the sequences. Our n_ctx is the share of one request.
         params.n_ctx = _padded(n_ctx) * n_slots
         if self._unified:
             params.n_ctx = min(params.n_ctx, _padded(config.kv_cells))
@@ -71,7 +71,7 @@ class Context:
         params.n_seq_max = n_slots
         if snapshots := model.n_snapshots(config):
             params.n_rs_seq = snapshots
-        # unset it reserves n_batch rows of logits
+        # If this is unset, llama.cpp reserves n_batch rows of logits.
         params.n_outputs_max = config.output_rows(n_slots, model.n_vocab)
         params.n_threads = config.n_threads
         params.n_threads_batch = config.n_threads_batch
@@ -85,7 +85,7 @@ class Context:
         params.no_perf = True
         model.halt.give_to(lib, params)
         scale_rope(lib, params, config)
-        self._chains: list[Any] = []  # a sampler for each slot, while the device finds the likeliest tokens
+        self._chains: list[Any] = []  # one sampler per slot while the device finds the likeliest tokens
         self.can_sample = self._can_sample(config, model.n_vocab)
         if self.can_sample:
             chains = self._new_chains()
@@ -100,11 +100,11 @@ class Context:
         if snapshots and lib.llama_n_rs_seq(self.handle) < snapshots:
             self.close()
             raise ConfigError(
-                f"speculate is {config.speculate!r}, but this llama.cpp keeps no older states of {model.path.name}, to "
-                "which wrong guesses would go back; give 'off'"
+                f"speculate is {config.speculate!r}, but this llama.cpp keeps no older states of {model.path.name}, "
+                "which are needed after wrong guesses; give 'off'"
             )
         self._memory = lib.llama_get_memory(self.handle)
-        self._window = 0 if config.swa_full else model.window  # older cells of some layers may be gone
+        self._window = 0 if config.swa_full else model.window  # above 0, some layers may have dropped older cells
         self._n_vocab = model.n_vocab
         self._layout = kv_state.Layout.of(model)
         self._model = model
@@ -113,7 +113,7 @@ class Context:
 
     @property
     def has_memory(self) -> bool:
-        """True if the context keeps what it has computed; an encoder's does not."""
+        """True if the context keeps the cells that it has computed. The context of an encoder does not."""
         return bool(self._memory)
 
     def close(self) -> None:
@@ -123,11 +123,11 @@ class Context:
         self._free_chains()
 
     def _can_sample(self, config: ResolvedConfig, n_vocab: int) -> bool:
-        """True if the device is to find the likeliest tokens. Raises ConfigError if it must, and cannot."""
+        """Returns True if the device should find the likeliest tokens. Raises ConfigError if it must but cannot."""
         if config.device_sampling == "off" or n_vocab <= DEVICE_TOP:
             return False
         if config.device_sampling == "auto" and (config.n_gpu_layers == 0 or not devices.used(config, self._lib)):
-            return False  # as planning/capacity.py has it, for contexts without a plan
+            return False  # the same rule as in planning/capacity.py, for contexts without a plan
         known = {name for name, *_ in self._lib.llama_context_params._fields_}
         missing = [name for name in ("samplers", "n_samplers", "n_outputs_max_per_seq") if name not in known]
         missing += [name for name in _SAMPLING if not hasattr(self._lib, name)]
@@ -138,7 +138,7 @@ class Context:
         return not missing
 
     def _new_chains(self) -> list[Any]:
-        """A sampler for each slot, which leaves the DEVICE_TOP likeliest tokens; a context takes each once only."""
+        """Makes a sampler per slot that keeps the DEVICE_TOP likeliest tokens. A context takes a sampler only once."""
         lib = self._lib
         self._chains = [
             lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params()) for _ in range(self.n_slots)
@@ -154,12 +154,12 @@ class Context:
 
     @property
     def samples_on_device(self) -> bool:
-        """True while the device returns the likeliest tokens of a row, and no logits."""
+        """True while the device returns the likeliest tokens of a row instead of its logits."""
         return bool(self._chains)
 
     def sample_on_device(self, on: bool) -> None:
-        """Changes what the next decodes return; with `on`, `can_sample` must be True. llama.cpp then plans its buffers
-        again, in the time of some steps."""
+        """Switches device sampling for the next decodes on or off. To switch it on, `can_sample` must be True. After a
+        change llama.cpp plans its buffers again, which takes the time of some steps."""
         if on == self.samples_on_device:
             return
         old, self._chains = self._chains, []
@@ -167,17 +167,17 @@ class Context:
         taken = [self._lib.llama_set_sampler(self.handle, slot, chain) for slot, chain in enumerate(chains)]
         for chain in old:
             self._lib.llama_sampler_free(chain)
-        if not all(taken):  # then whole rows for all
+        if not all(taken):  # all slots then return whole rows
             self.can_sample = False
             self.sample_on_device(False)
 
     def set_adapters(self, adapters: AdapterSet) -> None:
-        """Sets the adapters of the following decodes. Raises EngineError where llama.cpp refuses them."""
+        """Sets the adapters of the next decodes. Raises EngineError if llama.cpp refuses them."""
         self._model.adapters.apply(self.handle, self.adapters, adapters)
         self.adapters = adapters
 
     def use_threads(self, most: int) -> None:
-        """Sets the threads of the following decodes: those of the configuration, but at most so many."""
+        """Sets the threads of the next decodes: the number in the config, but not more than `most`."""
         one_row, more_rows = self._most_threads
         threads = min(one_row, most), min(more_rows, most)
         if threads != self._threads:
@@ -185,14 +185,14 @@ class Context:
             self._threads = threads
 
     def decode(self, batch: Any) -> DecodeCode:
-        """One llama_decode. Raises EngineClosedError if it was halted."""
+        """Calls llama_decode. Raises EngineClosedError if the call was halted."""
         code = DecodeCode(self._lib.llama_decode(self.handle, batch))
         if code is DecodeCode.ABORTED:
             raise EngineClosedError("the engine was closed while it computed")
         return code
 
     def decode_whole(self, batch: Any) -> DecodeCode:
-        """As decode, of one sequence whose tokens all attend to one another."""
+        """Calls llama_decode for one sequence whose tokens all attend to one another."""
         self._lib.llama_set_causal_attn(self.handle, False)
         try:
             return self.decode(batch)
@@ -200,22 +200,23 @@ class Context:
             self._lib.llama_set_causal_attn(self.handle, True)
 
     def logits(self, n_rows: int) -> npt.NDArray[np.float32]:
-        """The output rows of the last decode, in batch order: a view of shape (n_rows, vocabulary) into llama.cpp's
-        buffer, valid until the next decode.
+        """Returns the output rows of the last decode, in batch order, as a view into llama.cpp's buffer.
+
+        The view has the shape (n_rows, vocabulary) and is valid until the next decode.
 
         Raises:
-            EngineError: there are none, or the device has kept them: llama.cpp would hand out rows that it never wrote.
+            EngineError: there are no rows, or the device kept them and llama.cpp would return rows that it never wrote.
         """
         if self.samples_on_device:
-            raise EngineError("the logits stayed on the device, which returned the likeliest tokens: a bug of ours")
+            raise EngineError("the logits are still on the device, which returned the likeliest tokens: a bug")
         pointer = self._lib.llama_get_logits(self.handle)
         return _rows(pointer, ctypes.c_float, n_rows, self._n_vocab)
 
     def rows(self, n_rows: int) -> npt.NDArray[np.float32] | TopRows:
-        """The output rows of the last decode, in batch order: whole, as `logits`, or their likeliest tokens.
+        """Returns the output rows of the last decode, in batch order: whole as in `logits`, or their likeliest tokens.
 
         Args:
-            n_rows: all output rows of that decode.
+            n_rows: number of all output rows of that decode.
         """
         if not self.samples_on_device:
             return self.logits(n_rows)
@@ -230,7 +231,7 @@ class Context:
         if self.can_sample:
             logger.warning("the device of the output cannot find the likeliest tokens of a row; it returns all logits")
             self.can_sample = False
-        pointer = lib.llama_get_sampled_logits_ith(handle, first)  # of a device without that operation
+        pointer = lib.llama_get_sampled_logits_ith(handle, first)  # whole rows, if the device cannot pick the likeliest
         if not pointer:  # the samplers were refused
             pointer = lib.llama_get_logits(handle)
         elif counts[2:] != [n_vocab] * 2:
@@ -238,25 +239,25 @@ class Context:
         return _rows(pointer, ctypes.c_float, n_rows, n_vocab)
 
     def clear(self, slot: int, start: int = 0) -> bool:
-        """Forgets a slot's cells from position `start` on; False where the model's state cannot be cut there."""
+        """Drops a slot's cells from position `start` on. Returns False if the model's state cannot be cut there."""
         self._check(slot)
         if not self._lib.llama_memory_seq_rm(self._memory, slot, start if start else -1, -1):
             return False
         if not (start and self._window):
             return True
-        # llama.cpp cuts anywhere, also where the next tokens would attend to cells that it has used again
+        # llama.cpp cuts at any place, even if the next tokens would attend to cells that it has already reused.
         first = int(self._lib.llama_memory_seq_pos_min(self._memory, slot))
         return 0 <= first <= max(0, start + 1 - self._window)
 
     def copy_prefix(self, source: int, target: int, count: int) -> None:
-        """Makes the first `count` tokens of slot `source` those of slot `target`.
+        """Copies the first `count` tokens of slot `source` to slot `target`.
 
-        Between the streams of a split cache only whole sequences can be copied; a part aborts the process. In a
-        unified one the copy shares its cells with the source, and takes no time.
+        In a split cache llama.cpp can copy only whole sequences between streams; a partial copy would abort the
+        process. In a unified cache the copy shares its cells with the source and takes no time.
         """
         self._check(source)
         self._check(target)
-        if self._unified:  # a copy adds to what stands there
+        if self._unified:  # a copy would add to the cells of the target, so these are cleared first
             start, end = (-1, -1) if self.length(source) == count else (0, count)
             self.clear(target)
             self._lib.llama_memory_seq_cp(self._memory, source, target, start, end)
@@ -267,44 +268,44 @@ class Context:
 
     @property
     def is_ragged(self) -> bool:
-        """True if one pass takes any slots of a split cache, with any number of tokens each."""
+        """True if one pass takes any slots of a split cache, with any number of tokens for each slot."""
         return not self._unified and library.takes_ragged(self.handle)
 
     @property
     def takes_prompts(self) -> bool:
-        """True if tokens that a batch marks as those of prompts have kernels of their own."""
+        """True if there are special kernels for tokens that a batch marks as prompt tokens."""
         return library.takes_prompts(self.handle)
 
     @property
     def can_shift(self) -> bool:
-        """True if llama.cpp can change the positions of cells; Model.can_shift says if that leaves no trace."""
+        """True if llama.cpp can change the positions of cells. Model.can_shift tells if other slots stay unchanged."""
         return bool(self._lib.llama_memory_can_shift(self._memory))
 
     def shift(self, slot: int, start: int, count: int) -> None:
-        """Forgets `count` tokens from position `start` on; the positions of those behind them fall by as many."""
+        """Drops `count` tokens from position `start` on. The positions of all later tokens decrease by `count`."""
         self._check(slot)
         if not self._lib.llama_memory_seq_rm(self._memory, slot, start, start + count):
             raise EngineError(f"slot {slot} cannot be cut from position {start} to {start + count}")
         self._lib.llama_memory_seq_add(self._memory, slot, start + count, -1, -count)
 
     def state(self, slot: int) -> bytes:
-        """The state of a slot, to be kept or saved."""
+        """Returns the state of a slot, for keeping or saving."""
         self._check(slot)
         return kv_state.save(self._lib, self.handle, slot, self._layout)
 
     def state_bytes(self, slot: int) -> int:
-        """Bytes of raw_state."""
+        """Returns the size of raw_state in bytes."""
         self._check(slot)
         return int(self._lib.llama_state_seq_get_size(self.handle, slot))
 
     def raw_state(self, slot: int) -> npt.NDArray[np.uint8] | None:
-        """The state of a slot for slots of this context alone, as llama.cpp writes it; None if it does not."""
+        """Returns a slot's state in llama.cpp's format, for slots of this context only; None if llama.cpp refuses."""
         self._check(slot)
         return kv_state.copy_out(self._lib, self.handle, slot)
 
     def restore(self, slot: int, state: bytes | npt.NDArray[np.uint8], count: int) -> bool:
-        """Fills a slot with the first `count` tokens of a state, or of one that raw_state gave; False if llama.cpp
-        refuses it."""
+        """Fills a slot with the first `count` tokens of a result of `state` or `raw_state`. Returns False if llama.cpp
+        refuses the state."""
         self._check(slot)
         n_streams = 1 if self._unified else self.n_slots
         if isinstance(state, bytes):
@@ -317,12 +318,11 @@ class Context:
         return held == count or (held > count and self.clear(slot, count) and self.length(slot) == count)
 
     def carry_over(self, slots: Iterable[int], target: Context) -> frozenset[int]:
-        """Copies the cells of these slots to a larger context, in which the same slots are empty; returns the slots
-        that were copied."""
+        """Copies the cells of `slots` to a larger context, in which these slots are empty. Returns the copied slots."""
         slots = list(slots)
         more = 0 if self._unified else target.n_slots - self.n_slots
         sizes = [int(self._lib.llama_state_seq_get_size(self.handle, slot)) for slot in slots]
-        room = (ctypes.c_uint8 * (max(sizes, default=0) + 4 * more))()  # one for all: its pages fault in once
+        room = (ctypes.c_uint8 * (max(sizes, default=0) + 4 * more))()  # one buffer: its pages fault in once
         carried = set()
         for slot in slots:
             self._check(slot)
@@ -334,7 +334,7 @@ class Context:
         return frozenset(carried)
 
     def length(self, slot: int) -> int:
-        """Tokens that the slot holds."""
+        """Returns the number of tokens that the slot holds."""
         self._check(slot)
         return int(self._lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
 
@@ -344,7 +344,7 @@ class Context:
 
 
 def scale_rope(lib: Any, params: Any, config: ResolvedConfig) -> None:
-    """Sets the rotary embedding of a context; what is not given stays as in the file."""
+    """Sets the rotary embedding of a context. Options that are not given keep the file's values."""
     if config.rope_scaling is not None:
         params.rope_scaling_type = int(getattr(lib, f"LLAMA_ROPE_SCALING_TYPE_{config.rope_scaling.upper()}"))
     for name in ROPE_OPTIONS:
@@ -353,7 +353,7 @@ def scale_rope(lib: Any, params: Any, config: ResolvedConfig) -> None:
 
 
 def _sequences(lib: Any, chains: list[Any]) -> Any:
-    """An array of llama_sampler_seq_config: the sampler of each slot."""
+    """Returns an array of llama_sampler_seq_config with the sampler of each slot."""
     array = (lib.llama_sampler_seq_config * len(chains))()
     for slot, chain in enumerate(chains):
         array[slot].seq_id, array[slot].sampler = slot, ctypes.cast(chain, ctypes.c_void_p)
@@ -361,7 +361,7 @@ def _sequences(lib: Any, chains: list[Any]) -> Any:
 
 
 def _rows(pointer: Any, kind: Any, n_rows: int, n_vocab: int) -> npt.NDArray[Any]:
-    """Rows that llama.cpp keeps n_vocab elements apart."""
+    """Returns a view of rows that llama.cpp stores n_vocab elements apart."""
     address = ctypes.cast(pointer, ctypes.c_void_p).value
     if address is None:
         raise EngineError("llama.cpp gave no logits")

@@ -1,4 +1,4 @@
-"""Times llama_decode with a split KV cache and dense rows: what one pass costs, without scheduling and sampling."""
+"""Times llama_decode with a split KV cache and dense rows: the cost of one pass without scheduling and sampling."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, ScheduledSpan
 
-_PAUSE_S = 1e-4  # about what an engine does between two steps; waiting threads may fall asleep in it
+_PAUSE_S = 1e-4  # about the time between two steps of an engine, in which waiting threads may fall asleep
 _LEAST_STEPS = 2
 _LONG_S = 1.5
 _ANY_PRIME = 7919
 
 
 class Bench:
-    """Measures one model under several settings. It holds one context, and keeps it while the settings allow.
+    """Measures one model under several settings, with one context that is reused while the settings allow it.
 
     Args:
         model: must stay open until close().
@@ -51,15 +51,19 @@ class Bench:
         *,
         time_prompt: bool = True,
     ) -> dict[str, float]:
-        """Milliseconds: "prompt", for each of its tokens, and for each of `rows`, say "8", a decode step of so many
-        at the median, and "p95 8" at p95.
+        """Measures a prompt and decode steps of several numbers of rows.
 
         Args:
-            config: A row's step attends to the prompt and what follows, up to n_ctx.
-            n_slots: of the context, at least max(rows).
+            config: settings of the context. A step attends to the prompt and to the tokens after it, up to n_ctx.
+            n_slots: slots of the context, at least max(rows).
             prompt: tokens of each sequence before its steps are timed; less than n_ctx.
-            seconds: to spend on each number of rows; at least two steps are timed, one if steps take that long.
-            time_prompt: without it "prompt" is left out.
+            rows: numbers of rows to measure.
+            seconds: time for each number of rows. At least two steps are timed, or one if a step takes that long.
+            time_prompt: False leaves "prompt" out.
+
+        Returns:
+            Milliseconds. "prompt": each token of the prompt. For each number of rows, say 8: "8" is the median of a
+            decode step with 8 rows, and "p95 8" its 95th percentile.
 
         Raises:
             EngineError: no such context can be made, or llama_decode failed.
@@ -85,7 +89,7 @@ class Bench:
             n_ctx = config.n_ctx
             tokens = tuple(1 + i * _ANY_PRIME % max(1, self._model.n_vocab - 1) for i in range(n_ctx))
             self._sequence = Sequence(Request("bench", tokens), self._model.vocabulary, n_ctx)
-            self._prompt_ms(prompt)  # touches weights and buffers; counts nowhere
+            self._prompt_ms(prompt)  # a warm-up that touches weights and buffers
         threads = config.n_threads, config.n_threads_batch
         self._lib.llama_set_n_threads(self._open.handle, *threads)
 
@@ -95,7 +99,7 @@ class Bench:
         return self._context
 
     def _prompt_ms(self, prompt: int) -> float:
-        """Computes the prompt again, in slot 0."""
+        """Computes the prompt in slot 0. Returns milliseconds for each token."""
         self._open.clear(0)
         self._filled = 0
         seconds = self._decode((ScheduledSpan(self._sequence, 0, 0, prompt, True),))
@@ -103,7 +107,7 @@ class Bench:
         return seconds * 1000 / prompt
 
     def _step_times(self, rows: int, prompt: int, n_ctx: int, seconds: float) -> list[float]:
-        """Seconds of each step, rising."""
+        """Returns the seconds of each step, in ascending order."""
         times: list[float] = []
         position, start = n_ctx, time.perf_counter()
         while (spent := time.perf_counter() - start) < seconds or len(times) < self._steps_at_least(spent):
@@ -115,15 +119,15 @@ class Bench:
             position += 1
             _busy_wait(_PAUSE_S)
         self._rewind(rows, prompt)
-        return sorted(times[1:])  # the first makes the graph, and carries out the copies
+        return sorted(times[1:])  # the first step also builds the graph and makes the pending copies
 
     @staticmethod
     def _steps_at_least(spent: float) -> int:
-        """Fewest steps, with the first one, which does not count. One of several seconds is not repeated."""
+        """Returns the least number of steps, including the first, which does not count. Slow steps are not repeated."""
         return _LEAST_STEPS + 1 if spent < _LONG_S else 2
 
     def _rewind(self, rows: int, prompt: int) -> int:
-        """Cuts each row back to the prompt, or to nothing where its state cannot be cut; returns the next position."""
+        """Cuts each row back to the prompt, or clears all rows if a state cannot be cut. Returns the next position."""
         context = self._open
         cut = [context.clear(row, prompt) for row in range(rows)]
         if not all(cut):
@@ -137,7 +141,7 @@ class Bench:
         return prompt if self._filled else 0
 
     def _decode(self, spans: tuple[ScheduledSpan, ...]) -> float:
-        """Seconds from the call to its logits."""
+        """Returns the seconds from the call until its logits are there."""
         struct, sampled = self._batch.fill(Call(spans))
         start = time.perf_counter()
         code = self._open.decode(struct)
@@ -150,7 +154,7 @@ class Bench:
 
 
 def _busy_wait(seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
-    """Keeps the core busy, as an engine does; time.sleep would release it."""
+    """Keeps the core busy as an engine does, where time.sleep would release the core."""
     end = clock() + seconds
     while clock() < end:
         pass

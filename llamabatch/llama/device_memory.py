@@ -1,6 +1,6 @@
-"""Program that writes the memory of each GPU as JSON, and ends: its contexts on them end with it.
+"""A program that prints the memory of each GPU as JSON. Its contexts on the GPUs end with the process.
 
-Its last line is `{"CUDA0": [free, total], ...}`, in bytes.
+The last line of its output is `{"CUDA0": [free, total], ...}`, in bytes.
 """
 
 from __future__ import annotations

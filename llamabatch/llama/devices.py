@@ -1,7 +1,7 @@
-"""The devices of ggml: all of them, the GPUs that llama.cpp gives layers to, and the ones that a config chooses.
+"""The devices of ggml: all devices, the GPUs that llama.cpp gives layers to, and the devices that a config chooses.
 
-Names and kinds cost nothing. Memory does: CUDA, HIP, MUSA and SYCL make a context on a device that is asked for it,
-some hundred MiB that stay with the process.
+Reading names and kinds costs nothing. Reading the memory of a device does: CUDA, HIP, MUSA and SYCL then make a context
+on the device, which takes some hundred MiB for the life of the process.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError
+from llamabatch.llama import ggml
 from llamabatch.planning import nvml
 from llamabatch.planning.binding_choice import for_children
 from llamabatch.planning.nvml import Gpu
@@ -26,11 +27,11 @@ from llamabatch.utils.subprogram import run_program
 logger = logging.getLogger(__name__)
 
 NONE = ("none",)
-"""EngineConfig.devices for the CPU alone, as llama.cpp's --device has it."""
+"""The value of EngineConfig.devices for the CPU alone, as in llama.cpp's --device."""
 PROGRAM = "llamabatch.llama.device_memory"
 _PROGRAM_TIMEOUT_S = 60.0
 _CUDA, _RPC = "CUDA", "RPC"
-_WITH_CONTEXT = (_CUDA, "ROCm", "MUSA", "SYCL")  # names of backends
+_WITH_CONTEXT = (_CUDA, "ROCm", "MUSA", "SYCL")  # backends that make a context when asked for memory
 _KINDS = {0: "cpu", 1: "gpu", 2: "integrated gpu", 3: "accelerator"}  # enum ggml_backend_dev_type
 _GPU, INTEGRATED = "gpu", "integrated gpu"
 
@@ -41,8 +42,8 @@ class Device:
 
     Attributes:
         kind: "cpu", "gpu", "integrated gpu", "accelerator" or "other".
-        backend: name of its ggml backend, as CUDA.
-        address: of the ggml_backend_device.
+        backend: name of its ggml backend, for example CUDA.
+        address: address of the ggml_backend_device.
     """
 
     name: str
@@ -53,25 +54,25 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """True if layers can be offloaded to it."""
+        """True if layers can be offloaded to this device."""
         return self.kind in (_GPU, INTEGRATED)
 
     @property
     def shown(self) -> str:
-        """The name for people; that of RPC devices is their number, their description the server."""
+        """The name for people. For RPC devices this is the description (the server), because the name is a number."""
         return self.description or self.name
 
 
 @dataclass(frozen=True)
 class BufferType:
-    """A place for tensors: `address` of the ggml_backend_buffer_type; `device`: name of its device, None: a CPU's."""
+    """A place for tensors: the address of its ggml_backend_buffer_type, and the name of its device (None for a CPU)."""
 
     address: int
     device: str | None
 
 
 class _Properties(ctypes.Structure):
-    """ggml_backend_dev_props; its capabilities, some booleans, are not read."""
+    """ggml_backend_dev_props. The capabilities at its end, some booleans, are not read."""
 
     _fields_ = (
         ("name", ctypes.c_char_p), ("description", ctypes.c_char_p), ("free", ctypes.c_size_t),
@@ -81,25 +82,25 @@ class _Properties(ctypes.Structure):
 
 
 def devices(module: ModuleType) -> tuple[Device, ...]:
-    """The devices of ggml, in its order. Its functions are called through libllama, which links to them; empty where
-    that fails."""
-    library, pointer = module.llama_cpp._lib, ctypes.c_void_p
+    """Returns the devices in ggml's order, or an empty tuple if ggml's functions are missing. libllama links to ggml's
+    functions, so they are called through libllama."""
+    library, pointer, chars = module.llama_cpp._lib, ggml.POINTER, ctypes.c_char_p
     try:
-        count = ctypes.CFUNCTYPE(ctypes.c_size_t)(("ggml_backend_dev_count", library))
-        get = ctypes.CFUNCTYPE(pointer, ctypes.c_size_t)(("ggml_backend_dev_get", library))
-        text = ctypes.CFUNCTYPE(ctypes.c_char_p, pointer)
-        name, description = text(("ggml_backend_dev_name", library)), text(("ggml_backend_dev_description", library))
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, pointer)(("ggml_backend_dev_type", library))
-        backend = ctypes.CFUNCTYPE(pointer, pointer)(("ggml_backend_dev_backend_reg", library))
-        backend_name = text(("ggml_backend_reg_name", library))
-    except (AttributeError, ValueError):
+        count = ggml.bind(library, "ggml_backend_dev_count", ctypes.c_size_t)
+        get = ggml.bind(library, "ggml_backend_dev_get", pointer, ctypes.c_size_t)
+        name = ggml.bind(library, "ggml_backend_dev_name", chars, pointer)
+        description = ggml.bind(library, "ggml_backend_dev_description", chars, pointer)
+        kind = ggml.bind(library, "ggml_backend_dev_type", ctypes.c_int, pointer)
+        backend = ggml.bind(library, "ggml_backend_dev_backend_reg", pointer, pointer)
+        backend_name = ggml.bind(library, "ggml_backend_reg_name", chars, pointer)
+    except ggml.MISSING:
         return ()
     return tuple(
         Device(
-            _text(name(device)),
-            _text(description(device)),
+            ggml.text(name(device)),
+            ggml.text(description(device)),
             _KINDS.get(kind(device), "other"),
-            _text(backend_name(registered)) if (registered := backend(device)) else "",
+            ggml.text(backend_name(registered)) if (registered := backend(device)) else "",
             device,
         )
         for device in map(get, range(count()))
@@ -107,8 +108,9 @@ def devices(module: ModuleType) -> tuple[Device, ...]:
 
 
 def gpus(module: ModuleType) -> tuple[Device, ...]:
-    """The devices that layers are offloaded to unless a config names others, in the order of llama.cpp's
-    llama_prepare_model_devices: RPC servers, then GPUs, each once; integrated ones only where there is no other GPU."""
+    """Returns the devices that layers are offloaded to by default. The order is that of llama.cpp's
+    llama_prepare_model_devices: RPC servers, then GPUs, each GPU once. Integrated GPUs count only if there is no other
+    GPU."""
     found = devices(module)
     remote = [device for device in found if device.kind == _GPU and device.backend == _RPC]
     own = [device for device in found if device.kind == _GPU and device.backend != _RPC]
@@ -120,9 +122,9 @@ def gpus(module: ModuleType) -> tuple[Device, ...]:
 
 
 def _each_once(module: ModuleType, found: Iterable[Device]) -> list[Device]:
-    """Without those whose hardware an earlier one has, too."""
-    shape = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_Properties))
-    properties = shape(("ggml_backend_dev_get_props", module.llama_cpp._lib))
+    """Returns `found` without the devices that drive the same hardware as an earlier device."""
+    library, properties_p = module.llama_cpp._lib, ctypes.POINTER(_Properties)
+    properties = ggml.bind(library, "ggml_backend_dev_get_props", None, ggml.POINTER, properties_p)
     kept, known = [], set()
     for device in found:
         read = _Properties()
@@ -134,10 +136,10 @@ def _each_once(module: ModuleType, found: Iterable[Device]) -> list[Device]:
 
 
 def used(config: EngineConfig, module: ModuleType) -> tuple[Device, ...]:
-    """The devices that a config uses, in the order in which layers are dealt out to them; empty: the CPU alone.
+    """Returns the devices that a config uses, in the order in which layers are assigned. Empty means the CPU alone.
 
     Raises:
-        ConfigError: devices, main_gpu, tensor_split or split_mode asks for what is not here.
+        ConfigError: devices, main_gpu, tensor_split or split_mode asks for a device or ability that this machine lacks.
     """
     found = () if config.devices == NONE else gpus(module)
     if config.devices not in (None, NONE):
@@ -163,46 +165,41 @@ def used(config: EngineConfig, module: ModuleType) -> tuple[Device, ...]:
         for device in found:
             if not _offers(module, device, b"ggml_backend_split_buffer_type"):
                 which = f"{device.name} ({device.backend})"
-                raise ConfigError(f"split_mode is 'row', which {which} cannot; allowed are 'layer' and 'none'")
+                raise ConfigError(f"split_mode is 'row', which {which} does not support; give 'layer' or 'none'")
     return found
 
 
 def _offers(module: ModuleType, device: Device, name: bytes) -> bool:
-    """True if the backend of a device has this function."""
-    library, pointer = module.llama_cpp._lib, ctypes.c_void_p
-    backend = ctypes.CFUNCTYPE(pointer, pointer)(("ggml_backend_dev_backend_reg", library))(device.address)
-    find = ctypes.CFUNCTYPE(pointer, pointer, ctypes.c_char_p)(("ggml_backend_reg_get_proc_address", library))
-    return bool(find(backend, name))
+    return bool(ggml.backend_function(module.llama_cpp._lib, device.address, name))
 
 
 def pointers(chosen: Iterable[Device]) -> Any:
-    """Array for llama_model_params.devices, ended by a null pointer. The load reads it."""
+    """Returns an array for llama_model_params.devices, ended by a null pointer. The load reads the array."""
     addresses = [device.address for device in chosen]
     return (ctypes.c_void_p * (len(addresses) + 1))(*addresses)
 
 
 def buffer_types(module: ModuleType) -> dict[str, BufferType]:
-    """The places for tensors by the names of the buffer types of all devices, as "CPU", and of the devices."""
-    library, pointer = module.llama_cpp._lib, ctypes.c_void_p
-    found: dict[str, BufferType] = {}
+    """Returns the places for tensors. The keys are the names of buffer types (such as "CPU") and of devices."""
+    library, found = module.llama_cpp._lib, dict[str, BufferType]()
     try:
-        type_of = ctypes.CFUNCTYPE(pointer, pointer)(("ggml_backend_dev_buffer_type", library))
-        name = ctypes.CFUNCTYPE(ctypes.c_char_p, pointer)(("ggml_backend_buft_name", library))
-    except (AttributeError, ValueError):
+        type_of = ggml.bind(library, "ggml_backend_dev_buffer_type", ggml.POINTER, ggml.POINTER)
+        name = ggml.bind(library, "ggml_backend_buft_name", ctypes.c_char_p, ggml.POINTER)
+    except ggml.MISSING:
         return found
     for device in devices(module):
         address = type_of(device.address)
         if address:
-            for each in (_text(name(address)), device.name):
+            for each in (ggml.text(name(address)), device.name):
                 found.setdefault(each, BufferType(address, device.name if device.is_gpu else None))
     return found
 
 
 def memory(module: ModuleType, chosen: tuple[Device, ...], *, computes_here: bool = True) -> tuple[Gpu, ...]:
-    """Free and total memory of devices: NVML's where it knows them, else ggml's.
+    """Returns the free and total memory of devices, from NVML where it knows the device, else from ggml.
 
     Args:
-        computes_here: this process will compute on them; False: no context is made on any, a child process asks.
+        computes_here: False if this process will not compute on the devices. A child process then asks for the memory.
     """
     cuda = [device.name for device in devices(module) if device.backend == _CUDA] if chosen else []
     listed = nvml.gpus() if cuda else ()
@@ -220,16 +217,16 @@ def memory(module: ModuleType, chosen: tuple[Device, ...], *, computes_here: boo
 
 
 def memory_here(module: ModuleType, device: Device) -> tuple[int, int]:
-    """Free and total bytes of a device, as ggml tells them; for a CPU those of the machine. 0: it does not tell."""
+    """Returns a device's free and total bytes as ggml reports them: 0 if unknown, the machine's memory for a CPU."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     size_p = ctypes.POINTER(ctypes.c_size_t)
-    shape = ctypes.CFUNCTYPE(None, ctypes.c_void_p, size_p, size_p)
-    shape(("ggml_backend_dev_memory", module.llama_cpp._lib))(device.address, ctypes.byref(free), ctypes.byref(total))
+    read = ggml.bind(module.llama_cpp._lib, "ggml_backend_dev_memory", None, ggml.POINTER, size_p, size_p)
+    read(device.address, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
 
 
 def _memory_from_child() -> dict[str, tuple[int, int]]:
-    """Free and total bytes of the GPUs by name; empty where the child fails."""
+    """Returns the free and total bytes of the GPUs by name, or an empty dict if the child process fails."""
     try:
         child = run_program(PROGRAM, timeout_s=_PROGRAM_TIMEOUT_S, environment=for_children())
         memory = json.loads(child.stdout.splitlines()[-1])
@@ -237,7 +234,3 @@ def _memory_from_child() -> dict[str, tuple[int, int]]:
     except (OSError, subprocess.TimeoutExpired, ValueError, TypeError, AttributeError, IndexError) as error:
         logger.debug("the memory of GPUs is not known: %s", error)
         return {}
-
-
-def _text(raw: bytes | None) -> str:
-    return (raw or b"").decode("utf-8", "replace")

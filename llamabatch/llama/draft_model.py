@@ -1,8 +1,8 @@
-"""A draft model: a smaller model of the same vocabulary guesses the next tokens of the larger one.
+"""A draft model: a smaller model with the same vocabulary guesses the next tokens of the larger target model.
 
-Its context has a slot for each slot of the target's. The proposer records the content of its cells and compares it with
-the sequences at each call of propose. So rejected guesses, moves between slots and preemption need no message: cells
-that differ are cut, copied from another slot, or computed.
+The draft context has a slot for each slot of the target. The proposer records the content of its cells and compares it
+with the sequences at each call of propose. Cells that differ are cut, copied from another slot, or computed. So the
+proposer needs no message about rejected guesses, moves between slots, or preemption.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
 
 logger = logging.getLogger(__name__)
 
-# Vocabularies are padded to round sizes, which differ between sizes of one family; llama.cpp allows as much
+# Models of one family may pad the same vocabulary to different sizes. llama.cpp allows the same difference
 # (common/speculative.cpp, SPEC_VOCAB_MAX_SIZE_DIFFERENCE).
 _MOST_PADDING = 128
-# Tokens that a sequence may be behind without a prefill call of its own: 2 after a run in which every guess held.
+# A sequence may lag this many tokens behind without a separate prefill call. It lags by 2 if all guesses were right.
 _MOST_BEHIND = 16
 _GREEDY = SamplerState(SamplingParams(temperature=0), seed=0)
 
 
 @dataclass
 class _SlotContent:
-    """Content of a slot's cells: the first `known` tokens of a sequence, and the guesses after them."""
+    """The content of a slot's cells: the first `known` tokens of a sequence and the guesses after them."""
 
     sequence: Sequence
     known: int = 0
     guesses: list[int] = field(default_factory=list)
 
     def n_valid(self) -> int:
-        """Number of leading cells whose tokens are those of the sequence now."""
+        """Returns the number of leading cells whose tokens still match the sequence."""
         token_ids = self.sequence.token_ids
         if self.known > len(token_ids):  # the text was cut
             return 0
@@ -56,12 +56,12 @@ class _Failed(Exception):
 
 
 class DraftModelProposer:
-    """A Proposer with a context of its own, on the engine's thread: greedy, one call a position for all sequences.
+    """A Proposer with its own context, on the engine's thread: greedy, with one call per position for all sequences.
 
     Args:
-        model: the draft model, from open_draft; closed with the proposer.
-        target: the model of which tokens are guessed.
-        config: the target's; the draft runs with the same threads, n_ctx, and kind of KV cache.
+        model: the draft model, from open_draft. It is closed with the proposer.
+        target: the model whose tokens are guessed.
+        config: config of the target. The draft has the same threads, n_ctx, and kind of KV cache.
         n_slots: most slots of the target's context.
 
     Raises:
@@ -74,7 +74,7 @@ class DraftModelProposer:
     def __init__(self, model: Model, target: Model, config: ResolvedConfig, n_slots: int) -> None:
         self._model = model
         self._n_vocab = min(model.n_vocab, target.n_vocab)
-        # a model with a table of positions aborts the process beyond its end
+        # A model with a table of positions aborts the process at a position beyond its table.
         self._n_ctx = min(config.n_ctx, model.n_ctx_train)
         self._config = replace(config.for_draft_model(), n_ctx=self._n_ctx)
         self._n_threads = config.n_threads_batch
@@ -92,7 +92,7 @@ class DraftModelProposer:
         self._model.close()
 
     def propose(self, sequences: abc.Sequence[Sequence], n: int) -> list[list[int]]:
-        """Up to n greedy guesses for each sequence; fewer at the end of n_ctx, none where the draft model fails."""
+        """Returns up to n greedy guesses for each sequence: fewer near n_ctx, none if the draft model fails."""
         short = (s for s in sequences if len(s.token_ids) <= self._n_ctx)
         spans = sorted(
             (ScheduledSpan(s, s.slot, 0, 0, True) for s in short if s.slot is not None), key=lambda span: span.slot
@@ -114,7 +114,7 @@ class DraftModelProposer:
             self._context.clear(slot)
 
     def _cut_to_common(self, context: Context, sequence: Sequence, slot: int) -> int:
-        """Cuts the cells of a slot that differ from the sequence; returns how many of its first tokens they hold."""
+        """Cuts the cells of a slot that differ from the sequence. Returns the number of tokens that they still hold."""
         held = self._contents.get(slot)
         if held is None or held.sequence is not sequence:
             held = self._contents[slot] = self._moved_in(context, sequence, slot)
@@ -125,8 +125,7 @@ class DraftModelProposer:
         return known
 
     def _moved_in(self, context: Context, sequence: Sequence, slot: int) -> _SlotContent:
-        """Fills the slot of a new sequence with the cells of its former slot, or of the slot with the longest common
-        prefix."""
+        """Fills the slot of a new sequence from its former slot, or from the slot with the longest common prefix."""
         source, count = slot, 0
         for other, held in self._contents.items():
             if held.sequence is sequence:
@@ -146,11 +145,9 @@ class DraftModelProposer:
         return _SlotContent(sequence, count)
 
     def _catch_up(self, context: Context, spans: list[ScheduledSpan]) -> list[ScheduledSpan]:
-        """Computes the tokens that the draft model has not seen, except the last ones; returns spans for those.
-
-        The spans have one length, since a pass takes equally many tokens of each sequence. A sequence that lags too far
-        behind for one step is left out until its cells have caught up.
-        """
+        """Computes the tokens that the draft model has not seen, except the last ones. Returns spans for the last ones.
+        All spans have the same length because a pass takes equally many tokens of each sequence. A sequence that lags
+        too far behind for one step is left out until its cells have caught up."""
         known = [self._cut_to_common(context, span.sequence, span.slot) for span in spans]
         behind = [len(span.token_ids) - count for span, count in zip(spans, known, strict=True)]
         width = max((count for count in behind if count <= _MOST_BEHIND), default=1)
@@ -162,7 +159,7 @@ class DraftModelProposer:
             if n_tokens:
                 budget -= n_tokens
                 chunks.append(span._replace(start=count, length=n_tokens, output=False))
-            if count > start:  # these cells are computed again: cheaper than a pass for those that lack one
+            if count > start:  # computing these cells again is cheaper than a pass for the sequences that lack a token
                 context.clear(span.slot, start)
             if count + n_tokens >= start:
                 last.append(span._replace(start=start, length=width))
@@ -204,10 +201,10 @@ class DraftModelProposer:
 
 
 def open_draft(config: EngineConfig, target: Model) -> Model | None:
-    """The draft model that a config names, or None. Where it is the target itself, both share the weights.
+    """Returns the draft model that a config names, or None. A draft model that is the target itself shares its weights.
 
     Raises:
-        ConfigError: the draft model has another vocabulary, or state that cannot be cut back.
+        ConfigError: the draft model has another vocabulary, or state from which tokens cannot be cut.
         ModelFileError: the file cannot be loaded.
     """
     if config.draft_model is None:
@@ -226,17 +223,17 @@ def open_draft(config: EngineConfig, target: Model) -> Model | None:
 
 
 def check_draft(model: Model, target: Model, config: EngineConfig) -> None:
-    """Refuses a draft model that cannot guess for this target. Raises ConfigError.
+    """Raises ConfigError for a draft model that cannot guess for this target.
 
     Args:
-        config: of the draft model.
+        config: config of the draft model.
     """
     name = f"draft_model {model.path.name}"
     if model.cannot_generate is not None:
         raise ConfigError(f"{name} cannot guess text: it is {model.cannot_generate}")
     why = model.uncuttable(config)
     if why is not None:
-        raise ConfigError(f"{name} has {why}, from which the tokens of wrong guesses cannot be taken back")
+        raise ConfigError(f"{name} has {why}, so the tokens of wrong guesses cannot be removed")
     if abs(model.n_vocab - target.n_vocab) > _MOST_PADDING:
         raise ConfigError(
             f"{name} has a vocabulary of {model.n_vocab} tokens, {target.path.name} one of {target.n_vocab}; "

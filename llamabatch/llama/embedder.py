@@ -1,4 +1,4 @@
-"""A context of its own for embeddings and scores of texts, on the weights of a model."""
+"""A separate context for embeddings and scores of texts, which uses the weights of a model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from llamabatch.llama.context import scale_rope
 from llamabatch.llama.model import Model
 from llamabatch.request.adapters import AdapterSet
 
-MAX_TEXTS = 64  # in a pass: each is a sequence of the context
-_PADDING = 256  # llama.cpp rounds cells up to this
+MAX_TEXTS = 64  # texts of a pass; each text is a sequence of the context
+_PADDING = 256  # llama.cpp rounds the number of cells up to a multiple of this
 
 
 @dataclass
 class EmbedCounts:
-    """Sums since the start: passes for embeddings, texts and tokens in them."""
+    """Sums since the start: passes for embeddings, and the texts and tokens in these passes."""
 
     embed_passes: int = 0
     embed_texts: int = 0
@@ -32,10 +32,10 @@ class EmbedCounts:
 
 
 class Embedder:
-    """Computes embeddings, or scores, of texts. Not for use from two threads at once; close it before its model.
+    """Computes embeddings or scores of texts. Not for use from two threads at once. Close it before its model.
 
-    The context is made when it is first needed, and anew with more room for a longer text: llama.cpp reserves logits
-    of the whole vocabulary for each token of a pass.
+    The context is made when it is first needed, and replaced by a larger context for a longer text. It is kept small
+    because llama.cpp reserves logits of the whole vocabulary for each token of a pass.
     """
 
     def __init__(self, model: Model, config: ResolvedConfig) -> None:
@@ -43,7 +43,7 @@ class Embedder:
         self._lib = library.load()
         self._model = model
         self._config = config
-        self._n_tokens = 0  # that the context has room for
+        self._n_tokens = 0  # tokens that the context has room for
         self._handle: Any = None
         self._adapters: AdapterSet = ()
 
@@ -60,8 +60,10 @@ class Embedder:
             self._set_adapters(())
 
     def run(self, texts: Sequence[Sequence[int]], adapters: AdapterSet) -> list[array[float]]:
-        """One pass: for each text float32 as Model.pooling says: a vector of n_embd elements, with "none" one such
-        vector for each token, one after another, with "rank" the outputs of the classification head.
+        """Computes one pass. Returns float32 values for each text, which depend on Model.pooling.
+
+        "none" gives a vector of n_embd elements for each token, one after another. "rank" gives the outputs of the
+        classification head. All other poolings give one vector.
 
         Raises:
             EngineError: there is no memory for the context, or the pass fails. The embedder stays usable.

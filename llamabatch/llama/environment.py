@@ -1,4 +1,4 @@
-"""The environment variables that llama.cpp's libraries read once, while they are loaded. Imports no llama.cpp."""
+"""The environment variables that llama.cpp's libraries read once, when they are loaded. Imports no llama.cpp."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _SMALL_MODEL_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class OnLoad:
-    """Measured settings that count only while a process loads llama.cpp; None: not measured.
+    """Measured settings that take effect only when a process loads llama.cpp. None means not measured.
 
     Attributes:
-        spins: GOMP_SPINCOUNT.
-        amx: "off" turns the AMX kernels off, so that other repacked kernels get the weights (native_patches/0007).
+        spins: value of GOMP_SPINCOUNT.
+        amx: "off" turns the AMX kernels off, so that weights are repacked for other kernels (native_patches/0007).
     """
 
     spins: int | None = None
@@ -32,13 +32,14 @@ NOTHING_MEASURED = OnLoad()
 
 
 def environment_defaults(model_bytes: int | None, measured: OnLoad = NOTHING_MEASURED) -> dict[str, str]:
-    """The variables that llama.cpp should run with, for a model file of this size; a user's own settings win.
+    """Returns the variables that llama.cpp should run with, for a model file of this size.
 
-    `GOMP_SPINCOUNT`: how long an OpenMP thread spins at a barrier before it sleeps. libgomp's default is about 3 ms,
-    which costs 60 % to 90 % of the speed once any other process wants a core. Short spins cost nothing where a
-    step takes milliseconds; a model below 64 MB has steps of microseconds and needs the longer spin.
-    `GGML_NO_BACKTRACE`: without it an abort inside ggml starts a debugger.
-    `GGML_CPU_AMX`: see `OnLoad`. `measured`: on this machine (llamabatch/planning/profile.py), instead of these rules.
+    `GOMP_SPINCOUNT` sets how long an OpenMP thread spins at a barrier before it sleeps. libgomp's default is about 3
+    ms, which costs 60 % to 90 % of the speed once any other process wants a core. Short spins cost nothing if a step
+    takes milliseconds. A model below 64 MB has steps of microseconds and needs the longer spin.
+
+    `GGML_NO_BACKTRACE` keeps an abort inside ggml from starting a debugger. `GGML_CPU_AMX`: see `OnLoad`. Settings that
+    were `measured` on this machine (llamabatch/planning/profile.py) replace these rules.
     """
     small = model_bytes is not None and model_bytes < _SMALL_MODEL_BYTES
     rule = 3000 if small else 1000
@@ -48,17 +49,17 @@ def environment_defaults(model_bytes: int | None, measured: OnLoad = NOTHING_MEA
 
 
 def undecided(model_bytes: int | None, given: Mapping[str, str], measured: OnLoad = NOTHING_MEASURED) -> dict[str, str]:
-    """Those of `environment_defaults` that the user's environment `given` leaves open."""
+    """Returns the variables of `environment_defaults` that the user's environment `given` does not set."""
     defaults = environment_defaults(model_bytes, measured)
-    if "OMP_WAIT_POLICY" in given:  # says how to wait, too: GOMP_SPINCOUNT would overrule it
+    if "OMP_WAIT_POLICY" in given:  # GOMP_SPINCOUNT would override this setting of the user
         del defaults["GOMP_SPINCOUNT"]
     return {name: value for name, value in defaults.items() if name not in given}
 
 
 @contextlib.contextmanager
 def prepared(model_bytes: int | None, measured: OnLoad = NOTHING_MEASURED) -> Iterator[None]:
-    """Set the undecided variables in os.environ. Those that only a load reads are removed after the block: child
-    programs must not mistake them for the user's own settings."""
+    """Sets the undecided variables in os.environ. After the block, the variables that only a load reads are removed, so
+    that child programs do not take them for the user's settings."""
     missing = undecided(model_bytes, os.environ, measured)
     if "GOMP_SPINCOUNT" in missing and is_mapped("libgomp.so"):
         logger.debug("libgomp was loaded before llamabatch, so GOMP_SPINCOUNT comes too late; set it yourself")
@@ -71,15 +72,15 @@ def prepared(model_bytes: int | None, measured: OnLoad = NOTHING_MEASURED) -> It
 
 
 def amx_is_off() -> bool:
-    """True if the environment turns the AMX kernels off."""
+    """Returns True if the environment turns the AMX kernels off."""
     return os.environ.get("GGML_CPU_AMX") == "0"
 
 
 def tiled_is_on() -> bool:
-    """True if K-quants that are not repacked take another kernel from eight rows on: unless GGML_CPU_TILED_MM=0."""
+    """Returns True if K-quants that are not repacked use another kernel from 8 rows on (unless GGML_CPU_TILED_MM=0)."""
     return os.environ.get("GGML_CPU_TILED_MM", "1").strip() != "0"
 
 
 def is_mapped(name: str) -> bool:
-    """True if this process has mapped a library of that name (Linux; False elsewhere)."""
+    """Returns True if this process has mapped a library whose name begins with `name`. Linux only; False elsewhere."""
     return any(f"/{name}" in line for line in kernel_lines("/proc/self/maps"))

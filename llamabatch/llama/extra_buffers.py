@@ -1,8 +1,8 @@
-"""The verdict on llama.cpp's extra buffer types: a child process tries them, so that a crash ends no other process.
+"""The verdict on llama.cpp's extra buffer types. A child process tries them, so that a crash harms no other process.
 
-On a CPU with AMX a stock build that GCC 12 compiled dies in its first quantised matrix product (the reason is in
-native_patches/0001-amx-tile-config.patch). On such a machine, and only where the marker of the build does not name the
-patch, a child process runs the bundled model once. The verdict is kept by the hash of the library.
+On a CPU with AMX, a stock build that GCC 12 compiled crashes in its first quantised matrix product (the reason is in
+native_patches/0001-amx-tile-config.patch). On such a machine a child process runs the bundled model once, unless the
+marker of the build names the patch. The verdict is kept under the hash of the library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATCH = "0001-amx-tile-config.patch"
 PROBE_VERSION = 1
 _KIND = "extra-bufts"
 _TIMEOUT_S = 60.0
-_OF_THE_BUFFERS = ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS")  # signals that end the probe where they are broken
+_OF_THE_BUFFERS = ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS")  # signals that end the probe if the buffers are broken
 
 _lock = threading.Lock()
 _verdicts: dict[Path, bool] = {}
@@ -38,13 +38,13 @@ _verdicts: dict[Path, bool] = {}
 
 @in_forks
 def _renew_lock() -> None:
-    """Its holder, a thread of the parent process, does not exist in a fork."""
+    """Makes a new lock in a fork, where the thread that may hold the old lock does not exist."""
     global _lock
     _lock = threading.Lock()
 
 
 def safe(module: ModuleType) -> bool:
-    """True if `use_extra_bufts` may be true here. The first call on a machine may take seconds."""
+    """Returns True if `use_extra_bufts` may be true here. The first call on a machine may take seconds."""
     if not at_risk(module):
         return True
     cpu_library = build_info.cpu_library(module)
@@ -55,7 +55,7 @@ def safe(module: ModuleType) -> bool:
 
 
 def at_risk(module: ModuleType) -> bool:
-    """True if the CPU has AMX, the build uses it, and the marker does not name the patch."""
+    """Returns True if the CPU has AMX, the build uses it, and the marker does not name the patch."""
     if b"AMX_INT8 = 1" not in module.llama_print_system_info() or not _cpu_has_amx():
         return False
     marker = build_info.build_marker(module)
@@ -63,7 +63,7 @@ def at_risk(module: ModuleType) -> bool:
 
 
 def kept_verdict(cpu_library: Path) -> bool | None:
-    """The verdict of an earlier probe of this library, by its hash; None: not probed."""
+    """Returns the verdict of an earlier probe of this library, by its hash; None if it was not probed."""
     kept = disk_cache.read(_KIND, _key(cpu_library))
     verdict = kept.get("safe") if kept is not None else None
     return verdict if isinstance(verdict, bool) else None
@@ -77,7 +77,7 @@ def _kept_or_probed(cpu_library: Path) -> bool:
         if certain:
             _keep(cpu_library, verdict)
         else:
-            reason = "may crash (a trial run gave no answer)"
+            reason = "may crash (a test run gave no result)"
     if not verdict:
         logger.warning(
             "this build of llama.cpp %s in its AMX kernels, so they stay off and models run 2 to 3 times slower: "
@@ -89,7 +89,7 @@ def _kept_or_probed(cpu_library: Path) -> bool:
 
 
 def _probe() -> tuple[bool, bool]:
-    """Run the probe in a child. Returns the verdict and True if it is certain; an uncertain verdict is False."""
+    """Runs the probe in a child process. Returns the verdict, and True if it is certain (else the verdict is False)."""
     if not sys.executable or not paths.bundled_model().is_file():
         logger.debug("the extra buffer types cannot be probed: no interpreter or no bundled model")
         return False, False

@@ -1,4 +1,4 @@
-"""Halting a llama_decode: the CPU backend asks a function before each operation of its graph whether to go on."""
+"""Halting a llama_decode: before each operation of a graph, the CPU backend calls a function that may stop it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 
 
 class Halt:
-    """Ends the llama_decode under way, and each later one, in all contexts that it was given to.
+    """Stops the running llama_decode and each later one, in all contexts that were given this object.
 
-    The backend asks hundreds of times in a pass, on a thread that must not wait for Python's lock. So it calls a
-    function of C that has the right shape, strlen, with a text that is empty until `now`.
+    The backend calls the function hundreds of times in a pass, on a thread that must not wait for Python's lock. So the
+    function is C's strlen, which has the right signature, with a text that is empty until `now`.
     """
 
     def __init__(self) -> None:
         self._text = ctypes.create_string_buffer(2)
 
     def now(self) -> None:
-        """Returns at once; safe at any moment and on any thread. Backends of GPUs do not ask."""
+        """Halts all contexts and returns at once. Safe at any time and on any thread. Has no effect on GPU backends."""
         self._text[0] = b"!"
 
     @property
     def is_halted(self) -> bool:
-        """True after `now`."""
+        """True after a call of `now`."""
         return bool(self._text.value)
 
     def give_to(self, lib: Any, params: Any) -> None:
-        """Sets the parameters of a context, which must not outlive this."""
+        """Sets the parameters of a context, which must not outlive this object."""
         params.abort_callback = ctypes.cast(_strlen(), lib.ggml_abort_callback)
         params.abort_callback_data = ctypes.addressof(self._text)
 

@@ -1,4 +1,4 @@
-"""The saved state of a slot's cells: llama.cpp's own format, made independent of slot and number of slots."""
+"""The saved state of a slot's cells: llama.cpp's own format, but independent of the slot and the number of slots."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from llamabatch.llama.build_info import build_marker, cpu_library
 from llamabatch.llama.model import Model
 from llamabatch.utils.checks import show
 
-# Of the model file the size, its first and its last part are hashed: metadata, tensor table and some of the weights.
+# The fingerprint hashes this much of a model file's beginning (metadata, tensor table, some weights) and end.
 _HEAD_BYTES, _TAIL_BYTES = 16 * 2**20, 2**20
-_KERNEL_VARIABLES = ("GGML_CPU_AMX", "GGML_CPU_TILED_MM")  # of the environment
+_KERNEL_VARIABLES = ("GGML_CPU_AMX", "GGML_CPU_TILED_MM")  # environment variables
 _WORD = struct.Struct("<I")
 _TYPE_AND_ROW = struct.Struct("<iQ")
 _TYPE_AND_SIZES = struct.Struct("<iII")
 _TWO_WORDS = struct.Struct("<II")
-_RECURRENT = struct.Struct("<IiIII")  # cells, and of the one: position, sequences; S transposed, layers
+_RECURRENT = struct.Struct("<IiIII")  # number of cells; position and sequences of the cell; S transposed; layers
 _CELL_BYTES, _EXT_BYTES = 12, 12
-_MANY_ROPES = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: cells carry a position in two dimensions, too
-# of a block of a quantised type: its bytes, and how many float16 it begins with
+_MANY_ROPES = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: cells also have a position in two dimensions
+# Each quantised type has the bytes of a block, and the number of float16 values at the block's beginning.
 _BLOCKS = {"q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "iq4_nl": (18, 1), "q5_0": (22, 1), "q5_1": (24, 2)}
 
 
 def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
-    """All that cells depend on beside their tokens, but for rounding. States of other models differ in one of these."""
+    """Returns the facts that cells depend on besides their tokens and rounding. They differ between models."""
     lib: Any = library.load()
     changes = {name: value for name in CONTENT_OPTIONS if (value := getattr(config, name)) not in (None, ())}
     return {
@@ -56,7 +56,7 @@ def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
 
 
 def kernels(config: ResolvedConfig) -> str:
-    """The build, and the options that choose between its kernels: cells of other kernels have other last bits."""
+    """Returns the build and the options that choose its kernels, because other kernels round differently."""
     module: Any = library.load()
     marker = build_marker(module)
     build = "stock" if marker is None else json.dumps(dict(marker), sort_keys=True)
@@ -71,7 +71,7 @@ def kernels(config: ResolvedConfig) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """Hash of a model file's size, beginning and end; takes about 20 ms."""
+    """Returns a hash of a model file's size, beginning and end. Takes about 20 ms."""
     digest = hashlib.blake2b(_WORD.pack(file_bytes(path) & 0xFFFFFFFF), digest_size=16)
     with path.open("rb") as file:
         digest.update(file.read(_HEAD_BYTES))
@@ -82,18 +82,18 @@ def fingerprint(path: Path) -> str:
 
 
 def move(lib: Any, source: Any, target: Any, slot: int, more_streams: int, room: ctypes.Array[ctypes.c_uint8]) -> bool:
-    """Copies a slot's cells into the same, empty slot of a context with `more_streams` further streams.
+    """Copies a slot's cells into the same empty slot of a context that has `more_streams` additional streams.
 
-    Returns False if llama.cpp refuses; the slot then stays empty.
+    Returns False if llama.cpp refuses. The slot then stays empty.
 
     Args:
-        room: large enough for the state, and four bytes for each further stream.
+        room: a buffer for the state and four bytes for each additional stream.
     """
     size = int(lib.llama_state_seq_get_size(source, slot))
     whole = size + _WORD.size * more_streams
     if whole > len(room) or int(lib.llama_state_seq_get_data(source, room, size, slot)) != size:
         return False
-    # the streams come in their order, and those that the source does not have are the last: without cells
+    # The streams are stored in order. The additional streams come last, without cells.
     (n_streams,) = _WORD.unpack_from(room, 8)
     _WORD.pack_into(room, 8, n_streams + more_streams)
     ctypes.memset(ctypes.addressof(room) + size, 0, whole - size)
@@ -101,15 +101,15 @@ def move(lib: Any, source: Any, target: Any, slot: int, more_streams: int, room:
 
 
 def copy_out(lib: Any, handle: Any, slot: int) -> npt.NDArray[np.uint8] | None:
-    """The state of a slot as llama.cpp writes it, for slots of the same context alone; None if it refuses."""
+    """Returns a slot's state in llama.cpp's format, for slots of the same context only; None if llama.cpp refuses."""
     size = int(lib.llama_state_seq_get_size(handle, slot))
-    state = np.empty(size, np.uint8)  # not zeroed: it may have some 100 MB
+    state = np.empty(size, np.uint8)  # np.zeros would take time: a state may have some 100 MB
     written = int(lib.llama_state_seq_get_data(handle, _pointer(state), size, slot)) if size else 0
     return state if size and written == size else None
 
 
 def widened(state: npt.NDArray[np.uint8], n_streams: int) -> npt.NDArray[np.uint8]:
-    """A state of `copy_out` with a single KV cache, for a context that has grown to `n_streams` streams."""
+    """Adapts a state of `copy_out` with a single KV cache to a context that has grown to `n_streams` streams."""
     more = n_streams - _WORD.unpack_from(state.data, 8)[0]
     if more == 0:
         return state
@@ -119,7 +119,7 @@ def widened(state: npt.NDArray[np.uint8], n_streams: int) -> npt.NDArray[np.uint
 
 
 def copy_in(lib: Any, handle: Any, slot: int, state: npt.NDArray[np.uint8]) -> bool:
-    """Fills a slot with a state of `copy_out`; False if llama.cpp refuses, and then the slot is empty."""
+    """Fills a slot with a state of `copy_out`. Returns False if llama.cpp refuses; the slot is then empty."""
     return int(lib.llama_state_seq_set_data(handle, _pointer(state), state.size, slot)) == state.size
 
 
@@ -129,13 +129,13 @@ def _pointer(state: npt.NDArray[np.uint8]) -> Any:
 
 @dataclass(frozen=True)
 class Layout:
-    """The parts that llama.cpp writes for a sequence of a model, in their order.
+    """The parts of a sequence's state, in the order in which llama.cpp writes them.
 
     Attributes:
-        n_caches: KV caches: one, or one more for layers with a sliding window.
-        has_state: a recurrent state follows.
-        has_ext: cells carry a position in two dimensions, or their token.
-        has_v: V is kept beside K.
+        n_caches: number of KV caches: 1, or 2 with layers with a sliding window; 0 for a purely recurrent model.
+        has_state: True if a recurrent state follows.
+        has_ext: True if cells also hold a position in two dimensions, or their token.
+        has_v: True if V is stored besides K.
     """
 
     n_caches: int = 1
@@ -154,7 +154,7 @@ class Layout:
         return cls(0 if model.is_recurrent and not is_hybrid else n_caches, model.is_recurrent, has_ext, not latent)
 
     def cells_end(self, state: bytes | memoryview, start: int) -> int:
-        """The end of the cells of one cache, whose number stands at `start`. Raises struct.error where they do not."""
+        """Returns the end of one cache's cells; `start` is the place of their number. May raise struct.error."""
         (count,) = _WORD.unpack_from(state, start)
         at = start + _WORD.size + count * (_CELL_BYTES + self.has_ext * _EXT_BYTES)
         is_transposed, layers = _TWO_WORDS.unpack_from(state, at)
@@ -173,7 +173,7 @@ class Layout:
 
 
 def save(lib: Any, handle: Any, slot: int, layout: Layout) -> bytes:
-    """The state of a slot, without the number of slots."""
+    """Returns the state of a slot without the number of slots."""
     raw = copy_out(lib, handle, slot)
     if raw is None:
         raise EngineError(f"llama.cpp does not give the state of slot {slot}")
@@ -181,11 +181,11 @@ def save(lib: Any, handle: Any, slot: int, layout: Layout) -> bytes:
 
 
 def portable(raw: npt.NDArray[np.uint8], layout: Layout) -> bytes:
-    """A state of `copy_out` without the number of slots, for `load`.
+    """Removes the number of slots from a state of `copy_out`, for `load`.
 
-    llama.cpp writes a magic and the seq id; for each KV cache the number of streams, and for each stream the number of
-    its cells and their contents (llama-kv-cache.cpp, state_write), of which one stream alone has any; then a recurrent
-    state.
+    llama.cpp writes a magic number and the seq id. For each KV cache, the number of streams follows, then for each
+    stream the number of its cells and their contents (llama-kv-cache.cpp, state_write). Only one stream has cells. A
+    recurrent state comes last.
     """
     state, at = memoryview(raw.data), 8
     parts = [state[:4]]
@@ -203,12 +203,12 @@ def portable(raw: npt.NDArray[np.uint8], layout: Layout) -> bytes:
             parts.append(state[start:end])
             at = end + after
     except struct.error as error:
-        raise InputError("llama.cpp lays it out in a way that is not known here") from error
+        raise InputError("its format is not known") from error
     return b"".join([*parts, state[at:]])
 
 
 def load(lib: Any, handle: Any, slot: int, n_streams: int, state: bytes, layout: Layout) -> bool:
-    """Fills a slot with a state of `save`; False if llama.cpp refuses, and then the slot is empty."""
+    """Fills a slot with a state of `save`. Returns False if llama.cpp refuses; the slot is then empty."""
     others = _WORD.pack(0) * (n_streams - 1)
     parts, at = [state[:4], _WORD.pack(slot)], 4
     for number in range(layout.n_caches):
@@ -221,15 +221,15 @@ def load(lib: Any, handle: Any, slot: int, n_streams: int, state: bytes, layout:
 
 
 def check(model: Model, config: ResolvedConfig, token_ids: Sequence[int], state: bytes) -> None:
-    """Checks a saved state of unknown origin, before llama.cpp sees it.
+    """Checks a saved state of unknown origin before llama.cpp sees it.
 
-    llama.cpp compares types and row sizes with its own, and reads no further than the end; positions it takes as they
-    are. So each cell must stand at a position of its own from 0 on (those of a window: up to the last), every size must
-    add up to the end, and every number must be finite: one NaN in a cell would reach the next sequence that uses the
+    llama.cpp compares types and row sizes with its own and does not read beyond the end, but it trusts the positions.
+    So each cell must have its own position, counted from 0 (for a sliding window: the last positions). All sizes must
+    add up to the end. All numbers must be finite, because one NaN in a cell would reach the next sequence that uses the
     cell.
 
     Raises:
-        InputError: the state is not one of this model and engine; the message names the place.
+        InputError: the state is not from this model and engine; the message names the place.
     """
     lib: Any = library.load()
     worst = max(token_ids)
@@ -238,17 +238,17 @@ def check(model: Model, config: ResolvedConfig, token_ids: Sequence[int], state:
     walk = _Walk(state, len(token_ids), Layout.of(model), model.n_vocab)
     try:
         walk.run(int(lib.llama_model_n_layer(model.handle)), lib, config)
-    except (struct.error, ValueError) as error:  # InputError is one
+    except (struct.error, ValueError) as error:  # InputError is a ValueError
         detail = error if isinstance(error, InputError) else "it ends too early"
-        raise InputError(f"the saved state cannot be of this engine: {detail}") from error
+        raise InputError(f"the saved state does not fit this engine: {detail}") from error
 
 
 class _Walk:
-    """Reads a state piece by piece. Raises InputError, and struct.error or ValueError where it ends too early."""
+    """Reads a state piece by piece. Raises InputError, or struct.error or ValueError if the state ends too early."""
 
     def __init__(self, state: bytes, n_tokens: int, layout: Layout, n_vocab: int) -> None:
         self._state = state
-        self._at = 4  # behind the magic
+        self._at = 4  # after the magic number
         self._n_tokens = n_tokens
         self._layout = layout
         self._n_vocab = n_vocab
@@ -279,7 +279,7 @@ class _Walk:
         for _ in range(layers):
             self._check_rows("K", config.type_k, lib, n_cells)
         n_v = 0
-        while self._at < end:  # some layers have no V of their own
+        while self._at < end:  # some layers have no V
             n_v += 1
             if n_v > layers:
                 raise InputError(f"{end - self._at} bytes follow its last layer")
@@ -289,7 +289,7 @@ class _Walk:
                 self._check_rows("V", config.type_v, lib, n_cells)
 
     def _check_recurrent(self, n_layer: int) -> None:
-        """llama-memory-recurrent.cpp, state_write: one cell, and of each of its layers a row of R and a row of S."""
+        """Checks one cell with rows of R and S for each layer (llama-memory-recurrent.cpp, state_write)."""
         n_cells, position, n_seq_id, is_transposed, layers = self._unpack(_RECURRENT)
         if (n_cells, n_seq_id, is_transposed, layers) != (1, 0, 0, n_layer) or position != self._n_tokens - 1:
             raise InputError(f"its recurrent state is that of {position + 1} tokens and {layers} layers")
@@ -356,5 +356,5 @@ class _Walk:
 
 
 def type_number(lib: Any, name: str) -> int:
-    """llama.cpp's number of a type of the KV cache."""
-    return 30 if name == "bf16" else int(getattr(lib, f"GGML_TYPE_{name.upper()}"))  # the binding leaves BF16 out
+    """Returns llama.cpp's number for a type of the KV cache."""
+    return 30 if name == "bf16" else int(getattr(lib, f"GGML_TYPE_{name.upper()}"))  # the binding lacks BF16

@@ -1,8 +1,8 @@
 """The binding of llama.cpp: load() prepares the environment, imports it, checks its layout and forwards its log.
 
-The order matters. libgomp reads its environment once, when it is loaded, and the binding and the compiled sampler load
-it. So the environment is prepared before them, and this module is the only one that imports a binding. Which one it is,
-among those that are there, planning/binding_choice.py says.
+The order matters. libgomp reads its environment once, when it is loaded. The binding and the compiled sampler load
+libgomp, so the environment is prepared before them, and only this module imports a binding. planning/binding_choice.py
+chooses which of the installed bindings is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from llamabatch.config import KV_TYPES
 from llamabatch.errors import ConfigError, EngineError, SetupError
-from llamabatch.llama import backends, devices, log, rpc
+from llamabatch.llama import backends, devices, ggml, log, rpc
 from llamabatch.llama.abi_check import check_layout
 from llamabatch.llama.build_info import build_marker, cpu_library, library_dir
 from llamabatch.llama.environment import NOTHING_MEASURED, OnLoad, amx_is_off, is_mapped, prepared
@@ -43,16 +43,16 @@ PROMPTS_PATCH = "0020-rows-of-prompts.patch"
 
 _lock = threading.Lock()
 _module: ModuleType | None = None
-_fork_guard = ForkGuard()  # of what llama_backend_init set up
-_numa: str | None = None  # as the first model of this process wanted it
-_amx_off = False  # because the environment said so when llama.cpp was loaded
+_fork_guard = ForkGuard()  # the process that called llama_backend_init
+_numa: str | None = None  # the strategy of this process's first model
+_amx_off = False  # True if the environment turned AMX off when llama.cpp was loaded
 
 
 def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) -> ModuleType:
-    """Return the binding, ready for use: a module with the names of llama_cpp. May be called often and from any thread.
+    """Returns the binding, ready for use: a module with the names of llama_cpp. Safe to call often and from any thread.
 
-    The size of the model file and the measured settings count in the first call of a process only, since libgomp and
-    ggml read their environment once. Raises SetupError where no build of llama.cpp is there that fits.
+    The size of the model file and the measured settings count only in the first call of a process, because libgomp and
+    ggml read their environment once. Raises SetupError if no installed build of llama.cpp fits.
     """
     global _module, _fork_guard, _amx_off
     if _module is not None:
@@ -61,7 +61,7 @@ def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) ->
         if _module is None:
             with prepared(model_bytes, measured):
                 module = _import_choice()
-                native.available()  # its threads wait as those of llama.cpp: with libgomp, or teams of its own
+                native.available()  # loads the sampler here, so that its threads wait in the same way as llama.cpp's
                 rpc.load_named(module)
                 module.llama_backend_init()
                 if amx_is_off():
@@ -72,7 +72,7 @@ def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) ->
 
 
 def use_numa(strategy: str | None) -> None:
-    """Places the threads of this process on NUMA nodes as the first model wants it; None: as it is, else "off".
+    """Places the threads of this process on NUMA nodes. The first model decides; None keeps that choice, or "off".
 
     Raises:
         ConfigError: the first model of this process wanted another strategy.
@@ -86,30 +86,30 @@ def use_numa(strategy: str | None) -> None:
                 module.llama_numa_init(int(getattr(module, f"GGML_NUMA_STRATEGY_{_numa.upper()}")))
         elif strategy not in (None, _numa):
             raise ConfigError(
-                f"numa is {strategy!r}, but the first model of this process was loaded with {_numa!r}, which holds for "
-                "all of it; give the same, or isolate=True"
+                f"numa is {strategy!r}, but the first model of this process was loaded with {_numa!r}, and the "
+                "process has one setting; give the same, or isolate=True"
             )
 
 
 @in_forks
 def _renew_locks() -> None:
-    """Their holders, threads of the parent process, do not exist in a fork."""
+    """Makes new locks in a fork, where the threads that may hold the old locks do not exist."""
     global _lock
     _lock = threading.Lock()
     log.renew_lock()
 
 
 def check_usable() -> None:
-    """Raise EngineError in a fork that inherited GPUs: their drivers do not survive it, and llama.cpp aborts then."""
+    """Raises EngineError in a fork that inherited GPUs, whose drivers do not survive a fork: llama.cpp would abort."""
     if not _fork_guard.is_here and gpu_names():
         raise EngineError(
-            "llama.cpp was loaded before this process was forked off, and GPUs cannot be used in a fork of what has "
-            "used them; start processes by spawn, not by fork"
+            "llama.cpp was loaded before this process was forked, and a fork cannot use GPUs that its parent has used; "
+            "start processes with spawn instead of fork"
         )
 
 
 def _import_choice() -> ModuleType:
-    """The binding that the choice names, with its log and its CPU backend; where it does not work, the next one."""
+    """Imports the chosen binding with its log and its CPU backend, or the next choice if that fails."""
     while True:
         build = binding_choice.choose().build
         try:
@@ -118,13 +118,13 @@ def _import_choice() -> ModuleType:
             backends.load_cpu(module, library_dir(module))
             return module
         except SetupError as error:
-            if backends.is_forced():  # a wrong name is the user's to correct, and another build has other variants
+            if backends.is_forced():  # the user must correct a wrong name; another build would have other variants
                 raise
             binding_choice.reject(build, str(error))
 
 
 def import_build(build: Build) -> ModuleType:
-    """The binding of a build, with its libraries. Raises SetupError, the reason alone, where it does not fit."""
+    """Imports the binding of a build with its libraries. Raises SetupError with the bare reason if it does not fit."""
     name = "llamabatch-llama" if build.is_ours else "llama-cpp-python"
     try:
         module = _import_from(build)
@@ -132,7 +132,7 @@ def import_build(build: Build) -> ModuleType:
         if error.name == build.module:
             raise SetupError(f"{name} is not installed") from error
         raise SetupError(f"{name} needs the package {error.name!r}: pip install {error.name}") from error
-    except AttributeError as error:  # ctypes: a function of the binding is not in the library
+    except AttributeError as error:  # from ctypes: the library lacks a function of the binding
         raise SetupError(f"{name} and its libllama differ ({error})") from error
     except (ImportError, OSError, RuntimeError) as error:
         raise SetupError(f"{name} cannot load its library ({' '.join(str(error).split())})") from error
@@ -144,13 +144,13 @@ def import_build(build: Build) -> ModuleType:
 
 
 def _import_from(build: Build) -> ModuleType:
-    """Import the binding of a build from its folder, which need not be on sys.path."""
+    """Imports the binding of a build from its folder, which need not be on sys.path."""
     package = sys.modules.get(build.package)
     file = getattr(package, "__file__", None)
     if package is not None and (file is None or Path(str(file)).parent.resolve() != build.folder.resolve()):
         if build.package == binding_choice.FOREIGN:
             raise ImportError(f"another llama_cpp has been imported, from {file}")
-        _forget_modules(build.package)  # of a build that was passed over
+        _forget_modules(build.package)  # modules of a rejected build
     before = set(sys.modules)
     try:
         if build.package not in sys.modules and not _is_on_path(build):
@@ -170,7 +170,7 @@ def _import_from(build: Build) -> ModuleType:
 
 
 def _is_on_path(build: Build) -> bool:
-    """True if a plain import finds the package of this build."""
+    """Returns True if a plain import finds the package of this build."""
     found = binding_choice.installed(build.package)
     return found is not None and found.resolve() == build.folder.resolve()
 
@@ -182,7 +182,7 @@ def _forget_modules(package: str) -> None:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device that ggml can compute on. Memory in bytes; for a CPU that of the machine."""
+    """A device that ggml can compute on. For a CPU, the memory is that of the machine."""
 
     name: str
     description: str
@@ -196,8 +196,8 @@ class LibraryInfo:
     """The llama.cpp in use, for `llamabatch doctor`.
 
     Attributes:
-        choice: the build, and the others that are there.
-        cpu_variant: the library of CPU kernels among several; None where the build has one for a single kind of CPU.
+        choice: the chosen build and the other installed builds.
+        cpu_variant: name of the CPU kernels in use; None if the build has kernels for one kind of CPU only.
     """
 
     choice: Choice
@@ -214,18 +214,18 @@ class LibraryInfo:
 
 
 def library_info() -> LibraryInfo:
-    """Describe the loaded library. Raises SetupError where there is none."""
+    """Returns a description of the loaded library. Raises SetupError if there is none."""
     module = load()
     folder = library_dir(module)
     return LibraryInfo(
         choice=binding_choice.choose(),
         binding_version=str(getattr(module, "__version__", "unknown")),
-        llama_version=_text(module.llama_version()) if hasattr(module, "llama_version") else "unknown",
+        llama_version=ggml.text(module.llama_version()) if hasattr(module, "llama_version") else "unknown",
         library_dir=folder,
         libraries=tuple(sorted(p for p in folder.iterdir() if p.suffix in {".so", ".dylib", ".dll"})),
         marker=build_marker(module),
         cpu_variant=backends.variant_name(cpu_library(module)),
-        system_info=_text(module.llama_print_system_info()).strip(" |"),
+        system_info=ggml.text(module.llama_print_system_info()).strip(" |"),
         devices=tuple(
             DeviceInfo(each.name, each.description, each.kind, *devices.memory_here(module, each))
             for each in devices.devices(module)
@@ -236,68 +236,60 @@ def library_info() -> LibraryInfo:
 
 
 def _extra_buffers(module: ModuleType) -> tuple[str, ...] | None:
-    """Names of the buffer types that repack weights; None if they are not known.
-
-    ggml lists them once, in this call or with the first model, and reads GGML_CPU_AMX while it does.
-    """
+    """Returns the names of the buffer types that repack weights; None if they are not known. ggml makes the list once,
+    in this call or with the first model, and reads GGML_CPU_AMX at that time."""
     library = module.llama_cpp._lib
-    pointer, cpu = ctypes.c_void_p, 0  # GGML_BACKEND_DEVICE_TYPE_CPU
     try:
-        device = ctypes.CFUNCTYPE(pointer, ctypes.c_int)(("ggml_backend_dev_by_type", library))(cpu)
-        backend = ctypes.CFUNCTYPE(pointer, pointer)(("ggml_backend_dev_backend_reg", library))(device)
-        find = ctypes.CFUNCTYPE(pointer, pointer, ctypes.c_char_p)(("ggml_backend_reg_get_proc_address", library))
-        name = ctypes.CFUNCTYPE(ctypes.c_char_p, pointer)(("ggml_backend_buft_name", library))
-    except (AttributeError, ValueError):
+        device = ggml.cpu_device(library)
+        found = ggml.backend_function(library, device, b"ggml_backend_dev_get_extra_bufts")
+        name = ggml.bind(library, "ggml_backend_buft_name", ctypes.c_char_p, ggml.POINTER)
+    except ggml.MISSING:
         return None
-    found = find(backend, b"ggml_backend_dev_get_extra_bufts")
     if not found:
         return None
-    types = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(found)(device)
-    return tuple(_text(name(buffer)) for buffer in itertools.takewhile(bool, types))
-
-
-def _text(raw: bytes | None) -> str:
-    return (raw or b"").decode("utf-8", "replace")
+    types = ctypes.CFUNCTYPE(ctypes.POINTER(ggml.POINTER), ggml.POINTER)(found)(device)
+    return tuple(ggml.text(name(buffer)) for buffer in itertools.takewhile(bool, types))
 
 
 def extra_bufts_safe() -> bool:
-    """True if a model may be loaded with llama.cpp's extra buffer types; see llamabatch/llama/extra_buffers.py."""
+    """Returns True if models may use llama.cpp's extra buffer types; see llamabatch/llama/extra_buffers.py."""
     from llamabatch.llama import extra_buffers
 
     return extra_buffers.safe(load())
 
 
 def has_fast_attention() -> bool:
-    """True if this build has our flash attention for CPUs."""
+    """Returns True if this build has our flash attention for CPUs."""
     return _has_patch(ATTENTION_PATCH)
 
 
 def has_lazy_cells() -> bool:
-    """True if this build leaves the cells of a new context to the system, which gives zeros when they are used."""
+    """Returns True if this build does not zero the cells of a new context: Linux gives zeroed pages on first use."""
     return sys.platform == "linux" and _has_patch(CELLS_PATCH)
 
 
 def drops_copied_pages() -> bool:
-    """True if this build gives the pages of a mapped file back once their weights were copied."""
+    """Returns True if this build releases the pages of a mapped file after their weights have been copied."""
     return sys.platform == "linux" and _has_patch(PAGES_PATCH)
 
 
 def has_equal_rows() -> bool:
-    """True if this build computes a row alone by the kernels that compute it beside others: ours, on x86 with AVX2. A
-    library for matrices on the CPU (BLAS), which takes many rows alone, would be another device."""
+    """Returns True if this build computes a single row with the same kernels as a row among others. Our build does so
+    on x86 with AVX2. A matrix library for the CPU (BLAS) would break this: it is another device, and computes only
+    calls of many rows."""
     has_others = any(device.kind == "accelerator" for device in devices.devices(load()))
     return _has_patch(ONE_ROW_PATCH) and _system_features().get("AVX2") == "1" and not has_others
 
 
 def takes_ragged(context: int) -> bool:
-    """True if the split KV cache of a llama_context takes any tokens of any sequences in one pass over the weights:
-    where our build computes its attention on CPUs. False for a build without the function."""
+    """Returns True if a llama_context with a split KV cache takes any tokens of any sequences in one pass. Our build
+    can do this if the attention runs on CPUs. Builds without the function return False."""
     return _asked("llama_takes_ragged", context)
 
 
 def takes_prompts(context: int) -> bool:
-    """True if a context has kernels of their own for tokens that a batch marks as those of prompts: our build, on AMX.
-    False for a build without the function, to which the mark is that of an output."""
+    """Returns True if a context has special kernels for tokens that a batch marks as prompt tokens. Our build has them
+    on AMX. Builds without the function return False; they would read the mark as that of an output."""
     return _asked("llama_takes_prompts", context)
 
 
@@ -310,13 +302,13 @@ def _asked(name: str, context: int) -> bool:
 
 
 def amx_can_be_off() -> bool:
-    """True if this CPU and this build have AMX kernels that are on and that `OnLoad.amx` can turn off."""
+    """Returns True if this CPU and build have AMX kernels that are on and that `OnLoad.amx` can turn off."""
     has_kernels = _system_features().get("AMX_INT8") == "1" and _cpu_has_amx()
     return has_kernels and not amx_is_off() and _has_patch(AMX_PATCH)
 
 
 def splits_without_recursion() -> bool:
-    """True if this build tokenizes a long word without overflowing the stack."""
+    """Returns True if this build tokenizes a long word without overflowing the stack."""
     return _has_patch(SPLITTING_PATCH)
 
 
@@ -325,14 +317,15 @@ def _has_patch(name: str) -> bool:
     return marker is not None and name in marker.get("patches", {})
 
 
-# name in llama_print_system_info -> name in planning/weights.py
+# Maps a name in llama_print_system_info to a name in planning/weights.py.
 _FEATURES = {"AMX_INT8": "amx", "AVX2": "avx2", "AVX512": "avx512", "DOTPROD": "neon"}
 
 _ROWS_FEATURES = (("AVX2", "rows"), ("AVX512_VNNI", "vnni512"))
 
 
 def repack_features() -> frozenset[str]:
-    """The kernels that this build repacks weights for, named as in planning/weights.py; AMX only if the CPU has it."""
+    """Returns the kernels that weights are repacked for (names as in planning/weights.py), AMX only on CPUs with
+    AMX."""
     features = _system_features()
     found = {ours for theirs, ours in _FEATURES.items() if features.get(theirs) == "1"}
     if _has_patch(ROWS_PATCH):
@@ -352,13 +345,14 @@ def repack_features() -> frozenset[str]:
 
 
 def _system_features() -> dict[str, str]:
-    """The features that llama_print_system_info lists: name to value, "1" for one that the build has."""
-    pairs = dict(part.split(" = ") for part in _text(load().llama_print_system_info()).split(" | ") if " = " in part)
+    """Returns the features of llama_print_system_info by name. The value "1" means that the build has the feature."""
+    parts = ggml.text(load().llama_print_system_info()).split(" | ")
+    pairs = dict(part.split(" = ") for part in parts if " = " in part)
     return {name.split()[-1]: value for name, value in pairs.items()}
 
 
 def cuda_kv_pairs() -> frozenset[str] | None:
-    """Types of K and V that this build's attention on CUDA reads as they are, as q8_0-q8_0; None: it does not tell."""
+    """Returns the pairs of K and V types (such as q8_0-q8_0) that CUDA attention reads directly; None if unknown."""
     pairs = _system_features().get("FA_QUANTS")
     if pairs is None:
         return None
@@ -372,12 +366,12 @@ def _cpu_has_amx() -> bool:
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Names of the devices that layers are offloaded to by default."""
+    """Returns the names of the devices that layers are offloaded to by default."""
     return tuple(device.shown for device in devices.gpus(load()))
 
 
 def uses_libgomp() -> bool:
-    """True if the loaded library waits as GOMP_SPINCOUNT says: with libgomp, or with the teams of threads that
-    native_patches/portable has in its place (Linux; False elsewhere)."""
+    """Returns True if the loaded library obeys GOMP_SPINCOUNT (Linux; False elsewhere). libgomp does, and so do the
+    teams of threads that native_patches/portable has in place of libgomp."""
     marker = build_marker(load())
     return is_mapped("libgomp") or (marker is not None and marker.get("openmp") == "teams")

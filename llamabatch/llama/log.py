@@ -1,4 +1,4 @@
-"""llama.cpp's log: forwarded to the logger `llamabatch.llama_cpp`, its last complaints kept for exceptions."""
+"""llama.cpp's log: forwarded to the logger `llamabatch.llama_cpp`. The last warnings are kept for exceptions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from typing import Any
 logger = logging.getLogger(__name__)
 llama_logger = logging.getLogger("llamabatch.llama_cpp")
 
-# ggml_log_level as ggml.h has it; the comment in llama_cpp/_logger.py shows an older order
+# The numbers are those of ggml_log_level in ggml.h. The comment in llama_cpp/_logger.py shows an older order.
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
-# ends of the lines about a decode that was halted (halt.py): as wanted, and no error of anything
+# llama.cpp logs these line endings for a decode that was halted on purpose (halt.py), which is not an error.
 _HALTED = ("compute_async failed with error 1", "compute status: 1", "failed to decode, ret = 2")
 
 
 class LogForwarder:
-    """Forwards llama.cpp's pieces of text to `logging`, line by line, and keeps the last warnings and errors."""
+    """Forwards llama.cpp's log texts to `logging`, line by line, and keeps the last warnings and errors."""
 
     def __init__(self, target: logging.Logger) -> None:
         self._target = target
@@ -33,7 +33,7 @@ class LogForwarder:
         self._level = logging.DEBUG
         self._pending = ""
         self.complaints: collections.deque[str] = collections.deque(maxlen=20)
-        self.heard: dict[int, list[str]] = {}  # lines of the threads that listen, by their ids
+        self.heard: dict[int, list[str]] = {}  # lines for `listening`, by thread id
 
     def __call__(self, level: int, text: bytes | None, _user_data: object) -> None:
         if sys.is_finalizing():
@@ -47,11 +47,11 @@ class LogForwarder:
                 if line_level >= logging.WARNING:
                     self.complaints.append(line)
                 self._target.log(line_level, "%s", line)
-        except Exception:  # an exception must not travel into C; a lost log line is the smaller harm
+        except Exception:  # an exception must not reach C code; a lost log line is the smaller harm
             logger.debug("a log line of llama.cpp was lost", exc_info=True)
 
     def _lines(self, level: int, text: str) -> list[tuple[int, str]]:
-        """The lines that `text` completes; a piece marked "continue" belongs to the line before it."""
+        """Returns the lines that `text` completes. A piece marked "continue" belongs to the line before it."""
         with self.lock:
             done: list[tuple[int, str]] = []
             if level != _CONTINUE:
@@ -64,12 +64,12 @@ class LogForwarder:
 
 
 _forwarder = LogForwarder(llama_logger)
-# llama.cpp keeps only the address, so a callback must live as long as the process: one for each binding
+# llama.cpp keeps only the address of a callback, so each binding's callback must live as long as the process.
 _callbacks: list[tuple[ModuleType, Any]] = []
 
 
 def recent_complaints() -> list[str]:
-    """The last warnings and errors of llama.cpp, oldest first; the call forgets them."""
+    """Returns the last warnings and errors of llama.cpp, oldest first, and drops them."""
     lines: list[str] = []
     while _forwarder.complaints:
         lines.append(_forwarder.complaints.popleft())
@@ -78,8 +78,8 @@ def recent_complaints() -> list[str]:
 
 @contextlib.contextmanager
 def listening(module: ModuleType) -> Iterator[list[str] | None]:
-    """Gives a list that fills with all lines that llama.cpp logs from this thread in the block; None if they go to
-    another program's callback."""
+    """Yields a list that collects the lines that llama.cpp logs from this thread within the block. Yields None if
+    another program's callback gets the lines."""
     if not any(known is module for known, _ in _callbacks):
         yield None
         return
@@ -91,22 +91,22 @@ def listening(module: ModuleType) -> Iterator[list[str] | None]:
 
 
 def reason() -> str:
-    """The recent complaints as the reason of a failed call, for the message of an exception."""
+    """Returns the recent complaints as the reason of a failed call, for an exception's message."""
     return "; ".join(dict.fromkeys(recent_complaints())) or "llama.cpp gives no reason"
 
 
 def renew_lock() -> None:
-    """Replace the lock, in a fork: its holder is a thread of the parent process."""
+    """Makes a new lock in a fork, where the thread that may hold the old lock does not exist."""
     _forwarder.lock = threading.Lock()
 
 
 def forward(module: ModuleType) -> None:
-    """Send llama.cpp's log to `llamabatch.llama_cpp`, unless the program has put a callback of its own in place."""
+    """Forwards llama.cpp's log to `llamabatch.llama_cpp`, unless the program has set its own callback."""
     if any(known is module for known, _ in _callbacks) or _has_foreign_callback(module):
         return
     llama_logger.addHandler(logging.NullHandler())
     if llama_logger.level == logging.NOTSET:
-        llama_logger.setLevel(logging.ERROR)  # quiet; setLevel(logging.INFO) on this logger shows everything
+        llama_logger.setLevel(logging.ERROR)  # quiet by default; setLevel(logging.INFO) on this logger shows everything
     callback = module.llama_log_callback(_forwarder)
     _callbacks.append((module, callback))
     module.llama_log_set(callback, ctypes.c_void_p(0))
@@ -114,7 +114,7 @@ def forward(module: ModuleType) -> None:
 
 
 def forward_media(module: ModuleType, mtmd: ModuleType) -> None:
-    """Sends libmtmd's log to where that of llama.cpp goes, unless a program has put a callback of its own in place."""
+    """Forwards libmtmd's log to the same callback as llama.cpp's, unless the program has set its own callback."""
     callback = next((callback for known, callback in _callbacks if known is module), None)
     if callback is None or any(known is mtmd for known, _ in _callbacks):
         return
@@ -135,7 +135,7 @@ def _address(function: Any) -> int | None:
 
 
 def _silence_log(module: ModuleType) -> None:
-    """Replace the callback at exit, when no Python may run from a native destructor. A null callback would print, so a
-    C function without arguments and effects takes its place."""
+    """Replaces the callback at exit, when native destructors must not run Python code. Without a callback llama.cpp
+    would print. So a C function without arguments and effects takes its place."""
     nothing = ctypes.cast(module.llama_max_devices, module.llama_log_callback)
     module.llama_log_set(nothing, ctypes.c_void_p(0))

@@ -1,7 +1,7 @@
-"""Long words on a stock build of llama.cpp: the stack that tokenizing them takes, and a thread that has it.
+"""Long words on a stock build of llama.cpp: the stack that tokenizing needs, and a thread with such a stack.
 
-Without our patch (native_patches/0008) llama.cpp splits text with std::regex for some pre-tokenizers. It calls itself
-for each character of a match, so that a long word overflows the stack and ends the process.
+Without our patch (native_patches/0008) llama.cpp splits text with std::regex for some pre-tokenizers. std::regex
+recurses for each character of a match, so a long word overflows the stack and crashes the process.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from llamabatch.llama import library
 from llamabatch.utils.cures import patched_build
 
 _STACK_PER_CHARACTER = 1024  # libstdc++ takes 325 bytes at -O3; other compilers may take more
-_MAX_RUN = 260_000  # with it, a stack of 255 MiB
-_SHORT_RUN = 1_000  # any thread has the stack for it
-# time grows with the square of the run here: these take about a second
+_MAX_RUN = 260_000  # characters, which need a stack of 255 MiB
+_SHORT_RUN = 1_000  # characters for which the stack of any thread suffices
+# With these pre-tokenizers the time grows with the square of the run; runs of these lengths take about a second.
 _MAX_RUN_OF = {"deepseek-llm": 100_000, "jais-2": 60_000, "superbpe": 4_000}
 _SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _RUNS = re.compile(rf"([{_SPACES}]+)|[^{_SPACES}]+")
-# pre-tokenizers for which words with single spaces between them are one match
+# For these pre-tokenizers, words with single spaces between them are one match.
 _SENTENCES = {"exaone-moe": re.compile(r"[^0-9!-/:-@\[-`{-~]+")}
-# Pre-tokenizers that llama.cpp splits without std::regex, or one character at a time.
+# For these pre-tokenizers, llama.cpp splits without std::regex, or one character at a time.
 _NAMES = """
 a.x-4.0 chatglm-bpe codeshell command-r dbrx deepseek-r1-qwen exaone exaone4 f2llmv2 falcon-h1 falcon3 gemma4
 gigachat glm4 glm5 gpt-2 granite-docling granite-embed-multi-311m grok-2 hunyuan jais jina-de jina-es jina-v1-en
@@ -32,21 +32,21 @@ mellum2 midm-2.0 minerva-7b modern-bert mpt olmo phi-2 pixtral qwen2 qwen35 refa
 smollm solar-open stablelm2 starcoder trillion
 """
 _SPLIT_IN_PLACE = frozenset(_NAMES.split())
-_stack_size_lock = threading.Lock()  # threading.stack_size is the process's
+_stack_size_lock = threading.Lock()  # threading.stack_size holds for the whole process
 
 
 def recursive_pre_tokenizer(metadata: Mapping[str, str]) -> str | None:
-    """The pre-tokenizer of a model if this build splits its text with std::regex; None if a long word is safe."""
+    """Returns the model's pre-tokenizer if this build splits with std::regex, or None if a long word is safe."""
     pre = metadata.get("tokenizer.ggml.pre", "default")
     byte_pairs = metadata.get("tokenizer.ggml.model") in ("gpt2", "hybriddna", "whitespace")
     return None if not byte_pairs or pre in _SPLIT_IN_PLACE or library.splits_without_recursion() else pre
 
 
 def needed_stack(data: bytes, pre: str) -> int:
-    """MiB of stack that tokenizing UTF-8 text takes with this pre-tokenizer; 0: the stack of any thread suffices.
+    """Returns the MiB of stack that tokenizing UTF-8 text needs; 0 if the stack of any thread suffices.
 
     Raises:
-        PromptError: the text has more characters without a place to split than a stack can hold.
+        PromptError: the text has a longer run of characters without a place to split than a stack can hold.
     """
     if len(data) <= _SHORT_RUN:
         return 0
@@ -64,7 +64,7 @@ def needed_stack(data: bytes, pre: str) -> int:
 
 
 def _longest_match(text: str, pre: str) -> int:
-    """Most characters of one match of the pre-tokenizer: white space, then a word, then line breaks."""
+    """Returns the most characters of one match of the pre-tokenizer: white space, then a word, then line breaks."""
     spaces = words = 0
     for found in _RUNS.finditer(text):
         size = found.end() - found.start()
@@ -79,7 +79,7 @@ def _longest_match(text: str, pre: str) -> int:
 
 
 def on_larger_stack(call: Callable[[], list[int]], mebibytes: int) -> list[int]:
-    """Run the call in a thread with a stack of this size, since the stack of a running thread does not grow."""
+    """Runs the call in a new thread with a stack of this size, because the stack of a running thread cannot grow."""
     results: list[list[int]] = []
     errors: list[Exception] = []
 
@@ -98,10 +98,10 @@ def on_larger_stack(call: Callable[[], list[int]], mebibytes: int) -> list[int]:
             finally:
                 threading.stack_size(before)
     except (RuntimeError, ValueError) as error:
-        raise PromptError(f"the text needs a stack of {mebibytes} MiB, which is not to be had: {error}") from None
+        raise PromptError(f"the text needs a stack of {mebibytes} MiB, which is not available: {error}") from None
     try:
         thread.join()
-    except BaseException:  # Ctrl-C: the vocabulary must not go while it is in use
+    except BaseException:  # after Ctrl-C, too, the vocabulary must not be freed while the thread uses it
         thread.join()
         raise
     if errors:

@@ -1,7 +1,7 @@
-"""Advice to the system on the mapped file of a loaded model: what is read in small pieces is read by the page.
+"""Advice to the system on a model's mapped file: small tensors should be read page by page.
 
-A page that the system took back is read again with those around it, up to 16 MiB on some disks. Norms lie all over a
-file. In a small cgroup the pages around one norm took the place of another's, and each step read most of the file.
+The system reads an evicted page again with the pages around it, up to 16 MiB on some disks. Norms are spread over the
+file. In a small cgroup, the pages around one norm evicted another norm, and each step read most of the file.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _MADV_RANDOM = 1  # linux/mman-common.h; Python has the name on Linux alone
 
 
 def read_by_page(path: Path, features: frozenset[str]) -> None:
-    """Lets Linux read the vectors of a mapped model, and an embedding that is only looked up, by the page.
+    """Lets Linux read some tensors of a mapped model page by page: vectors, and an embedding that is only looked up.
 
     Args:
-        features: those for which this load repacks weights, as in planning.memory.weights.
+        features: the kernels that this load repacks weights for, with the names of planning/weights.py.
     """
     if sys.platform != "linux":
         return
@@ -40,12 +40,12 @@ def read_by_page(path: Path, features: frozenset[str]) -> None:
                 if len(tensor.dims) < 2 or is_only_looked_up(tensor, tensors, features)
             ]
             _advise(header.path, pieces)
-    except (OSError, ModelFileError) as error:  # it is only slower without
+    except (OSError, ModelFileError) as error:  # without the advice, the model is only slower
         logger.debug("no advice on the pages of %s: %s", path, error)
 
 
 def _advise(path: Path, pieces: Iterable[tuple[int, int]]) -> None:
-    """Advises MADV_RANDOM for pieces of a file, (byte, bytes), wherever this process has mapped them."""
+    """Advises MADV_RANDOM for pieces (offset, size) of a file, wherever this process has mapped them."""
     libc, page = ctypes.CDLL(None), mmap.PAGESIZE
     mapped = _mappings(path)
     for start, n_bytes in pieces:
@@ -58,7 +58,7 @@ def _advise(path: Path, pieces: Iterable[tuple[int, int]]) -> None:
 
 
 def _mappings(path: Path) -> list[tuple[int, int, int]]:
-    """The mappings of a file in this process: address, byte of the file, bytes."""
+    """Returns the mappings of a file in this process, each as address, offset in the file, and size in bytes."""
     inode, name = str(path.stat().st_ino), path.resolve().name
     found = []
     for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():

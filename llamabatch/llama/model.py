@@ -1,4 +1,4 @@
-"""A loaded GGUF: its weights or its vocabulary alone, its metadata, and text to tokens and back."""
+"""A loaded GGUF model: its weights (or its vocabulary alone), its metadata, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ANY_TOKEN = 1024  # bytes of a text that a token stands for, where a tokenizer tells no limit
-_WHOLE_TEXT = ("llama", "gpt2")  # tokenizers whose tokens are the text, without a character left out
+ANY_TOKEN = 1024  # bytes of text that we assume for the longest token of a tokenizer without a known limit
+_WHOLE_TEXT = ("llama", "gpt2")  # tokenizers that keep every character of the text in their tokens
 _MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its length is an int32
 
-_SLICE = 2**15  # ids that become Python objects at once
+_SLICE = 2**15  # token ids that are converted to Python objects at once
 _FAILED = -(2**31)  # what llama_tokenize returns for a text that it cannot tokenize
 
-# llama_vocab_* of these gives the id of a special token, or one below 0.
+# For each of these names, llama_vocab_NAME returns the id of a special token, or a negative number if there is none.
 _SPECIAL = (
     *("bos", "eos", "eot", "sep", "nl", "pad", "mask"),
     *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
 )
-_SEVERAL_POSITIONS = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: a token has four
+_SEVERAL_POSITIONS = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: a token has four positions
 
 
 class PairMarks(NamedTuple):
-    """The tokens around the two texts of a pair: before the first, between them, behind the second.
+    """The tokens before, between and behind the two texts of a pair.
 
-    As transformers' tokenizers build a pair, and llama-server but for the last [SEP] of BERT.
+    transformers' tokenizers build pairs in this way. llama-server does too, but without the last [SEP] of BERT.
     """
 
     before: tuple[int, ...]
@@ -67,21 +67,21 @@ class PairMarks(NamedTuple):
 
 
 class Model:
-    """Owns a llama_model. Tokenizing is safe from any thread; closing is for the owner, after its contexts.
+    """Owns a llama_model. Any thread may tokenize. An owner closes the model after its contexts.
 
     Args:
         path: the .gguf file; gguf/resolve.py finds it for a name.
         config: placement of the weights; None loads the vocabulary alone.
-        vocab_only: load the vocabulary alone, with the digest and the trial load that the config asks for.
-        pooling: as EngineConfig.pooling, without a config.
+        vocab_only: load the vocabulary alone, but do the digest check and the trial load that the config asks for.
+        pooling: as EngineConfig.pooling; used only without a config.
 
     Attributes:
-        projector: reads the pictures of prompts; None: the config names no mmproj file.
-        media_sources: the places where pictures of prompts may stand, beside the prompts themselves.
-        halt: ends what its contexts compute, of all its owners, for the time when all of them are closed.
+        projector: encodes the pictures and sounds of prompts; None if the config names no mmproj file.
+        media_sources: the folder and the domains from which prompts may name pictures.
+        halt: stops the computations of all contexts of all owners; for use when all owners are closed.
 
     Raises:
-        ModelFileError: the file is refused, by us or by llama.cpp; the message holds the reason.
+        ModelFileError: llamabatch or llama.cpp refuses the file; the message gives the reason.
         EngineClosedError: the load was cancelled.
     """
 
@@ -89,7 +89,7 @@ class Model:
         self, path: Path, config: EngineConfig | None = None, *, vocab_only: bool = False, pooling: str = "auto"
     ) -> None:
         self.path = path
-        # kept: what a caller asked for also holds for the vocabulary alone
+        # The overrides also hold when the vocabulary alone is loaded.
         self._kv_overrides: KvOverrides = () if config is None else config.kv_overrides
         self.media_sources = NOWHERE
         if config is not None:
@@ -100,8 +100,10 @@ class Model:
         else:
             ensure_loadable(path, config.trial, config.sha256, config.kv_overrides, config.override_tensor)
             pooling = config.pooling
-        self._lock = threading.Lock()  # of calls that take no longer than a few tokens: event loops wait for it
-        self._text_lock = threading.Lock()  # of calls that take as long as their text; close() takes both, this first
+        # Event loops wait for `_lock`, so it guards only calls that take no longer than a few tokens. `_text_lock`
+        # guards the calls whose time grows with the text. close() takes both locks, `_text_lock` first.
+        self._lock = threading.Lock()
+        self._text_lock = threading.Lock()
         self._fork_guard = ForkGuard()
         self._owners = 1
         self.halt = Halt()
@@ -124,27 +126,29 @@ class Model:
             raise
 
     def _load(self, config: EngineConfig | None) -> None:
-        """Loads the file. Raises ConfigError, ModelFileError. `config`: None loads the vocabulary alone."""
-        # the profile first: it sets how the library is loaded
+        """Loads the file, or the vocabulary alone if `config` is None. Raises ConfigError, ModelFileError."""
+        # The profile comes first because it decides how the library is loaded.
         profile = profile_for(self.path, config) if config is not None else None
         self._lib = library.load(file_bytes(self.path))
         library.check_usable()
         params = self._lib.llama_model_default_params()
         if config is None:
             params.vocab_only = True
-            # else llama.cpp asks each GPU for its memory, which makes a context on it
+            # Without an empty list of devices, llama.cpp asks each GPU for its memory, which makes a context on the
+            # GPU.
             self._native_arrays = [_use_devices(params, ())]
         else:
             if profile is not None:
                 config, _ = profile.fill(config)
             library.use_numa(config.numa)
-            self._native_arrays = _place(self._lib, params, config)  # kept: llama.cpp reads them through pointers
+            # The arrays must stay alive because llama.cpp reads them through pointers.
+            self._native_arrays = _place(self._lib, params, config)
         if self._kv_overrides:
             params.kv_overrides = overrides.kv_array(self._lib, self._kv_overrides)  # ctypes keeps it with `params`
-        if can_be_cancelled():  # kept until the load has ended
+        if can_be_cancelled():  # `on_progress` must stay alive until the load has ended
             on_progress = self._lib.llama_progress_callback(lambda _share, _data: not is_cancelled())
             params.progress_callback = on_progress
-        log.recent_complaints()  # forgets those of earlier calls
+        log.recent_complaints()  # drops the complaints of earlier calls
         with log.listening(self._lib) as lines:
             self.handle = self._lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self.handle:
@@ -163,7 +167,7 @@ class Model:
             read_by_page(self.path, library.repack_features() if params.use_extra_bufts else frozenset())
 
     def _open_projector(self, config: EngineConfig, *, encodes: bool) -> Projector | None:
-        """The projector of the config's mmproj file; None without one. Raises as Projector."""
+        """Returns the projector of the config's mmproj file, or None if the config names none. Raises as Projector."""
         if config.mmproj is None:
             return None
         path = resolve_mmproj(config.mmproj, config.model)
@@ -181,7 +185,6 @@ class Model:
         )
 
     def _read_vocabulary(self) -> None:
-        """Reads the metadata, and the special tokens of the vocabulary."""
         self.metadata: Mapping[str, str] = self._read_metadata()
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
         ids = {name: int(getattr(self._lib, f"llama_vocab_{name}")(self.vocab_handle)) for name in _SPECIAL}
@@ -192,27 +195,27 @@ class Model:
         self._first_token = self._bos()
 
     def _read_kind(self, pooling: str, config: EngineConfig | None) -> None:
-        """Reads what the model can do. Later is too late: the client also asks when the engine has failed and freed it.
+        """Reads the abilities of the model. The client also asks for them after a failed engine has freed the model.
 
         Args:
-            config: None: the vocabulary alone is loaded.
+            config: None if the vocabulary alone is loaded.
         """
-        # has state that cannot be cut at a position (recurrent and hybrid models)
+        # Recurrent and hybrid models have state that cannot be cut at a position.
         self.is_recurrent = bool(
             self._lib.llama_model_is_recurrent(self.handle) or self._lib.llama_model_is_hybrid(self.handle)
         )
         self._rotates = int(self._lib.llama_model_rope_type(self.handle)) not in _SEVERAL_POSITIONS
-        # some layers attend over a sliding window only
-        self.window = 0 if config is None else int(self._lib.llama_model_n_swa(self.handle))  # in tokens
+        # `window` counts tokens; some layers attend over a sliding window only.
+        self.window = 0 if config is None else int(self._lib.llama_model_n_swa(self.handle))
         self.has_window = self._window_in_file() if config is None else self.window > 0
-        # what makes one result of a text's tokens: a name of gguf/pooling.py
+        # The pooling is one of the names in gguf/pooling.py.
         self.pooling = default_pooling(self.metadata, self._tensors()) if pooling == "auto" else pooling
-        # names of the outputs of the classification head; empty unless texts are pooled by it
+        # The labels name the outputs of the classification head. They are empty unless the pooling is "rank".
         self.labels = read_labels(self.path) if self.pooling == RANK else ()
         if self.labels and config is not None and lacks_dense_layer(self.metadata, self._tensors()):
             logger.warning("%s: %s", self.path, NO_DENSE_LAYER)
         self.cannot_generate = self._kind_without_generation()
-        # the reasons for which the model gives no embeddings, and no scores, for messages; None if it gives them
+        # These texts say, for messages, why the model gives no embeddings or no scores. They are None if it does.
         self.cannot_embed = self._kind_without_embedding()
         self.cannot_classify = self._kind_without_classes()
         self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self.handle))
@@ -222,8 +225,8 @@ class Model:
         """Raises ConfigError for an option that has no effect on this model.
 
         Args:
-            config: None: the vocabulary alone is loaded.
-            lines: llama.cpp's log of the load; None: not known.
+            config: None if the vocabulary alone is loaded.
+            lines: llama.cpp's log of the load; None if it is not known.
         """
         if self._kv_overrides and lines is not None:
             keys = read_header(self.path).metadata
@@ -237,12 +240,12 @@ class Model:
             )
 
     def _window_in_file(self) -> bool:
-        """True if the file names a sliding window. llama.cpp reads none with a vocabulary alone, and not phi3's."""
+        """Returns True if the file names a sliding window (not phi3's), which llama.cpp reads only with the weights."""
         arch = self.metadata.get("general.architecture", "")
         return arch != "phi3" and self.metadata.get(f"{arch}.attention.sliding_window", "0") not in ("", "0")
 
     def uncuttable(self, config: EngineConfig | ResolvedConfig) -> str | None:
-        """The reason why the cells of a sequence cannot be cut at a position, and copied in part; None: they can be."""
+        """Returns why a sequence's cells cannot be cut at a position and copied in part; None if they can."""
         if self.is_recurrent:
             return "recurrent state"
         if not self.has_window:
@@ -250,28 +253,27 @@ class Model:
         found = "layers with a sliding window"
         if not config.swa_full:
             return f"{found}, and swa_full is False"
-        if config.kv == "unified":  # a sequence may be given the older cells of another one
+        if config.kv == "unified":  # a sequence may get the older cells of another sequence
             return f"{found}, and kv is 'unified'"
         return None if keeps_windows_whole(self.metadata.get("general.architecture", "")) else found
 
     def n_snapshots(self, config: ResolvedConfig) -> int:
-        """Tokens by which a state that cannot be cut can be rolled back, once after each pass that computed them."""
+        """Returns how many tokens llama.cpp can roll a recurrent state back by, once after each pass."""
         known = keeps_snapshots(self.metadata.get("general.architecture", ""))
         return config.n_snapshots if self.is_recurrent and known and hasattr(self._lib, "llama_n_rs_seq") else 0
 
     def can_copy(self, config: EngineConfig | ResolvedConfig) -> bool:
-        """True if a sequence can copy all that another one holds, and go on with equal logits.
-
-        In a unified KV cache, cells of a window that several sequences share would not be used again before all of them
-        end (llama-kv-cache.cpp, find_slot).
-        """
+        """Returns True if a sequence can copy all cells of another sequence and then compute equal logits. In a unified
+        KV cache several sequences would share cells of a sliding window. llama.cpp would not reuse these cells before
+        all of the sequences end (llama-kv-cache.cpp, find_slot)."""
         is_copied = self.metadata.get("general.architecture", "") not in UNCOPIED
         return is_copied and not (self.has_window and config.kv == "unified")
 
     def can_shift(self, type_k: str) -> bool:
-        """True if cells can change their positions without a trace in the cells of other slots (overflow="shift").
+        """Returns True if cells can change positions without changing the cells of other slots (overflow="shift").
 
-        llama.cpp rotates all of K at once, by an angle of 0 where nothing moves, and would round a quantised K again.
+        llama.cpp rotates all of K at once, by an angle of 0 for cells that do not move. This rounds a quantised K
+        again.
 
         Args:
             type_k: type of the K cache.
@@ -281,8 +283,8 @@ class Model:
 
     @property
     def scales_rope(self) -> bool:
-        """True if the rotary embedding may scale as it rotates (YaRN, LongRoPE): a rotation by 0 may then change K."""
-        if self._changes_rope:  # maybe so that it scales
+        """True if the rotary embedding may also scale (YaRN, LongRoPE), so that a rotation by 0 may change K."""
+        if self._changes_rope:  # the changed embedding may scale
             return True
         architecture = self.metadata.get("general.architecture", "")
         return self.metadata.get(f"{architecture}.rope.scaling.type", "none") not in ("none", "linear")
@@ -292,18 +294,18 @@ class Model:
         return token if token >= 0 and self._lib.llama_vocab_get_add_bos(self.vocab_handle) else None
 
     def _tensors(self) -> Iterator[TensorInfo]:
-        """The tensors of the file, read when the first one is asked for."""
+        """Yields the tensors of the file. The file is read when the first tensor is requested."""
         yield from read_tensors(self.path)
 
     def _embd_in_file(self) -> int:
-        """Elements of a vector as the file says, or 0. llama.cpp does not know them with a vocabulary alone."""
+        """Returns the length of an embedding in the file, or 0. llama.cpp does not know it with a vocabulary alone."""
         arch = self.metadata.get("general.architecture", "")
         texts = (self.metadata.get(f"{arch}.{key}", "") for key in ("embedding_length_out", "embedding_length"))
         return next((int(text) for text in texts if text.isdigit() and int(text) > 0), 0)
 
     def _check_marks(self) -> None:
-        """Raises ModelFileError where the vocabulary puts a token around each text that it does not have: llama.cpp
-        asserts it for every text (llama-vocab.cpp, llama_vocab::impl::tokenize)."""
+        """Raises ModelFileError if the vocabulary adds a token to each text but lacks that token. llama.cpp asserts the
+        token for every text (llama-vocab.cpp, llama_vocab::impl::tokenize)."""
         lib, vocab = self._lib, self.vocab_handle
         kind = int(lib.llama_vocab_type(vocab))
         is_wpm = kind == lib.LLAMA_VOCAB_TYPE_WPM
@@ -318,8 +320,8 @@ class Model:
             if is_added and int(getattr(lib, f"llama_vocab_{name}")(vocab)) < 0:
                 key = {"bos": "bos", "eos": "eos", "sep": "seperator"}[name]  # as GGUF spells it
                 raise ModelFileError(
-                    f"{one_line(self.path)} cannot be used: its vocabulary puts a {name.upper()} token around "
-                    f"each text, and has none: tokenizer.ggml.{key}_token_id is missing, or outside of the vocabulary"
+                    f"{one_line(self.path)} cannot be used: its vocabulary adds a {name.upper()} token to "
+                    f"each text but has none: tokenizer.ggml.{key}_token_id is missing, or outside of the vocabulary"
                 )
 
     def _pair_marks(self) -> PairMarks:
@@ -336,40 +338,37 @@ class Model:
 
     @property
     def rerank_template(self) -> str | None:
-        """The GGUF's own text for a query and a document, which stand in it as {query} and {document}."""
+        """The GGUF's own template for a query and a document, with the placeholders {query} and {document}."""
         return self.metadata.get("tokenizer.chat_template.rerank")
 
     @property
     def relevance_index(self) -> int | None:
-        """The place of a document's relevance among the outputs of the classification head; None: it is none of them.
-
-        Qwen3-Reranker has two outputs, "yes" and "no"; all others that rank have one.
-        """
+        """The index of the classification output that holds a document's relevance; None if there is none.
+        Qwen3-Reranker has two outputs, "yes" and "no"; all other models that rank have one."""
         if len(self.labels) == 1:
             return 0
         return self.labels.index("yes") if "yes" in self.labels else None
 
     @property
     def pools_only(self) -> bool:
-        """True if the model makes vectors or scores of texts and cannot generate: an encoder, or one that ranks."""
+        """True if the model cannot generate but gives embeddings or scores: an encoder or a reranker."""
         return self.cannot_generate is not None and (self.cannot_embed is None or self.cannot_classify is None)
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary without the library. Made at each call: a model that kept one would be in a cycle with it, and
-        its token texts would wait for the garbage collection.
-        """
+        """The vocabulary without the library, made at each access. A stored vocabulary would form a reference cycle
+        with the model, so its token texts would live until a garbage collection."""
         return Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes, self._first_token)
 
     def share(self) -> Model:
-        """The same model for one more owner; each owner must close it."""
+        """Returns this model for one more owner. Each owner must close the model."""
         with self._lock:
             self._check_owned()
             self._owners += 1
         return self
 
     def close(self, reason: str | None = None) -> None:
-        """Frees the model once its last owner has closed it. `reason`: the error of later calls, if there is one."""
+        """Frees the model once its last owner has closed it. `reason` becomes the error message of later calls."""
         with self._lock:
             self._owners -= 1
             if not self.handle or self._owners != 0:
@@ -377,7 +376,7 @@ class Model:
             self._closed_because = reason or self._closed_because
             grammars = self._grammars
         if grammars is not None:
-            grammars.close()  # without the lock: its thread may be reading the vocabulary
+            grammars.close()  # without the lock, which the thread of the grammars may need to read the vocabulary
         with self._text_lock, self._lock:
             if self.projector is not None:
                 self.projector.close()
@@ -392,13 +391,13 @@ class Model:
         with self._lock:
             self._check_owned()
             if self._grammars is None:
-                from llamabatch.sampling.grammar_compiler import Grammars  # with a library that most do not need
+                from llamabatch.sampling.grammar_compiler import Grammars  # imported late: most programs do not need it
 
                 self._grammars = Grammars(self)
             return self._grammars
 
     def _check_owned(self) -> None:
-        if self._owners < 1:  # as soon as the last one closes, though its grammars may still be reading
+        if self._owners < 1:  # the last owner has closed the model, though the grammars may still read it
             raise EngineClosedError(self._closed_because)
 
     def _check_open(self) -> None:
@@ -406,7 +405,7 @@ class Model:
             raise EngineClosedError(self._closed_because)
 
     def _kind_without_pooling(self) -> str | None:
-        """The reason for which the texts of the model cannot be pooled, for a message; None if they can."""
+        """Returns why the model cannot pool texts, for a message; None if it can."""
         if self._lib.llama_model_has_encoder(self.handle):
             return "an encoder that needs llama_encode, which is not supported"
         if self._lib.llama_model_is_diffusion(self.handle):
@@ -428,7 +427,7 @@ class Model:
         return self._kind_without_pooling()
 
     def _kind_without_generation(self) -> str | None:
-        """The kind of a model that cannot generate, for a message; None for a decoder-only text model."""
+        """Returns the kind of a model that cannot generate, for a message; None for a decoder-only text model."""
         arch = self.metadata.get("general.architecture", "")
         if self._lib.llama_model_has_encoder(self.handle):
             decodes = self._lib.llama_model_has_decoder(self.handle)
@@ -436,7 +435,7 @@ class Model:
         if self._lib.llama_model_is_diffusion(self.handle):
             return f"a diffusion model ({arch}), which writes all tokens of a text at once"
         if self.pooling == RANK:
-            head = "" if self.labels else ", but whose classification head has another number of outputs than labels"
+            head = "" if self.labels else ", but its classification head does not have one output for each label"
             return f"a model ({arch}) that ranks and classifies texts{head}"
         if self.metadata.get(f"{arch}.attention.causal") == "false":
             return f"an encoder ({arch}), which reads a text in both directions and has no next token"
@@ -444,19 +443,20 @@ class Model:
 
     def _read_metadata(self) -> dict[str, str]:
         lib, pairs = self._lib, dict[str, str]()
-        with contextlib.suppress(ModelFileError):  # llama.cpp leaves lists out, but knows more kinds of headers
+        with contextlib.suppress(ModelFileError):  # our reader also has lists; llama.cpp reads more kinds of headers
             pairs = read_header(self.path).texts()
         for i in range(lib.llama_model_meta_count(self.handle)):
             key = _string(lambda buffer, size, i=i: lib.llama_model_meta_key_by_index(self.handle, i, buffer, size))
             pairs[key] = _string(
                 lambda buffer, size, i=i: lib.llama_model_meta_val_str_by_index(self.handle, i, buffer, size)
             )
-        pairs.update((key, as_text(value)) for key, value in self._kv_overrides)  # llama.cpp gives the file's
+        # llama.cpp returns the file's values, so the overrides replace them here.
+        pairs.update((key, as_text(value)) for key, value in self._kv_overrides)
         return pairs
 
     def is_eog(self, token_id: int) -> bool:
-        """True if the token ends a generation."""
-        known = self._eog.get(token_id)  # called for each sampled token, and a ctypes call costs more than a dict
+        """Returns True if the token ends a generation."""
+        known = self._eog.get(token_id)  # asked for each sampled token; a dict is faster than a ctypes call
         if known is None:
             self._check_open()
             known = self._eog[token_id] = bool(self._lib.llama_vocab_is_eog(self.vocab_handle, token_id))
@@ -464,7 +464,7 @@ class Model:
 
     @property
     def eog_ids(self) -> tuple[int, ...]:
-        """All tokens that end a generation. llama.cpp has no list of them, so the first call asks for every token."""
+        """All tokens that end a generation. The first access asks llama.cpp about every token, as it has no list."""
         if self._all_eog is None:
             with self._lock:
                 self._check_open()
@@ -474,11 +474,11 @@ class Model:
 
     @property
     def chat_template(self) -> str | None:
-        """The GGUF's own jinja2 template; None: it has none, or an empty one."""
+        """The GGUF's own jinja2 chat template; None if it has none or an empty one."""
         return self.metadata.get("tokenizer.chat_template") or None
 
     def special_token(self, name: str) -> str:
-        """Text of the "bos" or "eos" token; "" where the vocabulary has none."""
+        """Returns the text of the "bos" or "eos" token, or "" if the vocabulary has none."""
         return self._special[name]
 
     def _special_text(self, name: str) -> str:
@@ -486,7 +486,7 @@ class Model:
         return "" if token is None else self.token_text(token)
 
     def token_text(self, token_id: int) -> str:
-        """A token as the vocabulary writes it. Safe from any thread; raises as token_bytes."""
+        """Returns a token as the vocabulary writes it. Safe from any thread; raises as token_bytes."""
         with self._lock:
             self._check_open()
             self._check_id(token_id)
@@ -494,7 +494,7 @@ class Model:
         return text.decode(errors="replace")
 
     def piece(self, token_id: int, *, special: bool = True) -> bytes:
-        """As all_bytes, or without `special` as token_bytes; safe from any thread, also while another one closes."""
+        """Returns all_bytes, or token_bytes if `special` is False. Safe from any thread, even while another closes."""
         known = (self._named if special else self._pieces).get(token_id)
         if known is not None:
             return known
@@ -504,45 +504,45 @@ class Model:
 
     @property
     def header(self) -> Mapping[str, Value]:
-        """The values of the file's header by their keys. Raises ModelFileError if the file cannot be read any more."""
+        """The metadata of the file's header, by key. Raises ModelFileError if the file can no longer be read."""
         try:
             return overridden(read_header(self.path), self._kv_overrides).metadata
         except OSError as error:
             raise ModelFileError(f"{one_line(self.path)} cannot be read any more: {error.strerror}") from error
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Text to token ids.
+        """Converts text to token ids.
 
         Args:
             add_special: put BOS in front where the model wants it.
-            parse_special: read `<|im_end|>` and its like as the tokens that they name: for templates, never for text
-                of strangers.
+            parse_special: read names such as `<|im_end|>` as the special tokens. For templates, never for untrusted
+                text.
 
         Raises:
-            PromptError: the text is larger than 64 MiB, has a word that this build of llama.cpp would not survive, or
-                takes more memory than there is.
+            PromptError: the text is larger than 64 MiB, has a word that would crash this build of llama.cpp, or needs
+                more memory than there is.
             EngineClosedError: the model was closed.
         """
         data = text.encode("utf-8", errors="replace")
         if len(data) > _MAX_TEXT_BYTES:
             raise PromptError(f"the text has {len(data)} bytes; allowed are up to {_MAX_TEXT_BYTES}")
         self._fork_guard.check()
-        with self._text_lock:  # against close() in another thread, which frees the vocabulary
+        with self._text_lock:  # close() in another thread frees the vocabulary
             self._check_open()
             return self._tokenize(data, add_special, parse_special)
 
     def tokenize_bytes(self, data: bytes) -> list[int]:
-        """Token ids of a piece of text, which may begin within a character; without special tokens."""
+        """Converts UTF-8 bytes to token ids, without special tokens. The bytes may begin within a character."""
         with self._text_lock:
             self._check_open()
             return self._tokenize(data, False, False)
 
     @property
     def longest_token(self) -> int:
-        """Bytes of a text that one token stands for, at most, as its text in the vocabulary tells.
+        """The most bytes of text that one token can stand for, taken from the texts of the vocabulary.
 
-        Tokenizers that drop or rewrite parts of a text (of encoders, mostly) know no such number: of one of theirs a
-        token is taken to stand for ANY_TOKEN bytes. So the text of a prompt has an upper limit for any vocabulary.
+        Some tokenizers (mostly of encoders) drop or rewrite parts of a text, so no such number is known. For these the
+        limit is ANY_TOKEN bytes. So the text of a prompt has an upper limit with any vocabulary.
         """
         if self._longest_token is None:
             with self._text_lock:
@@ -554,7 +554,7 @@ class Model:
         lib, vocab = self._lib, self.vocab_handle
         if self.metadata.get("tokenizer.ggml.model") not in _WHOLE_TEXT:
             return ANY_TOKEN
-        strips = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP  # the token takes white space with it
+        strips = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP  # such tokens swallow white space
         longest = 1
         for token_id in range(self.n_vocab):
             if lib.llama_vocab_get_attr(vocab, token_id) & strips:
@@ -581,7 +581,7 @@ class Model:
         raise PromptError(f"llama.cpp cannot tokenize this text of {len(data)} bytes")
 
     def detokenize(self, token_ids: list[int], *, skip_special: bool = True) -> str:
-        """Token ids to text as llama.cpp writes it; bytes that are no UTF-8 become U+FFFD.
+        """Converts token ids to text as llama.cpp writes it. Bytes that are not UTF-8 become U+FFFD.
 
         Args:
             skip_special: leave special tokens out; False writes their names.
@@ -611,14 +611,14 @@ class Model:
             raise PromptError(f"token id {token_id} is outside the vocabulary; allowed are 0 to {self.n_vocab - 1}")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token's text, b"" for special tokens. The id must be inside the vocabulary."""
+        """Returns the bytes of a token's text, or b"" for special tokens. The id must be inside the vocabulary."""
         piece = self._pieces.get(token_id)
         if piece is None:
             piece = self._pieces[token_id] = self._piece(token_id, False)
         return piece
 
     def all_bytes(self, token_id: int) -> bytes:
-        """As token_bytes, but the names of special tokens."""
+        """Returns the bytes of a token's text, or of its name for special tokens."""
         piece = self._named.get(token_id)
         if piece is None:
             piece = self._named[token_id] = self._piece(token_id, True)
@@ -638,8 +638,8 @@ class Model:
 
 
 def _in_slices(values: Any, n: int) -> list[int]:
-    """The first n values of a ctypes array. No other thread runs while a slice is made, so that each is short: half a
-    millisecond, and not 30 for a prompt of 5 MB."""
+    """Returns the first n values of a ctypes array. No other thread runs during the conversion of a slice. A slice
+    takes half a millisecond; a whole prompt of 5 MB would take 30."""
     found: list[int] = []
     for start in range(0, n, _SLICE):
         found += values[start : min(start + _SLICE, n)]
@@ -647,14 +647,14 @@ def _in_slices(values: Any, n: int) -> list[int]:
 
 
 def _place(lib: Any, params: Any, config: EngineConfig) -> list[Any]:
-    """Sets the placement of the weights; returns the arrays that must live as long as the model. Raises ConfigError."""
+    """Sets the placement of the weights. Returns the arrays that must live as long as the model. Raises ConfigError."""
     arrays: list[Any] = []
     params.n_gpu_layers = config.n_gpu_layers if config.n_gpu_layers >= 0 else 0x7FFFFFFF
     chosen = devices.used(config, lib)
     params.main_gpu = config.main_gpu
     params.split_mode = SPLIT_MODES.index(config.split_mode)
     if config.devices is not None:
-        # llama.cpp applies main_gpu to this list once more
+        # `devices.used` has applied main_gpu; llama.cpp would apply it to this list once more.
         arrays.append(_use_devices(params, chosen))
         params.main_gpu = 0
     params.use_extra_bufts = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
@@ -676,14 +676,14 @@ def _place(lib: Any, params: Any, config: EngineConfig) -> list[Any]:
 
 
 def _use_devices(params: Any, chosen: tuple[devices.Device, ...]) -> Any:
-    """Sets the devices of a load, in place of all GPUs; returns the array, which must live until then."""
+    """Sets the devices of a load, instead of all GPUs. Returns the array, which must live until the load is done."""
     array = devices.pointers(chosen)
     params.devices = ctypes.addressof(array)
     return array
 
 
 def _string(read: Any) -> str:
-    """Text that a C function of (buffer, size) -> length writes."""
+    """Returns the text that `read` writes, a C function (buffer, size) -> length."""
     size = 256
     for _ in range(2):
         buffer = ctypes.create_string_buffer(size)

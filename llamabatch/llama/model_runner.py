@@ -1,4 +1,4 @@
-"""The model runner: carries out a scheduler's decision (copies, cuts, decodes) and samples the output rows."""
+"""The model runner: executes a scheduler's decisions (copies, cuts, decodes) and samples the output rows."""
 
 from __future__ import annotations
 
@@ -53,19 +53,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A quarter of a core beside threads that compute: the cells of 32 slots of the 0.5B shape are zeroed in some seconds.
+# With this niceness the thread gets a quarter of a core beside threads that compute. The cells of 32 slots of a model
+# of 0.5B parameters are then zeroed in some seconds.
 _GROWTH_NICENESS = 5
 Logits = npt.NDArray[np.float32]
 Rows = Logits | TopRows
 _Read = Callable[[list[ScheduledSpan], list[SamplerState], Any], list[SpanOutput]]
-# Calls without a request that needs whole rows before the device samples again: to change over costs some steps.
+# The device samples again after this many calls without a request that needs whole rows. A change costs the time of
+# some steps, so it must not happen often.
 CALLS_UNTIL_TOP = 32
-# Of an encoder, in a step that computes nothing else: a request that comes meanwhile waits no longer. And beside rows
-# that nobody reads one by one: it is the larger part of the step then, and the more rows share each later one.
+# The most seconds of an encoder in one step. The first is for a step that computes nothing else, so that a request that
+# arrives meanwhile waits no longer than this. The second is for a step with rows that nobody reads one by one. The
+# encoder is then the larger part of the step, so that more rows share each later step.
 _ENCODER_ALONE_S, _ENCODER_BESIDE_S = 0.1, 1.0
-_MOST_TAGS = 16  # pairs of tags in the tokens of the model
-_OK = DecodeStatus.OK  # for each row: to look a member up takes 0.1 us before Python 3.12
-_COMPUTED = SpanOutput(_OK)  # of a span without output rows
+_MOST_TAGS = 16  # pairs of reasoning tags whose tokens are kept
+_OK = DecodeStatus.OK  # a lookup of the enum's member takes 0.1 us before Python 3.12, and each row needs it
+_COMPUTED = SpanOutput(_OK)  # the result of a span without output rows
 
 
 @dataclass
@@ -73,11 +76,11 @@ class RunnerCounts:
     """Sums since the start.
 
     Attributes:
-        decode_calls, decode_rows, decode_passes: calls that continue sequences, the rows that do (no dummy rows), and
-            passes over the weights of these calls.
-        prefill_calls, prefill_passes: calls of prompt tokens alone, and their passes.
-        prefill_tokens: prompt tokens, those beside decode rows included.
-        dummy_rows: rows computed only to keep the ids of a call dense.
+        decode_calls, decode_rows, decode_passes: calls that continue sequences, the rows that do so (no dummy rows),
+            and the passes of these calls over the weights.
+        prefill_calls, prefill_passes: calls with prompt tokens only, and their passes.
+        prefill_tokens: prompt tokens, including those in calls with decode rows.
+        dummy_rows: rows that are computed only to keep the slot ids of a call dense.
         adapter_switches: changes of the adapters that the context computes with.
     """
 
@@ -94,9 +97,9 @@ class RunnerCounts:
 class ModelRunner:
     """Drives one context of one model. Not for use from two threads at once.
 
-    The context begins with config.start_slots slots and gets all of them when the scheduler needs more: llama.cpp fills
-    the cells with zeros when it makes a context, which for 32 slots of 4,096 tokens may take longer than loading a
-    small model.
+    The context begins with config.start_slots slots and gets all slots when the scheduler needs more. The reason is
+    that llama.cpp zeroes all cells when it makes a context. For 32 slots of 4,096 tokens this may take longer than
+    loading a small model.
     """
 
     def __init__(self, model: Model, config: ResolvedConfig, n_slots: int) -> None:
@@ -105,14 +108,14 @@ class ModelRunner:
         plain = not model.is_recurrent
         if config.row_ladder == "on" and not (plain and config.kv == "split"):
             why = "its state is recurrent" if config.kv == "split" else "only a unified KV cache fits"
-            raise ConfigError(f"row_ladder is 'on', but {model.path.name} takes no dummy rows: {why}; give 'auto'")
+            raise ConfigError(f"row_ladder is 'on', but {model.path.name} cannot have dummy rows: {why}; give 'auto'")
         self.model = model
         self.counts = RunnerCounts()
         self._n_ubatch = config.n_ubatch
         self._config = config
-        self._unflushed = False  # copies between slots or shifts of positions wait for the next decode
+        self._unflushed = False  # True while copies between slots, or shifts of positions, wait for the next decode
         self._unfilled: set[int] = set()  # slots whose saved prefix llama.cpp refused
-        self._rolled_back: set[int] = set()  # slots whose state is an older one, until the next pass computes it
+        self._rolled_back: set[int] = set()  # slots that were set back to an older state, until their next pass
         self._growth: _Growth | None = None
         start = min(config.start_slots, n_slots)
         self._context = _largest_context(model, config, start)
@@ -124,9 +127,9 @@ class ModelRunner:
         self._positions = SlotPositions()
         marks_prompts = self._context.takes_prompts and not config.batch_invariant
         self._batch = Batch(load(), config.n_batch, self._positions, marks_prompts)
-        self._states: dict[str, SamplerState] = {}  # of the sequences in flight, by request id
-        self._whole_rows: set[str] = set()  # ids of those for which a device's likeliest tokens are not enough
-        self._calls_since_whole = 0  # with output rows, since the last one that needed whole rows
+        self._states: dict[str, SamplerState] = {}  # states of the running sequences, by request id
+        self._whole_rows: set[str] = set()  # ids of requests for which the device's likeliest tokens are not enough
+        self._calls_since_whole = 0  # calls with output rows since the last call that needed whole rows
         self._reasoning_tokens: dict[ReasoningTags, ReasoningTokens] = {}
         self._grammar_masks: GrammarMasks | None = None
         cuts = model.uncuttable(config) is None
@@ -151,13 +154,13 @@ class ModelRunner:
             on_device=config.n_gpu_layers != 0 and bool(devices.used(config, load())),
             row_ladder=config.row_ladder,
         )
-        # on other builds a row's bits depend on the number of threads, and on a GPU its time does not
+        # On other builds the bits of a row depend on the number of threads. On a GPU the time of a row does not.
         chooses = has_equal_rows() and not self.limits.on_device
         self._thread_choice = ThreadChoice(max(config.n_threads, config.n_threads_batch), chooses)
-        self._began = 0.0  # time.perf_counter() of the step under way
-        self._has_rows = False  # it computes text, too
-        self._encoder_share = 1.0  # of its time
-        self._can_carry = plain and not model.has_window  # others' states hold more than the cells of one cache
+        self._began = 0.0  # time.perf_counter() at the start of the current step
+        self._has_rows = False  # True if the current step also computes text
+        self._encoder_share = 1.0  # the encoder's share of the current step's time
+        self._can_carry = plain and not model.has_window  # states of other models hold more than the cells of one cache
 
     def close(self) -> None:
         if self._growth is not None:
@@ -166,7 +169,7 @@ class ModelRunner:
         self._context.close()
 
     def add(self, request: Request, prepared: PreparedParams) -> None:
-        """Makes the sampler state of a request, before the scheduler gets its sequence; `remove` ends it."""
+        """Makes the sampler state of a request. Call it before the scheduler gets the sequence; `remove` undoes it."""
         state = prepared.sampler_state(request)
         if request.follows_reasoning:
             state.reasoning = self._tracker(request)
@@ -185,14 +188,14 @@ class ModelRunner:
         return ReasoningTracker(self._reasoning_tokens[tags], request.reasoning, budget)
 
     def constrain(self, request_id: str, grammar: Compiled) -> None:
-        """Keeps the output of a request that was added to a grammar, behind its thinking where that is followed."""
-        from llamabatch.sampling.grammar_matcher import GrammarMatcher  # not at import, with its library
+        """Makes the output of an added request follow a grammar, after its thinking if the thinking is tracked."""
+        from llamabatch.sampling.grammar_matcher import GrammarMatcher  # imported late, because it imports a library
 
         state = self._states[request_id]
         state.constrain(GrammarMatcher(grammar, state.reasoning), self.model.n_vocab)
 
     def remove(self, request_id: str) -> None:
-        """Frees the sampler state of a request that has ended, if there is one."""
+        """Frees the sampler state of an ended request, if there is one."""
         self._states.pop(request_id, None)
         self._whole_rows.discard(request_id)
 
@@ -207,16 +210,16 @@ class ModelRunner:
             self._context.set_adapters(())
 
     def grow(self, n_slots: int, held: Iterable[int], *, wait: bool) -> tuple[int, frozenset[int]] | None:
-        """Replaces the context by one of `n_slots` slots, with the cells of the slots `held`.
+        """Replaces the context with a context of `n_slots` slots, which gets the cells of the slots `held`.
 
-        A thread makes the larger context; until it is ready, the steps go on with the old one.
+        A thread makes the larger context. Until it is ready, the steps use the old context.
 
         Args:
             wait: block until the larger context is ready.
 
         Returns:
-            None while it is not ready; else the number of slots, which is the old one where llama.cpp cannot make
-            more, and the slots whose cells were carried over.
+            None while the larger context is not ready. Then the number of slots (the old number if llama.cpp cannot
+            make more) and the slots whose cells were carried over.
         """
         if self._growth is None:
             self._growth = _Growth(lambda: Context(self.model, self._config, n_slots))
@@ -226,7 +229,7 @@ class ModelRunner:
         try:
             larger = growth.context()
         except EngineError as error:
-            logger.warning("%s; going on with %d", error, self._context.n_slots)
+            logger.warning("%s; continuing with %d slot(s)", error, self._context.n_slots)
             return self._context.n_slots, frozenset()
         carries = self._can_carry and not self._unflushed
         carried = self._context.carry_over(held, larger) if carries else frozenset[int]()
@@ -236,7 +239,7 @@ class ModelRunner:
         return n_slots, carried
 
     def run(self, batch: SchedulerOutput) -> list[SpanOutput]:
-        """One result for each of batch.spans, in their order."""
+        """Executes a step. Returns one result for each span of the batch, in order."""
         began = self._began = time.perf_counter()
         self._encoder_share = batch.encoder_share
         self._has_rows = bool(batch.calls) and batch.calls[0].media is None
@@ -263,12 +266,13 @@ class ModelRunner:
         return [result for call in batch.calls for result in run_call(call)]
 
     def _clear(self, slot: int, count: int = 0) -> bool:
-        """Forgets the cells of a slot but for the first `count`; False where the model's state cannot be cut there."""
+        """Drops the cells of a slot after the first `count`. Returns False if the model's state cannot be cut there."""
         return self._context.clear(slot, self._positions.of(slot, count))
 
     def _save(self, save: Save) -> None:
-        """Copies what a slot holds to main memory; not where copies between slots wait for the next decode, as the
-        slot's old cells would be read, nor where its state is that of more tokens."""
+        """Copies the state of a slot to main memory. Does nothing while copies between slots wait for the next decode,
+        because llama.cpp would return the slot's old cells. Does nothing either if the slot holds more tokens than the
+        prefix and cannot be cut back to it."""
         count = len(save.prefix.token_ids)
         if self._unflushed or save.slot in self._unfilled:
             return
@@ -277,16 +281,16 @@ class ModelRunner:
             began = time.perf_counter()
             if not save.make_room(save.prefix, self._context.state_bytes(save.slot)):
                 return
-            with contextlib.suppress(MemoryError):  # without a checkpoint requests go on all the same
+            with contextlib.suppress(MemoryError):  # requests also work without a checkpoint
                 save.prefix.state = self._context.raw_state(save.slot)
                 save.prefix.media_runs = self._positions.runs(save.slot)
                 save.prefix.save_s = time.perf_counter() - began
 
     def _copy(self, copy: PrefixCopy) -> None:
-        """Copies what a slot holds to another one. llama.cpp copies the newest state of a slot that was rolled back
-        (llama-memory-recurrent.cpp, seq_cp), so that such a slot is saved and restored instead."""
+        """Copies the cells of a slot to another slot. For a slot that was rolled back, llama.cpp would copy the newest
+        state (llama-memory-recurrent.cpp, seq_cp). So the state of such a slot is saved and restored instead."""
         if copy.target in self._rolled_back:
-            self._context.clear(copy.target)  # a rollback of the target would be one of the copy
+            self._context.clear(copy.target)  # else the target's rollback would also hold for the copy
             self._rolled_back.discard(copy.target)
         if copy.source in self._unfilled:
             self._context.clear(copy.target)
@@ -305,21 +309,24 @@ class ModelRunner:
         self._positions.copy(copy.source, copy.target, copy.count)
 
     def _end_of(self, copy: PrefixCopy) -> int:
-        """The number of positions that a copy holds."""
+        """Returns the number of positions that a copy holds."""
         return self._positions.length(copy.source, copy.count)
 
     def _flush(self, slot: int) -> None:
-        """Lets llama.cpp make the copies and shifts that wait, by a dummy row in a slot that is empty."""
+        """Makes llama.cpp execute pending copies and shifts, by a dummy row in `slot`, which is empty afterwards."""
         if self._unflushed:
             self._context.decode(self._batch.fill_rows([0], [0], [slot]))
             self._context.clear(slot)
             self._unflushed = False
 
     def _restore(self, restore: Restore) -> None:
-        """Fills a slot with a saved prefix. If llama.cpp refuses it, the slot stays empty and is noted as unfilled, so
-        that nothing is computed behind tokens that are not there: the request of a file fails, that of a checkpoint is
-        computed from its beginning."""
-        self._flush(restore.slot)  # waiting copies may still read the slot
+        """Fills a slot with a saved prefix.
+
+        If llama.cpp refuses the prefix, the slot stays empty and is noted as unfilled, so that no tokens are computed
+        after missing ones. A request with a prefix from a file then fails. A request with a checkpoint is computed from
+        its beginning.
+        """
+        self._flush(restore.slot)  # pending copies may still read the slot
         state: Any = restore.prefix.state
         self._positions.put(restore.slot, restore.prefix.media_runs, restore.count)
         if not self._context.restore(restore.slot, state, self._positions.length(restore.slot, restore.count)):
@@ -332,7 +339,7 @@ class ModelRunner:
             self._rolled_back.discard(restore.slot)
 
     def _run_filled(self, call: Call) -> list[SpanOutput]:
-        """As _run_call, but spans in unfilled slots fail."""
+        """Does the work of _run_call, but spans in unfilled slots fail."""
         self._unfilled -= {span.slot for span in call.spans if span.start == 0}
         lost = {id(span) for span in call.spans if span.slot in self._unfilled}
         spans = tuple(span for span in call.spans if id(span) not in lost)
@@ -341,11 +348,11 @@ class ModelRunner:
         return [SpanOutput(DecodeStatus.FAILED, error=error) if id(s) in lost else next(ran) for s in call.spans]
 
     def state(self, slot: int) -> bytes | None:
-        """The state of a slot, to be saved; None while copies wait for the next decode."""
+        """Returns the state of a slot for saving, or None while copies wait for the next decode."""
         return None if self._unflushed else self._context.state(slot)
 
     def _run_call(self, call: Call) -> list[SpanOutput]:
-        """Computes a call. If a span raises, the spans are tried one by one, so that only that one fails."""
+        """Computes a call. If it raises, the spans are tried one by one, so that only the faulty span fails."""
         try:
             return self._compute(call)
         except EngineClosedError:
@@ -379,27 +386,27 @@ class ModelRunner:
         if not outputs:
             return [_COMPUTED] * len(call.spans)
         states = [self._states[span.sequence.request.request_id] for span in outputs]
-        self._make_grammar_masks(outputs, states)  # before the logits are asked for: a GPU may still compute them
+        self._make_grammar_masks(outputs, states)  # before the logits are read, while a GPU may still compute them
         logits = self._rows(call, outputs)
         if isinstance(logits, TopRows) and self.limits.can_cut and logits.is_ambiguous(states):
             return self._compute_again(call)
         read: _Read = self._verify if call.n_guesses else self._sample
         try:
             found = read(outputs, states, logits)
-        except Exception:  # the result of a span does not depend on the others, so each is read alone
+        except Exception:  # the spans do not depend on each other, so each span is read alone
             logger.warning("the rows of a call could not be sampled together", exc_info=True)
             ends = itertools.accumulate(map(_n_rows, outputs))
             found = [
                 _read_alone(read, span, state, logits[end - _n_rows(span) : end])
                 for span, state, end in zip(outputs, states, ends, strict=True)
             ]
-        if len(outputs) == len(call.spans) and call.is_decode:  # both in order of their slots
+        if len(outputs) == len(call.spans) and call.is_decode:  # both are in the order of their slots
             return found
         results = dict(zip(map(id, outputs), found, strict=True))
         return [results.get(id(span), _COMPUTED) for span in call.spans]
 
     def _compute_media(self, call: Call, run: MediaRun) -> list[SpanOutput]:
-        """Computes a call with tokens of a picture, which has no output rows: text stands behind each picture."""
+        """Computes a call with tokens of a picture. It has no output rows, because text follows each picture."""
         [span] = call.spans
         projector = self.model.projector
         if projector is None:
@@ -422,7 +429,7 @@ class ModelRunner:
         return [SpanOutput(_OK, encoder_s=encoder_s)]
 
     def _encoder_s(self) -> float:
-        """Seconds that an encoder may compute in this step, where text was computed before it by its share."""
+        """Returns the seconds that an encoder may compute in this step. After text, its share of the step decides."""
         if not self._has_rows:
             return _ENCODER_ALONE_S
         if self._encoder_share >= 1:
@@ -431,7 +438,7 @@ class ModelRunner:
         return spent * self._encoder_share / (1 - self._encoder_share)
 
     def _rows(self, call: Call, outputs: list[ScheduledSpan]) -> Rows:
-        """The output rows of the last decode, without those of dummies, in the order of `outputs`."""
+        """Returns the output rows of the last decode, without the rows of dummies, in the order of `outputs`."""
         if not call.is_decode:
             return self._context.rows(sum(map(_n_rows, outputs)))
         if not (call.is_padded and call.dummy_slots):
@@ -443,11 +450,9 @@ class ModelRunner:
         return rows[np.array([is_own for _, is_own in order])]
 
     def _choose_rows(self, outputs: list[ScheduledSpan]) -> None:
-        """Lets the device return the likeliest tokens of the rows of the next decode, or whole rows.
-
-        llama.cpp copies all logits of a pass as soon as one row needs them, and to change over costs it the time of
-        some steps: so a request that needs whole rows gets them for all, until none was there for a while.
-        """
+        """Chooses if the device returns the likeliest tokens or whole rows in the next decode. llama.cpp copies all
+        logits of a pass as soon as one row needs them, and a change costs the time of some steps. So one request that
+        needs whole rows switches all requests to them, until there was no such request for a while."""
         needs_whole = not self._context.can_sample or any(
             span.sequence.request.request_id in self._whole_rows or span.sequence.logprobs is not None
             for span in outputs
@@ -461,8 +466,7 @@ class ModelRunner:
                 self._context.sample_on_device(True)
 
     def _compute_again(self, call: Call) -> list[SpanOutput]:
-        """Computes a call once more, with whole rows: of equal logits the device may have left out that of the lowest
-        id."""
+        """Computes a call again with whole rows, because the device may have left out the lowest id of equal logits."""
         self._calls_since_whole = 0
         self._context.sample_on_device(False)
         if not all(self._clear(span.slot, span.start) for span in call.spans):
@@ -473,8 +477,8 @@ class ModelRunner:
         """Samples the output rows of a call.
 
         Args:
-            spans: those with output rows, in the order of `states`.
-            logits: float32 of shape (rows of all spans, vocabulary), or a device's likeliest tokens of these rows.
+            spans: the spans with output rows, in the order of `states`.
+            logits: float32 of shape (rows of all spans, vocabulary), or the device's likeliest tokens of these rows.
         """
         n_threads = self._config.n_threads_batch
         is_scored = False
@@ -496,22 +500,22 @@ class ModelRunner:
         return [SpanOutput(_OK, (token,)) for token in tokens]
 
     def _make_grammar_masks(self, spans: list[ScheduledSpan], states: list[SamplerState]) -> None:
-        """Makes the next masks of sequences with a grammar, all together."""
+        """Makes the next masks of all sequences with a grammar together."""
         constrained = [
             (state.grammar, span.num_output, span.token_ids)
-            for span, state in zip(spans, states)  # noqa: B905  # as many, and `strict` takes time
+            for span, state in zip(spans, states)  # noqa: B905  # the lengths are equal, and `strict` takes time
             if state.grammar is not None and span.output
         ]
         if not constrained:
             return
         if self._grammar_masks is None:
-            from llamabatch.sampling.grammar_matcher import GrammarMasks  # not at import, with its library
+            from llamabatch.sampling.grammar_matcher import GrammarMasks  # imported late, because it imports a library
 
             self._grammar_masks = GrammarMasks(self.model.n_vocab, self._config.n_threads_batch)
         self._grammar_masks.fill(constrained)
 
     def _verify(self, spans: list[ScheduledSpan], states: list[SamplerState], logits: Logits) -> list[SpanOutput]:
-        """Samples the rows of a verify call, and clears the cells of rejected guesses."""
+        """Samples the rows of a verify call and clears the cells of rejected guesses."""
         n_threads = self._config.n_threads_batch
         for span, state in zip(spans, states, strict=True):
             state.advance(span.num_output, span.token_ids)
@@ -532,12 +536,9 @@ class ModelRunner:
         return results
 
     def _recover(self, call: Call, code: DecodeCode) -> list[SpanOutput]:
-        """The results of a failed call. Its spans are tried one by one.
-
-        llama.cpp may have completed some passes of the call, so that each slot is first cut back to its span's start.
-
-        NO_ROOM changes nothing in the context; the scheduler makes room.
-        """
+        """Returns the results of a failed call, whose spans are tried one by one. llama.cpp may have completed some
+        passes of the call. So each slot is first cut back to the start of its span. After NO_ROOM the context is
+        unchanged, and the scheduler makes room."""
         if code is DecodeCode.NO_ROOM:
             return [SpanOutput(DecodeStatus.NO_ROOM)] * len(call.spans)
         return self._one_by_one(
@@ -545,10 +546,10 @@ class ModelRunner:
         )
 
     def _one_by_one(self, call: Call, error: str, is_whole: bool = False) -> list[SpanOutput]:
-        """Computes each span of a failed call in a call of its own. A call of one span ends with `error`.
+        """Computes each span of a failed call in a separate call. A call of one span fails with `error`.
 
         Args:
-            is_whole: nothing of the call was computed.
+            is_whole: True if nothing of the call was computed.
         """
         self._clear_dummies(call)
         whole = is_whole or all(self._clear(span.slot, span.start) for span in call.spans)
@@ -561,7 +562,7 @@ class ModelRunner:
         ]
 
     def _clear_dummies(self, call: Call) -> None:
-        """Forgets the cells of dummy rows. Those before them are of use to others, which find too few if that fails."""
+        """Drops the cells of dummy rows from cached prefixes. Raises EngineError if they cannot be dropped."""
         for slot, start in call.dummies:
             if not self._clear(slot, start):
                 raise EngineError(f"slot {slot} cannot be cut back to {start} tokens")
@@ -583,10 +584,8 @@ class ModelRunner:
 
 
 class _Growth:
-    """A larger context that a thread of its own makes, while the steps go on.
-
-    On Linux, which has priorities of threads, the thread runs at a lower priority than those that compute.
-    """
+    """A larger context that a separate thread makes while the steps go on. On Linux, which has thread priorities, this
+    thread has a lower priority than the threads that compute."""
 
     def __init__(self, make: Callable[[], Context]) -> None:
         self._made: Future[Context] = Future()
@@ -598,11 +597,11 @@ class _Growth:
         return self._made.done()
 
     def context(self) -> Context:
-        """Waits for the context. Raises EngineError where llama.cpp cannot make it."""
+        """Waits for the context. Raises EngineError if llama.cpp cannot make it."""
         return self._made.result()
 
     def end(self) -> None:
-        """Waits for the context and closes it: it is not needed any more."""
+        """Waits for the context and closes it, because it is no longer needed."""
         if self._made.exception() is None:
             self._made.result().close()
 
@@ -619,10 +618,10 @@ class _Growth:
 
 
 def _largest_context(model: Model, config: ResolvedConfig, n_slots: int) -> Context:
-    """A context of n_slots slots, or of a half, a quarter and so on, until the memory suffices.
+    """Makes a context of n_slots slots, or of a half, a quarter and so on, until the memory suffices.
 
     Raises:
-        EngineError: that of n_slots slots, where a context of one slot cannot be made either.
+        EngineError: the error for n_slots slots, if a context of one slot cannot be made either.
     """
     first: EngineError | None = None
     slots = n_slots
@@ -636,17 +635,17 @@ def _largest_context(model: Model, config: ResolvedConfig, n_slots: int) -> Cont
             slots //= 2
             continue
         if first is not None:
-            logger.warning("%s; going on with %d", first, slots)
+            logger.warning("%s; continuing with %d slot(s)", first, slots)
         return context
 
 
 def _continues(span: ScheduledSpan) -> bool:
-    """True for a row, with guesses or without, of a sequence that is being generated; else it computes a prompt."""
+    """Returns True if a span generates tokens of a sequence, with or without guesses; False if it computes a prompt."""
     return span.draft is not None or (span.length == 1 and span.num_output > 0)
 
 
 def _n_rows(span: ScheduledSpan) -> int:
-    """Number of logits rows of a span with outputs."""
+    """Returns the number of logits rows of a span with outputs."""
     return span.prompt_rows + span.output if span.draft is None else 1 + len(span.draft)
 
 
@@ -659,7 +658,7 @@ def _read_alone(read: _Read, span: ScheduledSpan, state: SamplerState, rows: Row
 
 
 def _result(state: SamplerState, token: int | None, logprobs: tuple[RowLogprobs, ...] = ()) -> SpanOutput:
-    """The output of a span. `token` is None for a span that samples none."""
+    """Returns the output of a span. `token` is None if the span samples no token."""
     if token == NO_TOKEN:
         return SpanOutput(DecodeStatus.FAILED, error=state.why_no_token)
     if not all(row.token_ids for row in logprobs):
@@ -668,7 +667,7 @@ def _result(state: SamplerState, token: int | None, logprobs: tuple[RowLogprobs,
 
 
 class NoRunner:
-    """Takes the place of a ModelRunner for a model of embeddings only, for which nothing enters the scheduler."""
+    """Replaces the ModelRunner of a model that only gives embeddings or scores, for which nothing is scheduled."""
 
     limits = Limits(n_slots=1, n_batch=1, n_ubatch=1, prefill_budget=1, can_share=False, keeps_prefixes=False)
 
@@ -679,7 +678,7 @@ class NoRunner:
         pass
 
     def state(self, slot: int) -> bytes | None:
-        """None: there are no slots."""
+        """Returns None, because there are no slots."""
         return None
 
     def forget_adapter(self, name: str) -> None:
@@ -692,7 +691,7 @@ class NoRunner:
         raise AssertionError("nothing is there to run")
 
     def remove(self, request_id: str) -> None:
-        """No request was added."""
+        """Does nothing, because no request was added."""
 
     @property
     def request_ids(self) -> Set[str]:

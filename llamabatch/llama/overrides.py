@@ -1,4 +1,4 @@
-"""Overrides as llama.cpp's arrays, and llama.cpp's word on what it made of them."""
+"""Overrides as llama.cpp's arrays, and a check of llama.cpp's log that the overrides were used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamabatch.gguf.overrides import KvOverrides, TensorOverrides, check_place
 from llamabatch.llama import devices, library
 from llamabatch.utils.checks import nearest, show
 
-# llama-model-loader.cpp, validate_override
+# llama.cpp logs these lines in llama-model-loader.cpp, validate_override.
 _USED = re.compile(r"Using metadata override \(.*?\) '(.*)' =")
 _BAD_TYPE = re.compile(r"Bad metadata override type for key '(.*)', expected (\w+) but got (\w+)")
 
@@ -24,7 +24,7 @@ class _TensorOverride(ctypes.Structure):
 
 
 def kv_array(lib: Any, overrides: KvOverrides) -> Any:
-    """Array for llama_model_params.kv_overrides, ended by an empty key. The load copies it."""
+    """Returns an array for llama_model_params.kv_overrides, ended by an empty key. The load copies the array."""
     array = (lib.llama_model_kv_override * (len(overrides) + 1))()
     for entry, (key, value) in zip(array, overrides, strict=False):
         entry.key = key.encode("utf-8", "surrogatepass")
@@ -40,12 +40,12 @@ def kv_array(lib: Any, overrides: KvOverrides) -> Any:
 
 
 def tensor_array(rules: TensorOverrides) -> Any:
-    """Array for llama_model_params.tensor_buft_overrides, ended by a null pattern.
+    """Returns an array for llama_model_params.tensor_buft_overrides, ended by a null pattern.
 
-    The model keeps the pointer, so the array, which holds the texts of the patterns, must live as long as it.
+    The array holds the texts of the patterns. It must live as long as the model, which keeps the pointer.
 
     Raises:
-        ConfigError: this build of llama.cpp has no such place; the message lists those that it has.
+        ConfigError: this build of llama.cpp has no such place; the message lists the places that it has.
     """
     known = devices.buffer_types(library.load())
     array = (_TensorOverride * (len(rules) + 1))()
@@ -56,12 +56,12 @@ def tensor_array(rules: TensorOverrides) -> Any:
 
 
 def check_used(overrides: KvOverrides, lines: Iterable[str], keys: Iterable[str], *, all_read: bool) -> None:
-    """Checks the log of a load: llama.cpp passes over an override of another type, and over a key that it never reads.
+    """Checks the log of a load, because llama.cpp silently ignores an override of a wrong type or of an unused key.
 
     Args:
-        lines: of the log.
-        keys: of the file, for the message.
-        all_read: the load read more than the vocabulary.
+        lines: lines of the log.
+        keys: keys of the file, for the message.
+        all_read: True if the load read more than the vocabulary.
 
     Raises:
         ConfigError: an override had no effect.

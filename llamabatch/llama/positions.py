@@ -1,6 +1,6 @@
-"""Positions of tokens in slots: in text each cell has its own, with M-RoPE the cells of a picture share some.
+"""Positions of tokens in slots. Each cell of text has its own position; with M-RoPE, cells of a picture share some.
 
-The scheduler counts cells. llama.cpp cuts, copies and computes by positions, so that the model runner asks here.
+The scheduler counts cells, but llama.cpp cuts, copies and computes by positions. The model runner converts them here.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from llamabatch.request.media import MediaRun
 
 
 class SlotPositions:
-    """The pictures in the slots of a context, as far as they take fewer positions than cells."""
+    """The pictures in the slots of a context that take fewer positions than cells."""
 
     def __init__(self) -> None:
         self._runs: dict[int, tuple[MediaRun, ...]] = {}
 
     def __bool__(self) -> bool:
-        """True if some slot has other positions than cells."""
+        """Returns True if some slot has fewer positions than cells."""
         return bool(self._runs)
 
     def of(self, slot: int, cell: int) -> int:
-        """The position of a cell, or of the next token behind so many cells; within a picture that of its beginning."""
+        """Returns the position of a cell, or of the next token after `cell` cells. For a cell within a picture, this is
+        the picture's first position."""
         lost = 0
         for run in self._runs.get(slot, ()):
             if cell >= run.end:
@@ -29,31 +30,31 @@ class SlotPositions:
         return cell - lost
 
     def length(self, slot: int, count: int) -> int:
-        """The highest position of the first `count` cells, plus 1: less than `of` where a picture ends there."""
+        """Returns the highest position of the first `count` cells, plus 1. If a picture ends there, `of` is higher."""
         last = next((run for run in self._runs.get(slot, ()) if run.end == count), None)
         return self.of(slot, count) if last is None else self.of(slot, last.start) + last.n_time
 
     def add(self, slot: int, run: MediaRun) -> None:
-        """Cells of a picture are computed in a slot."""
+        """Notes that cells of a picture are computed in a slot."""
         known = self._runs.get(slot, ())
         if run.n_pos != run.length and run not in known:
             self._runs[slot] = (*known, run)
 
     def cut(self, slot: int, count: int) -> None:
-        """A slot keeps its first `count` cells."""
+        """Notes that a slot keeps only its first `count` cells."""
         if slot in self._runs:
             self.put(slot, self._runs[slot], count)
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """A slot gets the first `count` cells of another one."""
+        """Notes that slot `target` gets the first `count` cells of slot `source`."""
         self.put(target, self.runs(source), count)
 
     def runs(self, slot: int) -> tuple[MediaRun, ...]:
-        """The pictures of a slot, for `put`."""
+        """Returns the pictures of a slot, for `put`."""
         return self._runs.get(slot, ())
 
     def put(self, slot: int, runs: tuple[MediaRun, ...], count: int) -> None:
-        """A slot holds these pictures, as far as they end within its first `count` cells."""
+        """Notes that a slot holds those of the pictures `runs` that end within its first `count` cells."""
         kept = tuple(run for run in runs if run.end <= count)
         if kept:
             self._runs[slot] = kept
@@ -61,5 +62,5 @@ class SlotPositions:
             self._runs.pop(slot, None)
 
     def keep(self, slots: frozenset[int]) -> None:
-        """Other slots than these are empty."""
+        """Notes that all slots but `slots` are empty."""
         self._runs = {slot: runs for slot, runs in self._runs.items() if slot in slots}

@@ -1,6 +1,6 @@
 """A program, not a module to import: `python -m llamabatch.llama.probe` runs the bundled model with extra buffers.
 
-Exit status 0: the build works. A broken build kills the process by a signal, which is the finding.
+Exit status 0: the build works. A broken build ends the process by a signal, which also tells the caller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BATCH_SIZES = (1, 8)  # llama.cpp has separate kernels for one row and for seve
 
 
 def run(model_path: Path, *, use_extra_bufts: bool = True, batch_sizes: tuple[int, ...] = _BATCH_SIZES) -> int:
-    """Load `model_path` on the CPU and decode one batch of each size; returns 0 if all logits are finite and differ."""
+    """Loads a model on the CPU and decodes one batch of each size. Returns 0 if all logits are finite and differ."""
     llama = library.load(model_path.stat().st_size)
     model_params = llama.llama_model_default_params()
     model_params.n_gpu_layers = 0
@@ -44,7 +44,7 @@ def run(model_path: Path, *, use_extra_bufts: bool = True, batch_sizes: tuple[in
 
 
 def _decode(llama: ModuleType, context: Any, n_vocab: int, rows: int) -> bool:
-    """Decode one step of `rows` sequences; True if the logits of the last are finite and not all alike."""
+    """Decodes a step of `rows` sequences. Returns True if the last row's logits are finite and not all equal."""
     import numpy as np
 
     batch = llama.llama_batch_init(rows, 0, 1)
@@ -67,7 +67,7 @@ def _decode(llama: ModuleType, context: Any, n_vocab: int, rows: int) -> bool:
 
 
 def no_core_dump() -> None:
-    """Turn core files off: a crash of this program is an expected answer."""
+    """Turns core files off, because a crash of this program is an expected result."""
     set_limits("RLIMIT_CORE", 0, 0)
 
 

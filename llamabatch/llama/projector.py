@@ -1,4 +1,4 @@
-"""The projector of an mmproj file: pictures and sounds to tokens of a prompt and to embeddings, by libmtmd."""
+"""The projector of an mmproj file: libmtmd turns pictures and sounds into tokens of a prompt and into embeddings."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ from llamabatch.planning.projector import KEPT_BYTES
 from llamabatch.request.media import SOUND, Media, MediaRun, MediaTokens, cell_ids
 from llamabatch.utils.paths import one_line
 
-WITHOUT_WEIGHTS = "mtmd_init_without_weights"  # of the patched build: counts tokens, and takes no memory for weights
+# The patched build has this function. Its context can count tokens and takes no memory for weights.
+WITHOUT_WEIGHTS = "mtmd_init_without_weights"
 logger = logging.getLogger(__name__)
-# A pass that no request has asked for during so long ends when another picture waits.
+# An encoder pass ends early if no request has asked for it in this time and another picture waits.
 _ABANDONED_S = 2.0
-# Kept pictures that were asked for during so long stay, whatever they take: a run that is computed in many small chunks
-# asks again for each, and would be encoded again for each.
+# Embeddings that a request used within this time stay, whatever memory they take. A run that is computed in many small
+# chunks uses them once for each chunk, and would be encoded again each time.
 _HELD_S = 5.0
 _TEXT, _IMAGE = 0, 1  # MTMD_INPUT_CHUNK_TYPE_TEXT, …_IMAGE
 _PROBE = Media(b"", 64, 64)
 
 
 class Embeddings(NamedTuple):
-    """One run of a prompt, encoded.
+    """The embeddings and positions of one run of a prompt.
 
     Attributes:
-        rows: of shape (tokens, width of the model).
-        steps: positions of the tokens in a prompt that begins with them, of shape (1, tokens), or (4, tokens) with
-            M-RoPE: time, row, column, and one more.
-        moves: 1 for each of these axes along which the place in the prompt counts, else 0; of shape (axes, 1).
+        rows: embeddings, of shape (tokens, width of the model).
+        steps: positions of the tokens in a prompt that begins with the run. The shape is (1, tokens), or (4, tokens)
+            with M-RoPE: time, row, column, and a fourth axis.
+        moves: 1 for each axis that shifts with the run's place in the prompt, else 0; of shape (axes, 1).
     """
 
     rows: npt.NDArray[np.float32]
@@ -55,30 +56,30 @@ class Embeddings(NamedTuple):
     moves: npt.NDArray[np.int32]
 
     def positions(self, start: int, part: slice) -> npt.NDArray[np.int32]:
-        """The positions of a part of the tokens in a prompt, where the first of all has the position `start`."""
+        """Returns the positions of some of the tokens in a prompt, where the run begins at position `start`."""
         return np.ascontiguousarray(self.steps[:, part] + start * self.moves, np.int32)
 
 
 class Projector:
-    """One mtmd_context. `tokens` is safe from any thread; `embeddings` is for the threads of engines.
+    """Owns an mtmd_context. `tokens` is safe from any thread; `embeddings` is for the threads of engines.
 
-    An encoder pass may take seconds. It runs on a thread of its own in slices of time, between two operations of its
-    graph, so that an engine computes tokens in between and the cores serve one of the two at a time.
+    An encoder pass may take seconds. It runs on its own thread in slices of time and pauses between two operations of
+    its graph. The engine computes tokens in these pauses, so the two never compete for the cores.
 
     Args:
         path: the mmproj file.
-        lib: the binding of llama.cpp; its module of libmtmd stands beside it.
-        model: the llama_model, which may hold its vocabulary alone.
-        n_embd: width of the rows that the model takes; of a vocabulary alone 0.
-        n_threads: of an encoder pass.
+        lib: the binding of llama.cpp, which has the module for libmtmd beside it.
+        model: the llama_model, which may have its vocabulary alone.
+        n_embd: width of the rows that the model takes; 0 for a vocabulary alone.
+        n_threads: threads of an encoder pass.
         use_gpu: compute on a GPU, if there is one.
-        token_bounds: tokens of a picture at least and at most, of encoders that take any size; 0: as the file says.
-        plans: make the graph of an encoder pass at once, and its buffers, not with the first picture.
-        encodes: False: `embeddings` is never called, and the weights need not be read.
+        token_bounds: least and most tokens of a picture, for encoders that take any size; 0 keeps the file's value.
+        plans: build the graph and the buffers of an encoder pass now, not with the first picture.
+        encodes: False if `embeddings` is never called, so that the weights need not be read.
 
     Attributes:
-        reads_pictures: it has an encoder of pictures.
-        sound_rate: samples a second of the sounds that its encoder takes; 0: it has none.
+        reads_pictures: True if the file has an encoder for pictures.
+        sound_rate: samples per second that the encoder for sounds takes; 0 if there is none.
 
     Raises:
         ModelFileError: libmtmd refuses the file, or it does not fit the model.
@@ -101,22 +102,22 @@ class Projector:
         self.path = path
         self._n_embd = n_embd
         self._mtmd = mtmd = _module(lib)
-        self._lock = threading.Lock()  # of `tokens` against close()
+        self._lock = threading.Lock()  # keeps close() from freeing the context during `tokens`
         self._encode_lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, int], Embeddings] = OrderedDict()
         self._kept_bytes = 0
-        self._asked: dict[tuple[str, int], float] = {}  # time.perf_counter() when each of these was last of use
-        self._prepared: tuple[str, Any] = ("", None)  # chunks of the picture whose tiles are being encoded
+        self._asked: dict[tuple[str, int], float] = {}  # time.perf_counter() of the last use of each entry of _kept
+        self._prepared: tuple[str, Any] = ("", None)  # digest and chunks of the picture whose tiles are being encoded
         self._thread = SlicedThread("llamabatch-encoder")
-        self._under_way: tuple[str, int] = ("", 0)  # what the thread encodes
-        self._asked_s = 0.0  # time.perf_counter() when a request last asked for that
+        self._under_way: tuple[str, int] = ("", 0)  # digest and chunk that the thread encodes
+        self._asked_s = 0.0  # time.perf_counter() when a request last asked for _under_way
         params = mtmd.mtmd_context_params_default()
         params.use_gpu, params.n_threads, params.print_timings, params.warmup = use_gpu, n_threads, False, plans
         if any(token_bounds):
             params.image_min_tokens, params.image_max_tokens = (bound or -1 for bound in token_bounds)
         make = mtmd.mtmd_init_from_file
         if encodes:
-            self._callback = _pausing(lib, self._thread)  # kept: libmtmd has its address alone
+            self._callback = _pausing(lib, self._thread)  # must stay alive: libmtmd has only its address
             params.cb_eval = self._callback
         else:
             make = _without_weights(mtmd) or make
@@ -154,10 +155,10 @@ class Projector:
                 self._kept_bytes = 0
 
     def tokens(self, media: Media) -> MediaTokens:
-        """The tokens of a picture or a sound, with those of text that the model has around it; of its size alone.
+        """Returns the tokens of a picture or a sound, with text tokens around it. They depend only on its size.
 
         Raises:
-            PromptError: libmtmd cannot take a picture of this size in, or the vocabulary lacks a token.
+            PromptError: libmtmd cannot read a picture of this size, or the vocabulary lacks a token.
             EngineClosedError: the model was closed.
         """
         token_ids: list[int] = []
@@ -176,8 +177,10 @@ class Projector:
         return MediaTokens(tuple(token_ids), tuple(runs))
 
     def embeddings(self, media: Media, chunk: int, seconds: float = math.inf) -> Embeddings | None:
-        """A run, encoded: as it was kept, or by an encoder pass. None: the pass, or one for another picture before it,
-        is not done within so many seconds, and goes on in the next call.
+        """Returns the embeddings of a run, from the kept ones or by an encoder pass.
+
+        Returns None if the pass, or another picture's pass before it, takes longer than `seconds`. The next call
+        continues it.
 
         Raises:
             EngineError: the encoder failed.
@@ -202,7 +205,7 @@ class Projector:
                 except Exception as error:
                     if key == self._under_way:
                         raise
-                    logger.warning("a picture that nobody waits for could not be encoded: %s", describe(error))
+                    logger.warning("a picture of a cancelled request could not be encoded: %s", describe(error))
             self._kept.move_to_end(key)
             self._asked[key] = time.perf_counter()
             return self._kept[key]
@@ -238,10 +241,10 @@ class Projector:
             self._asked.pop(oldest, None)
 
     def _steps(self, chunk: Any, tokens: Iterable[int], start: int = 0) -> npt.NDArray[np.int32]:
-        """The positions of some tokens of a chunk, as Embeddings.steps; `start`: of the first of all tokens."""
+        """Returns the positions of some tokens of a chunk, as Embeddings.steps, if the chunk begins at `start`."""
         if not self._mtmd.mtmd_decode_use_mrope(self._context):
             return np.array([[start + token for token in tokens]], np.int32)
-        if self._mtmd.mtmd_input_chunk_get_type(chunk) != _IMAGE:  # a sound has one dimension, as text has
+        if self._mtmd.mtmd_input_chunk_get_type(chunk) != _IMAGE:  # a sound has one dimension, like text
             return np.tile(np.array([start + token for token in tokens], np.int32), (4, 1))
         image = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         found = [self._mtmd.mtmd_image_tokens_get_decoder_pos(image, start, token) for token in tokens]
@@ -261,7 +264,7 @@ class Projector:
             self._mtmd.mtmd_input_chunks_free(chunks)
 
     def _make_chunks(self, media: Media, *, with_data: bool) -> Any:
-        """The mtmd_input_chunks of a picture or a sound; without its data they have the sizes alone."""
+        """Returns the mtmd_input_chunks of a picture or a sound. Without its data they hold only the sizes."""
         self._check_open()
         mtmd = self._mtmd
         bitmap = self._bitmap(media, with_data=with_data)
@@ -294,7 +297,7 @@ class Projector:
         pointer = self._mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
         found = [int(pointer[at]) for at in range(count.value)]
         if min(found, default=0) < 0:
-            raise PromptError("the vocabulary has no token for what this model puts around pictures and sounds")
+            raise PromptError("the vocabulary lacks a token that this model puts around pictures and sounds")
         return found
 
 
@@ -305,7 +308,7 @@ def _named(media: Media) -> str:
 
 
 def _module(lib: ModuleType) -> ModuleType:
-    """The module of libmtmd in the package of this binding, with its log. Raises ConfigError where it is missing."""
+    """Returns the binding's module for libmtmd and forwards its log. Raises ConfigError if the module is missing."""
     try:
         mtmd = importlib.import_module(f"{lib.__name__}.mtmd_cpp")
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -315,7 +318,7 @@ def _module(lib: ModuleType) -> ModuleType:
 
 
 def _pausing(lib: ModuleType, thread: SlicedThread) -> Any:
-    """The callback that ggml's scheduler calls before each operation of a graph, to ask, and behind it."""
+    """Returns a callback that ggml's scheduler calls before each operation of a graph (`asks`) and after it."""
 
     def pause(_tensor: Any, asks: bool, _data: Any) -> bool:
         return True if asks else thread.may_go_on()
@@ -324,7 +327,7 @@ def _pausing(lib: ModuleType, thread: SlicedThread) -> Any:
 
 
 def _without_weights(mtmd: ModuleType) -> Any:
-    """The function of the patched build; None on others, which read the weights."""
+    """Returns the patched build's function; None on other builds, which always read the weights."""
     make = getattr(mtmd._libmtmd, WITHOUT_WEIGHTS, None)
     if make is not None:
         make.argtypes, make.restype = mtmd.mtmd_init_from_file.argtypes, mtmd.mtmd_init_from_file.restype

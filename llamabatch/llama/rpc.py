@@ -1,6 +1,6 @@
-"""Devices beyond those of the build: a backend in a file of its own, and RPC servers of llama.cpp on any host.
+"""Additional devices: a backend in a separate file, and RPC servers of llama.cpp on any host.
 
-Both are named by environment variables, since they hold for a process and for the children that it starts.
+Environment variables name both, because they hold for a process and for the children that it starts.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import socket
 from types import ModuleType
 
 from llamabatch.errors import SetupError
+from llamabatch.llama import ggml
 
 BACKEND_VARIABLE = "GGML_BACKEND_PATH"
-"""ggml's own: the library of a backend that the build does not have."""
+"""ggml's own variable for the library of a backend that the build does not have."""
 SERVERS_VARIABLE = "LLAMABATCH_RPC"
-"""Addresses of RPC servers (llama.cpp's `rpc-server`), as host:port,host:port."""
+"""The variable for addresses of RPC servers (llama.cpp's `rpc-server`), as host:port,host:port."""
 
 _ADDRESS = re.compile(r"(?P<host>[^:\s]+):(?P<port>[0-9]{1,5})")
 _CONNECT_S = 5.0
@@ -27,8 +28,8 @@ def load_named(module: ModuleType) -> None:
     """Registers the backend and the devices that the environment names, before llama_backend_init.
 
     Raises:
-        SetupError: the file is no backend for this build, the build has no RPC, or a server does not answer: llama.cpp
-            would abort the process.
+        SetupError: the file is not a backend for this build, the build has no RPC, or a server does not answer
+            (llama.cpp would then abort the process).
     """
     library = module.llama_cpp._lib
     path = os.environ.get(BACKEND_VARIABLE)
@@ -47,7 +48,7 @@ def load_named(module: ModuleType) -> None:
             "`llamabatch build --backend rpc`"
         )
     add_server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(add)
-    register = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("ggml_backend_register", library))
+    register = ggml.bind(library, "ggml_backend_register", None, ggml.POINTER)
     for server in servers:
         _check_answers(server)
     for server in servers:
@@ -58,7 +59,7 @@ def load_named(module: ModuleType) -> None:
 
 
 def addresses(text: str) -> list[str]:
-    """The addresses of a list, each once. Raises SetupError."""
+    """Returns the addresses of a comma-separated list, each once. Raises SetupError."""
     found = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _ADDRESS.fullmatch(part)
@@ -81,21 +82,16 @@ def _check_answers(server: str) -> None:
 
 
 def _load(library: ctypes.CDLL, path: str) -> bool:
-    """Let ggml load a backend; False where it cannot be."""
     try:
-        load = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(("ggml_backend_load", library))
-    except (AttributeError, ValueError):  # everything is in one library
+        return ggml.load_backend(library, path)
+    except ggml.MISSING:
         return False
-    return bool(load(os.fsencode(path)))
 
 
 def _function(library: ctypes.CDLL, backend: bytes, name: bytes) -> int | None:
-    """The address of a function that a backend offers by name; None: it, or the backend, is not there."""
-    pointer = ctypes.c_void_p
+    """Returns the address of a backend's function, or None if the backend or the function is missing."""
     try:
-        by_name = ctypes.CFUNCTYPE(pointer, ctypes.c_char_p)(("ggml_backend_reg_by_name", library))
-        find = ctypes.CFUNCTYPE(pointer, pointer, ctypes.c_char_p)(("ggml_backend_reg_get_proc_address", library))
-    except (AttributeError, ValueError):
+        by_name = ggml.bind(library, "ggml_backend_reg_by_name", ggml.POINTER, ctypes.c_char_p)
+        return ggml.registered_function(library, by_name(backend), name)
+    except ggml.MISSING:
         return None
-    registered = by_name(backend)
-    return find(registered, name) if registered else None

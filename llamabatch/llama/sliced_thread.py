@@ -1,4 +1,4 @@
-"""A thread that runs in slices of time, between which the thread that waits for it goes on with other work."""
+"""A thread that runs in slices of time. Between two slices the caller's thread does other work."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 
 class SlicedThread:
-    """Runs one job after another, only while `advance` waits for it: the two threads never compute at once.
+    """Runs one job after another, but only while `advance` waits, so that the two threads never compute at once.
 
-    The job calls `may_go_on` where it can stop, and ends early where that returns False. One thread serves all jobs, so
-    that OpenMP keeps its team. It starts with the first job, and ends with `close`.
+    The job calls `may_go_on` where it can stop, and ends early if that returns False. One thread runs all jobs, so that
+    OpenMP keeps its team of threads. The thread starts with the first job and ends with `close`.
 
-    One of the two threads waits at any time, so that no lock is needed: `advance` sets `_go` and waits for `_stopped`,
-    the job's thread sets `_stopped` and waits for `_go`. Only `close` may come from a third thread.
+    One of the two threads always waits, so no lock is needed: `advance` sets `_go` and waits for `_stopped`, and the
+    job's thread sets `_stopped` and waits for `_go`. Only `close` may be called from a third thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -26,15 +26,15 @@ class SlicedThread:
         self._stopped = threading.Event()
         self._until = 0.0
         self._ends = False
-        self.is_cancelled = False  # the job is to end early
+        self.is_cancelled = False  # True if the job should end early
 
     @property
     def is_busy(self) -> bool:
-        """True while a job is not done."""
+        """True while a job is unfinished."""
         return self._job is not None
 
     def start(self, job: Callable[[], None]) -> None:
-        """Gives the thread a job. The one before must be done."""
+        """Gives the thread a job. The job before must be done."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
@@ -42,10 +42,8 @@ class SlicedThread:
         self._job = job
 
     def advance(self, seconds: float) -> bool:
-        """Lets the job run for so long, and on to the next place where it can stop; True once it is done.
-
-        Raises what the job raised.
-        """
+        """Lets the job run for `seconds`, and then on to the next place where it can stop. Returns True once the job is
+        done. Raises the job's exception."""
         self._until = time.perf_counter() + seconds
         self._stopped.clear()
         self._go.set()
@@ -56,13 +54,13 @@ class SlicedThread:
         return self._job is None
 
     def may_go_on(self) -> bool:
-        """Waits for the next slice when this one is over; False: the job is to end. For the job's own thread."""
+        """Waits for the next slice if this slice is over. Returns False if the job should end. For the job's thread."""
         if time.perf_counter() >= self._until:
             self._wait()
         return not (self._ends or self.is_cancelled)
 
     def cancel(self) -> None:
-        """Lets the job end at the next place where it can stop, which `advance` brings it to."""
+        """Asks the job to end at the next place where it can stop. Only `advance` lets the job get there."""
         self.is_cancelled = True
 
     def close(self) -> None:
@@ -76,7 +74,7 @@ class SlicedThread:
     def _wait(self) -> None:
         self._go.clear()
         self._stopped.set()
-        if not self._ends:  # else `close` has set what was just cleared
+        if not self._ends:  # `close` sets `_go` once, and the line above may have cleared it
             self._go.wait()
 
     def _serve(self) -> None:

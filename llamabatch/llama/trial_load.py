@@ -1,7 +1,7 @@
-"""A program: `python -m llamabatch.llama.trial_load PATH BYTES [CHANGES]` loads a model as an engine does, so that a
-crash ends this process and no engine. CHANGES: overrides of values, and patterns of tensors, as JSON.
+"""A program: `python -m llamabatch.llama.trial_load PATH BYTES [CHANGES]` loads a model as an engine does.
 
-Exit status 0: the model can be loaded. 3: llama.cpp refused the file; the reason is on stdout as JSON.
+A crash then ends only this process, not an engine. CHANGES is JSON: overrides of values, and patterns of tensors. Exit
+status 0: the model can be loaded. 3: llama.cpp refused the file; the reason is on stdout as JSON.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from llamabatch.utils.system import set_limits
 
 REFUSED = 3
 _ROOM = 2 * 2**30  # bytes of memory beside the weights
-_MOST_TO_DECODE = 16 * 2**30  # each token reads all of it
-# Four sequences of unequal length: a pass takes equally many tokens of each, so the last ones go into a second pass,
-# whose states do not begin at the first cell.
+_MOST_TO_DECODE = 16 * 2**30  # bytes of the largest file to decode with, because each token reads the whole file
+# The four sequences have unequal lengths. A pass takes equally many tokens of each sequence, so the last tokens go into
+# a second pass, whose states do not begin at the first cell.
 _LENGTHS = (1, 2, 2, 2)
 _N_TOKENS = sum(_LENGTHS)
-_N_CTX = 64  # of each sequence
+_N_CTX = 64  # tokens of each sequence
 _HI = {"role": "user", "content": "Hi"}
 _CONVERSATIONS = (
     [_HI],
@@ -42,12 +42,12 @@ _ALL_BYTES = "".join(map(chr, range(1, 0x180))) + " word 12345 漢字 🙂\n"
 
 
 def run(path: Path, n_bytes: int, kv_overrides: KvOverrides = (), patterns: Sequence[str] = ()) -> int:
-    """Load the model, render the chat template, tokenize, write all tokens, make a context, decode: on CPUs, with the
-    file mapped."""
+    """Uses the model as an engine would, on the CPU with a mapped file. Returns the exit status. It loads the model,
+    renders the chat template, tokenizes text, writes all tokens, makes a context, and decodes."""
     llama = library.load(n_bytes)
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
-    params.use_extra_bufts = False  # no copies
+    params.use_extra_bufts = False  # avoids copies of the weights
     if kv_overrides:
         params.kv_overrides = kv_array(llama, kv_overrides)
     rules = tensor_array(tuple((pattern, CPU) for pattern in patterns))
@@ -69,7 +69,7 @@ def run(path: Path, n_bytes: int, kv_overrides: KvOverrides = (), patterns: Sequ
 
 
 def _use_vocabulary(llama: Any, vocabulary: Any) -> list[int]:
-    """Tokenize text and write every token as text; returns up to seven token ids."""
+    """Tokenizes a text and writes every token as text. Returns up to seven token ids."""
     n_vocab = llama.llama_vocab_n_tokens(vocabulary)
     data = _ALL_BYTES.encode()
     room = 4 * len(data)
@@ -84,7 +84,7 @@ def _use_vocabulary(llama: Any, vocabulary: Any) -> list[int]:
 
 
 def _pooling(path: Path) -> str:
-    """The pooling of a context for texts; that of the classification head only where it fits its labels."""
+    """Returns the pooling of a context. It is "rank" only if the classification head fits its labels."""
     header = read_header(path)
     pooling = default_pooling(header.texts(), read_tensors(path))
     return pooling if pooling != RANK or read_labels(path) else "mean"
@@ -97,11 +97,11 @@ def _compute(llama: Any, model: Any, tokens: list[int], decode: bool, pooling: s
     params.n_batch = params.n_ubatch = _N_CTX
     params.n_threads = params.n_threads_batch = 2
     if pooling == RANK or not _is_causal(llama, model):
-        params.embeddings = True  # without it an encoder aborts when it decodes
+        params.embeddings = True  # without this, an encoder aborts in a decode
         params.pooling_type = POOLINGS.index(pooling)
     context = llama.llama_init_from_model(model, params)
     if context and decode:
-        from llamabatch.llama.batch import Batch  # with numpy: only where it decodes
+        from llamabatch.llama.batch import Batch  # imports numpy, which only this branch needs
 
         ids = [tokens[i % len(tokens)] for i in range(_N_TOKENS)]
         ends = list(accumulate(_LENGTHS))
@@ -110,15 +110,15 @@ def _compute(llama: Any, model: Any, tokens: list[int], decode: bool, pooling: s
 
 
 def _template_refusal(llama: Any, model: Any) -> str | None:
-    """The reason for which the chat template is refused: it exceeds its bounds. None where it only rejects these
-    conversations, since the model can still generate."""
+    """Returns why the chat template is refused: it exceeds its limits. Else returns None. A template that only rejects
+    these conversations is accepted, because the model can still generate."""
     key = b"tokenizer.chat_template"
     n_bytes = llama.llama_model_meta_val_str(model, key, None, 0)
     if n_bytes < 1:
         return None
     text = ctypes.create_string_buffer(n_bytes + 1)
     llama.llama_model_meta_val_str(model, key, text, len(text))
-    from llamabatch.chat.conversation import render  # with jinja2: not for models without one
+    from llamabatch.chat.conversation import render  # imports jinja2, which models without a template do not need
     from llamabatch.chat.template import TemplateLimit, describe
 
     for conversation in _CONVERSATIONS:
@@ -138,17 +138,17 @@ def _is_causal(llama: Any, model: Any) -> bool:
 
 
 def _limit_memory(n_bytes: int) -> None:
-    """Limit the data segment; a mapped file does not count towards it."""
+    """Limits the data segment. A mapped file does not count towards the limit."""
     most = n_bytes + _ROOM
     set_limits("RLIMIT_DATA", most, most)
 
 
 if __name__ == "__main__":
     end_with_parent()
-    leave_signals_to_parent()  # else the file would be blamed for a signal that ends the program
+    leave_signals_to_parent()  # else a signal that ends the program would be blamed on the file
     no_core_dump()
     _limit_memory(int(sys.argv[2]))
     changes = json.loads(sys.argv[3]) if len(sys.argv) > 3 else ((), ())
     code = run(Path(sys.argv[1]), int(sys.argv[2]), *changes)
     sys.stdout.flush()
-    os._exit(code)  # nothing is left to learn from freeing it
+    os._exit(code)  # freeing the model would show nothing new

@@ -1,7 +1,7 @@
-"""A program: `python -m llamabatch.llama.trial_projector MMPROJ MODEL` loads an mmproj file as an engine does, so that
-a crash ends this process and no engine.
+"""A program: `python -m llamabatch.llama.trial_projector MMPROJ MODEL` loads an mmproj file as an engine does.
 
-Exit status 0: it can be loaded. 3: it was refused; the reason is on stdout as JSON.
+A crash then ends only this process, not an engine. Exit status 0: the file can be loaded. 3: it was refused; the reason
+is on stdout as JSON.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from llamabatch.request.media import SOUND, Media
 from llamabatch.utils.lifetime import end_with_parent, leave_signals_to_parent
 from llamabatch.utils.paths import one_line
 
-# pictures of common sizes and of extreme ones: preprocessors assert on them
+# Common and extreme sizes of pictures, because preprocessors assert on some sizes.
 _SIZES = ((1, 1), (64, 64), (640, 480), (3000, 20), (20, 3000), (4000, 3000))
 
 _SECONDS = (LEAST_S, 1.0, 30.0, 61.7)
 
 
 def run(path: Path, model_path: Path) -> int:
-    """Loads the file beside the vocabulary of its model, and counts the tokens of pictures and sounds."""
+    """Loads the file with its model's vocabulary and counts the tokens of pictures and sounds."""
     llama = library.load()
     params = llama.llama_model_default_params()
     params.vocab_only = True
@@ -52,4 +52,4 @@ if __name__ == "__main__":
     no_core_dump()
     code = run(Path(sys.argv[1]), Path(sys.argv[2]))
     sys.stdout.flush()
-    os._exit(code)  # nothing is left to learn from freeing it
+    os._exit(code)  # freeing the model would show nothing new

@@ -1,4 +1,4 @@
-"""The tuned profile of a load: found before the library is loaded, used if it names the devices of the library."""
+"""The tuned profile of a load. It is found before the library is loaded, and used if it is for the same devices."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from llamabatch.planning.profile import Profile
 
 
 def profile_for(path: Path, config: EngineConfig) -> Profile | None:
-    """The profile that `llamabatch tune` wrote for this file, these cache types and the devices in use, or None.
-
-    Loads the library if it is not loaded yet, with the profile's environment, even if the devices then differ.
-    """
+    """Returns the profile that `llamabatch tune` wrote for this file, these cache types and these devices, or None.
+    Loads the library first, if necessary, with the profile's environment, even if the profile is for other devices."""
     found = profile_store.find(path, config) if config.profile else None
     measured = OnLoad(found.spins, found.amx) if found is not None else NOTHING_MEASURED
     library.load(file_bytes(path), measured)
@@ -26,7 +24,7 @@ def profile_for(path: Path, config: EngineConfig) -> Profile | None:
 
 
 def used_gpus(config: EngineConfig) -> tuple[str, ...]:
-    """Names of the devices that would hold layers."""
+    """Returns the names of the devices that would hold layers."""
     if config.n_gpu_layers == 0:
         return ()
     return tuple(device.shown for device in devices.used(config, library.load()))

@@ -1,9 +1,10 @@
-"""Vetting of a model file before this process loads it: headers checked, digest compared, a trial load in a child.
+"""Checks of a model file before this process loads it: headers, digest, and a trial load in a child process.
 
-A GGUF is a stranger's data, on which llama.cpp asserts, and an assertion ends the process. So a file passes
-gguf/validation.py, is then loaded by a small program (llama/trial_load.py), and only then here. The verdict is kept
-(utils/disk_cache.py) by a hash of the headers, the sizes of the files, and the llama.cpp in use. A second record maps
-a file (path, size, time of the last change, inode) to its hash, so that a known file costs two reads.
+A GGUF file is untrusted data. llama.cpp checks it with assertions, and a failed assertion ends the process. So a file
+must pass gguf/validation.py, is then loaded by a small program (llama/trial_load.py), and only then by this process.
+
+The verdict is kept (utils/disk_cache.py) under a hash of the headers, the sizes of the files, and the llama.cpp in use.
+A second record maps a file (path, size, time of the last change, inode) to its hash. A known file costs two reads.
 """
 
 from __future__ import annotations
@@ -33,33 +34,33 @@ from llamabatch.utils.system import fatal_signal
 
 logger = logging.getLogger(__name__)
 
-VERSION = 4  # of the checks and the trial: a verdict of another version does not count
-# content_hash of the bundled model, which needs no trial. A test compares the two.
+VERSION = 4  # version of the checks and the trial; verdicts of other versions do not count
+# This is the content_hash of the bundled model, which needs no trial. A test checks the value.
 BUNDLED = "e9e9506e323c7d65c18c3b84a5350069da9a6171021a07d6a51e9c7cf2d8add5"
 FILES, MODELS = "file", "model"
 PROGRAM = "llamabatch.llama.trial_load"
 PROJECTOR_PROGRAM = "llamabatch.llama.trial_projector"
 _CHUNK = 1 << 22
 _PATIENCE_S = 60.0
-_SLOWEST = 20e6  # bytes/s of a disk that is worth waiting for
-_OF_THE_FILE = ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE")  # others may come from the system
+_SLOWEST = 20e6  # bytes/s of the slowest disk that we wait for
+_OF_THE_FILE = ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE")  # other signals may come from the system
 _CURE = "trial='off' loads it all the same"
 
 Identity: TypeAlias = "tuple[tuple[str, int, int, int], ...]"
 
-# of this process, where no cache can be written
+# This process keeps its results here, in case the disk cache cannot be written.
 _seen: dict[Identity, FileIdentity] = {}
-_loadable: set[tuple[Identity, str]] = set()  # with what the load changes
+_loadable: set[tuple[Identity, str]] = set()  # files, with the overrides of their load
 
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """Facts about the files of a model in their present state.
+    """Facts about the current files of a model.
 
     Attributes:
-        identity: path, size, time of the last change in ns, and inode of each.
-        content: their content_hash; None: not checked yet.
-        sha256: the digest of the files one after another; None: not computed yet.
+        identity: path, size, time of the last change in ns, and inode of each file.
+        content: the content_hash of the files; None if they have not been checked yet.
+        sha256: the digest of the files one after another; None if not computed yet.
     """
 
     identity: Identity
@@ -68,10 +69,10 @@ class FileIdentity:
 
     @classmethod
     def of(cls, path: Path) -> FileIdentity:
-        """The kept facts if the files are unchanged, else new ones. Raises OSError."""
+        """Returns the kept facts if the files are unchanged, else new facts. Raises OSError."""
         identity = []
         for part in part_paths(path):
-            part = part.resolve()  # each of its own: behind links, as in the hub's cache, the names say nothing
+            part = part.resolve()  # each part separately: in the hub's cache, a link's target does not name its part
             status = part.stat()
             identity.append((str(part), status.st_size, status.st_mtime_ns, status.st_ino))
         new = cls(tuple(identity))
@@ -106,15 +107,15 @@ def ensure_loadable(
     kv_overrides: KvOverrides = (),
     override_tensor: TensorOverrides = (),
 ) -> None:
-    """Return if llama.cpp may load the file into this process; raise otherwise.
+    """Raises an error unless llama.cpp may load the file into this process.
 
     Args:
-        trial: "auto" loads it in a child first unless a kept verdict says that it loads; "on" always; "off" never.
+        trial: "on" first loads the file in a child process; "off" does not; "auto" does so without a good kept verdict.
         sha256: the digest that the file, or its parts one after another, must have: 64 hexadecimal digits.
-        kv_overrides, override_tensor: as the load will have them; a verdict holds for the same ones.
+        kv_overrides, override_tensor: overrides of the coming load. A verdict counts only for the same overrides.
 
     Raises:
-        ModelFileError: the file is damaged, has another digest, is refused by llama.cpp, or killed the child.
+        ModelFileError: the file is damaged, has another digest, is refused by llama.cpp, or crashed the child.
         ConfigError: an override has another type than the file's value.
         EngineClosedError: the load was cancelled.
     """
@@ -130,7 +131,7 @@ def ensure_loadable(
 
 
 def ensure_projector_loadable(path: Path, model: Path, trial: str = "auto") -> None:
-    """As ensure_loadable, of an mmproj file for a text model whose file has been tried."""
+    """Does the work of ensure_loadable for an mmproj file. The file of its text model must have been tried."""
     known, text = FileIdentity.of(path), FileIdentity.of(model)
     together = f"{text.content}, whose media are read"
     if trial == "off" or (trial == "auto" and (known.identity, together) in _loadable):
@@ -144,10 +145,10 @@ def ensure_projector_loadable(path: Path, model: Path, trial: str = "auto") -> N
 
 
 def _try(path: Path, content: str, trial: str, n_bytes: int, program: str, arguments: list[str]) -> None:
-    """Raises ModelFileError for a file that a child could not load, by a kept verdict or a new one.
+    """Raises ModelFileError for a file that a child process could not load, by a kept verdict or a new trial.
 
     Args:
-        content: hash of all that the verdict depends on.
+        content: hash of everything that the verdict depends on.
         n_bytes: size of the file.
     """
     key = _verdict_key(content)
@@ -161,7 +162,7 @@ def _try(path: Path, content: str, trial: str, n_bytes: int, program: str, argum
 
 
 def ensure_sound(path: Path, sha256: str | None = None, kv_overrides: KvOverrides = ()) -> FileIdentity:
-    """Check the headers of a file unless it is known, and its digest if one is given, without llama.cpp.
+    """Checks the headers of a file unless they are known, and the digest if one is given. Does not use llama.cpp.
 
     Raises:
         ModelFileError, ConfigError: as ensure_loadable.
@@ -181,8 +182,8 @@ def ensure_sound(path: Path, sha256: str | None = None, kv_overrides: KvOverride
 
 
 def content_hash(headers: Iterable[Header]) -> str:
-    """SHA-256 of all that a load parses: the headers and sizes of all parts. A load does not look at the values of the
-    weights, so they do not count."""
+    """Returns the SHA-256 of everything that a load parses: the headers and sizes of all parts. A load does not look at
+    the values of the weights, so the weights do not count."""
     digest = hashlib.sha256()
     for header in headers:
         digest.update(f"{header.file_bytes} {header.header_bytes}\n".encode())
@@ -210,12 +211,12 @@ def _is_digest(value: Any) -> bool:
 
 
 def _verdict_key(content: str) -> str:
-    """Key of a verdict: the file's content, the library, and the version of the trial."""
+    """Returns the key of a verdict, from the file's content, the library, and the version of the trial."""
     return hashlib.sha256(f"{VERSION} {content} {library_id()}".encode()).hexdigest()[:32]
 
 
 def _tried(path: Path, n_bytes: int, program: str, arguments: list[str]) -> dict[str, Any]:
-    """The verdict of a trial load by a program; its entry "certain" is True if it may be kept."""
+    """Runs a program that loads the file. Returns its verdict, with "certain" True if the verdict may be kept."""
     if not sys.executable:
         logger.debug("%s is not tried out: no interpreter is known", path)
         return {"loads": True, "certain": False}
@@ -235,7 +236,7 @@ def _tried(path: Path, n_bytes: int, program: str, arguments: list[str]) -> dict
         return {"loads": True, "certain": True}
     name = fatal_signal(child.returncode)
     if name is not None:
-        why = f"kills the process that loads it: {_last_words(lines) or name}; {_CURE}"
+        why = f"crashes the process that loads it: {_last_words(lines) or name}; {_CURE}"
         return {"loads": False, "why": why, "certain": name in _OF_THE_FILE and not _has_memory_limits()}
     refusal = _refusal(lines)
     if refusal is not None:
@@ -245,12 +246,12 @@ def _tried(path: Path, n_bytes: int, program: str, arguments: list[str]) -> dict
 
 
 def _has_memory_limits() -> bool:
-    """True if this process has memory limits: a child inherits them, and may die of them and not of the file."""
+    """Returns True if this process has memory limits. A child inherits the limits and may crash because of them."""
     return machine.address_space_left() is not None or machine.data_bytes_left() is not None
 
 
 def _refusal(lines: list[str]) -> str | None:
-    """The reason that trial_load printed for a file that llama.cpp refused, or None."""
+    """Returns the reason that trial_load printed for a file that llama.cpp refused, or None."""
     for line in lines:
         try:
             answer = json.loads(line)
@@ -262,7 +263,7 @@ def _refusal(lines: list[str]) -> str | None:
 
 
 def _last_words(lines: list[str]) -> str:
-    """The line of an assertion or a C++ exception in the output of a process that died; "" if there is none."""
+    """Returns the line of an assertion or a C++ exception in the output of a crashed process, or ""."""
     for line in lines:
         if "GGML_ASSERT" in line or "fatal error" in line or "what():" in line:
             return line.strip().rsplit("/", 1)[-1][:200]

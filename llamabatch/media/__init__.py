@@ -1,1 +1,1 @@
-"""Pictures as callers give them (paths, bytes, data: addresses, PIL images, arrays, parts of messages) to Media."""
+"""Media: reads pictures and sounds (paths, bytes, data: addresses, PIL images, arrays, message parts) into Media."""

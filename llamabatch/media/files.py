@@ -1,4 +1,4 @@
-"""The bytes of a picture or a sound, wherever they stand."""
+"""Reads the bytes of a picture or a sound from an address, a path or a Media."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _DATA = re.compile(r"data:([^,]*),(.*)", re.DOTALL)
 
 
 def is_address(text: str) -> bool:
-    """True for an address of the web or with the data in itself, which is no path."""
+    """Returns True for an address (data: or any scheme with ://), False for a path."""
     return re.match(r"data:|[a-zA-Z][\w+.-]+://", text, re.IGNORECASE) is not None
 
 
 def at_address(address: Any, what: str, sources: MediaSources) -> bytes:
-    """The bytes of a data: address, or at one that may be read.
+    """Returns the bytes of a data: address, or the bytes at an allowed address.
 
     Args:
         what: "a picture" or "a sound", for messages.
-        sources: what may be read; NOWHERE: nothing is fetched, and no file is read.
+        sources: the allowed addresses; NOWHERE: nothing is fetched, and no file is read.
 
     Raises:
-        PromptError: it is no such address, or cannot be read.
+        PromptError: the address is not allowed, or cannot be read.
     """
     if not isinstance(address, str):
         raise PromptError(f"{what} has the address {show(address)}; give data:…;base64,…")
@@ -48,7 +48,7 @@ def at_address(address: Any, what: str, sources: MediaSources) -> bytes:
 
 
 def of_path(path: str | os.PathLike[str], what: str) -> bytes:
-    """The bytes of a file, up to one more than MAX_FILE_BYTES. Raises PromptError.
+    """Returns the bytes of a file, at most MAX_FILE_BYTES + 1. Raises PromptError.
 
     Args:
         what: "the picture" or "the sound", for messages.
@@ -64,7 +64,7 @@ def of_path(path: str | os.PathLike[str], what: str) -> bytes:
 
 
 def check_bytes(data: bytes, name: str) -> None:
-    """Raises PromptError for no bytes, and for too many."""
+    """Raises PromptError for no bytes and for too many bytes."""
     if len(data) > MAX_FILE_BYTES:
         raise PromptError(f"{name} is larger than {MAX_FILE_BYTES:,} bytes")
     if not data:
@@ -72,11 +72,11 @@ def check_bytes(data: bytes, name: str) -> None:
 
 
 def raw_of(media: Media, what: str, decode: Callable[[bytes, str], tuple[bytes, int, int]]) -> bytes:
-    """Its raw data. Raises EngineError for a file that has changed since its Media was made.
+    """Returns the raw data of a Media. Raises EngineError: the file has changed since the Media was made.
 
     Args:
         what: "picture" or "sound", for messages.
-        decode: the raw data, width and height of the bytes of a file, given its name for messages.
+        decode: takes the bytes of a file and its name for messages, and returns raw data, width and height.
     """
     if isinstance(media.data, bytes) and media.form == "raw":
         return media.data
@@ -85,13 +85,13 @@ def raw_of(media: Media, what: str, decode: Callable[[bytes, str], tuple[bytes, 
         data = media.data if isinstance(media.data, bytes) else of_path(media.data, f"the {what}")
         raw, width, height = decode(data, name)
     except PromptError as error:
-        raise EngineError(f"{error}, which it could be before") from error
+        raise EngineError(f"{error}, although it was readable when the request was made") from error
     if isinstance(media.data, str) and digest_of(media.kind, raw, width, height) != media.digest:
         raise EngineError(f"{name} has changed since it was given")
     return raw
 
 
 def kept_path(path: str | os.PathLike[str]) -> str | None:
-    """The absolute path of a file that can be read again; None: it is a pipe or the like."""
+    """Returns the absolute path of a file that can be read again; None: a pipe or a similar file."""
     full = absolute(path)
     return full if os.path.isfile(full) else None

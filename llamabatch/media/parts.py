@@ -1,5 +1,5 @@
-"""The media in the messages of a conversation, each replaced by a mark that the chat template writes as text; and the
-parts of messages for the media in a cell of a table."""
+"""Media in message parts: replaces media by marks that a chat template writes as text, and makes parts of table
+cells."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from llamabatch.request.media import IMAGE, SOUND, Kind, Media
 from llamabatch.utils.checks import show
 
 MAX_IN_ALL = 192 * 2**20
-"""Bytes of the media of a prompt, decoded: 67 million pixels, or 50 minutes of sound at 16,000 samples a second."""
+"""The most decoded bytes of a prompt's media: 67 million pixels, or 50 minutes of sound at 16,000 samples a second."""
 
 MAX_COUNT = 256
-"""Pictures and sounds of a prompt."""
+"""The most pictures and sounds of a prompt."""
 
 
 def has_media(conversation: Any) -> bool:
-    """True if a message has a part with a picture or a sound."""
-    messages = conversation if isinstance(conversation, (list, tuple)) else ()  # others are refused by their type
+    """Returns True if a message has a part with a picture or a sound."""
+    messages = conversation if isinstance(conversation, (list, tuple)) else ()  # other types are refused later
     return any(media_kind(part) is not None for message in messages for part in _parts(message))
 
 
 def marked(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]], str]:
-    """The messages with marks in place of media, the parts with these in order, and the mark.
+    """Returns the messages with marks in place of media, the media parts in order, and the mark.
 
-    The mark is drawn anew for each conversation, so that no text can contain it.
+    The mark is random for each conversation, so that no text can contain it.
     """
     mark = f"<media-{secrets.token_hex(16)}>"
     found: list[Mapping[str, Any]] = []
@@ -54,20 +54,20 @@ def marked(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
 
 
 class MediaInput:
-    """The media of one prompt, read as they are given, within bytes and seconds that all of them share.
+    """The media of one prompt. They are read one by one, and share one limit of bytes and one limit of seconds.
 
     Args:
-        n: their number.
-        pictures: the model reads pictures.
-        rate: samples a second of the sounds that it reads; 0: it reads none.
-        sources: as of read_address.
-        cancelled: true once nobody waits for the prompt.
+        n: the number of media.
+        pictures: true if the model reads pictures.
+        rate: samples a second of the sounds that the model reads; 0: the model reads no sounds.
+        sources: as for read_address.
+        cancelled: returns true once nobody waits for the prompt.
 
     Attributes:
-        media: those that were read.
+        media: the media that were read so far.
 
     Raises:
-        PromptError: there are more than MAX_COUNT.
+        PromptError: there are more than MAX_COUNT media.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class MediaInput:
         self.media: list[Media] = []
 
     def add(self, given: Any, kind: Kind | None = None) -> None:
-        """Reads a picture or a sound in any form. Raises as read_picture and read_sound.
+        """Reads a picture or a sound in any form. Raises the errors of read_picture and read_sound.
 
         Args:
-            kind: what it is; None: bytes and data: addresses tell, and all else is a picture.
+            kind: picture or sound; None: bytes tell the kind, and everything else is a picture.
         """
         if kind is None and isinstance(given, bytes):
             kind = SOUND if is_sound(given) else IMAGE
         self._take(kind or IMAGE, given, is_open=True)
 
     def add_part(self, part: Mapping[str, Any]) -> None:
-        """Reads the picture or the sound of a part of a message. Raises as `add`."""
+        """Reads the picture or the sound of a message part. Raises the errors of `add`."""
         kind = media_kind(part) or IMAGE
         given, is_open = _sound_of(part) if kind == SOUND else _picture_of(part)
         self._take(kind, given, is_open=is_open)
@@ -111,23 +111,24 @@ class MediaInput:
 
     def _read_picture(self, given: Any, is_open: bool) -> Media:
         if not self._pictures:
-            raise PromptError("the prompt has a picture, and the mmproj file reads sounds alone")
+            raise PromptError("the prompt has a picture, but the mmproj file reads sounds only")
         read = read_picture if is_open else read_address
         return read(given, self._left // 3, self._sources)
 
     def _read_sound(self, given: Any, is_open: bool) -> Media:
         if not self._rate:
-            raise PromptError("the prompt has a sound, and the mmproj file reads pictures alone")
+            raise PromptError("the prompt has a sound, but the mmproj file reads pictures only")
         if not is_open and not (isinstance(given, str) and is_address(given)):
             raise PromptError(f"a sound has the address {show(given)}; give data:audio/wav;base64,…")
         return read_sound(given, self._rate, min(self._left // 4, int(MOST_S * self._rate)), self._sources)
 
 
 def parts_of_cell(cell: Any, kind: Kind = IMAGE) -> list[dict[str, Any]]:
-    """The parts of a message for a cell of a table: of one picture or sound, of a list of them, none for an empty cell.
+    """Returns the message parts for a cell of a table. The list is empty for an empty cell.
 
     Args:
-        cell: as of read_picture or read_sound; {"bytes": …, "path": …}, as datasets of Hugging Face have it.
+        cell: as for read_picture or read_sound, {"bytes": …, "path": …} as in Hugging Face datasets, or a list of
+            these.
     """
     if cell is None or (isinstance(cell, str) and not cell) or (isinstance(cell, float) and math.isnan(cell)):
         return []
@@ -144,7 +145,7 @@ def parts_of_cell(cell: Any, kind: Kind = IMAGE) -> list[dict[str, Any]]:
 
 
 def _as_pixels(cell: Any) -> Any:
-    """The array of a cell that holds it as lists of lists of lists, as data frames do; None: it holds no array."""
+    """Returns the array of a cell that is a list of lists of lists, as in data frames; None: not such an array."""
     is_deep = isinstance(cell, list) and cell and isinstance(cell[0], list) and cell[0] and isinstance(cell[0][0], list)
     if not is_deep:
         return None
@@ -155,7 +156,7 @@ def _as_pixels(cell: Any) -> Any:
 
 
 def placed(conversation: Sequence[Mapping[str, Any]], folder: str) -> list[Mapping[str, Any]]:
-    """The conversation with the relative paths of its media below a folder."""
+    """Returns the conversation with the relative paths of its media joined to a folder."""
     return [
         {**message, "content": [_placed(part, folder) for part in _parts(message)]}
         if any(media_kind(part) is not None for part in _parts(message))
@@ -178,9 +179,9 @@ def _parts(message: Any) -> Sequence[Any]:
 
 
 def _picture_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
-    """The picture of a part, and True if it may have any form: that of {"type": "image", "image": …}. False for
-    {"image_url": {"url": …}}, {"image_url": …}, {"url": …} and Anthropic's {"source": …}, which may come from
-    strangers: an address, which is data: or one that may be read."""
+    """Returns the picture of a part, and True if it may have any form, as in {"type": "image", "image": …}. False for
+    {"image_url": {"url": …}}, {"image_url": …}, {"url": …} and Anthropic's {"source": …}: users of a server may send
+    these, so only data: addresses and allowed addresses are read."""
     if isinstance(source := part.get("source"), Mapping) and isinstance(source.get("data"), str):
         return f"data:{source.get('media_type', 'image')};base64,{source['data']}", False
     if isinstance(source, Mapping) and source.get("url") is not None:
@@ -192,7 +193,8 @@ def _picture_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
 
 
 def _sound_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
-    """As _picture_of: any form of {"type": "audio", "audio": …}; OpenAI's {"input_audio": {"data": …}}; addresses."""
+    """Returns the sound of a part, and True for "audio", in any form. False for OpenAI's "input_audio" and
+    addresses."""
     given = part.get("input_audio")
     if isinstance(given, Mapping) and isinstance(given.get("data"), str):
         return f"data:audio;base64,{given['data']}", False

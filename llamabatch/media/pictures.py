@@ -1,4 +1,4 @@
-"""One picture to Media, and its pixels: decoded by Pillow, within bounds that are read from its header first."""
+"""Pictures: makes a Media of a picture, and decodes its pixels with Pillow. The size is checked in the header first."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _WHITE = (255, 255, 255, 255)
 
 
 def read_picture(given: Any, most: int = MAX_PIXELS, sources: MediaSources = NOWHERE) -> Media:
-    """The Media of a picture, which is decoded once to find out that it can be.
+    """Returns the Media of a picture. Decodes it once, to check that it can be decoded.
 
     Args:
         given: a path, a data: address, the bytes of a file, a PIL image, or an array of height x width x 3, uint8.
-        most: pixels that it may have, at most MAX_PIXELS.
-        sources: as of read_address.
+        most: the most pixels, up to MAX_PIXELS.
+        sources: as for read_address.
 
     Raises:
-        PromptError: there is no such file, it is no picture of a known format, or it is too large.
-        SetupError: Pillow is needed, and not installed.
+        PromptError: there is no such file, the format is unknown, or the picture is too large.
+        SetupError: Pillow is needed and not installed.
     """
     if isinstance(given, (bytes, bytearray, memoryview)):
         return _of_bytes(bytes(given), "a picture", most)
@@ -39,7 +39,7 @@ def read_picture(given: Any, most: int = MAX_PIXELS, sources: MediaSources = NOW
         return read_address(given, most, sources)
     if isinstance(given, (str, os.PathLike)):
         return _of_path(given, most)
-    if hasattr(given, "convert") and hasattr(given, "size"):  # before arrays: to ask for its interface decodes it
+    if hasattr(given, "convert") and hasattr(given, "size"):  # before arrays: the second hasattr below would decode it
         return Media(*_decoded(lambda: given, "a PIL image", most))
     if hasattr(given, "__array_interface__") and hasattr(given, "dtype"):
         return _of_array(given, most)
@@ -50,12 +50,12 @@ def read_picture(given: Any, most: int = MAX_PIXELS, sources: MediaSources = NOW
 
 
 def read_address(address: Any, most: int = MAX_PIXELS, sources: MediaSources = NOWHERE) -> Media:
-    """The Media of a picture at an address. Raises as read_picture and at_address."""
+    """Returns the Media of a picture at an address. Raises the errors of read_picture and at_address."""
     return _of_bytes(at_address(address, "a picture", sources), "a picture", most)
 
 
 def pixels_of(media: Media) -> bytes:
-    """Its rows of pixels, 3 bytes each. Raises as raw_of."""
+    """Returns the rows of pixels, 3 bytes a pixel. Raises the errors of raw_of."""
     return raw_of(media, "picture", lambda data, name: _decoded(_opened(data), name, MAX_PIXELS))
 
 
@@ -79,11 +79,10 @@ def _opened(data: bytes) -> Callable[[], Any]:
 
 
 def _decoded(opened: Callable[[], Any], name: str, most: int) -> tuple[bytes, int, int]:
-    """The pixels of a PIL image, its width and its height: of its first frame, turned as its EXIF data say, on white
-    where it is transparent.
+    """Returns the pixels, width and height of a PIL image's first frame, turned as EXIF says, on a white background.
 
     Args:
-        opened: opens it, and reads its header.
+        opened: opens the image and reads its header.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -107,7 +106,7 @@ def _decoded(opened: Callable[[], Any], name: str, most: int) -> tuple[bytes, in
         raise PromptError(f"{name} is in no known format; known are {', '.join(FORMATS)}") from error
     except Image.DecompressionBombError as error:
         raise PromptError(f"{name} has more than {MAX_PIXELS:,} pixels") from error
-    except Exception as error:  # decoders raise many kinds
+    except Exception as error:  # decoders raise many kinds of errors
         raise PromptError(f"{name} cannot be decoded: {describe(error)}") from error
 
 

@@ -1,4 +1,4 @@
-"""Conversations with or without media, and texts with media, to prompts of a model."""
+"""Makes the prompts of a model from conversations with or without media, and from texts with media."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from llamabatch.media.sources import MediaSources
 from llamabatch.request.media import IMAGE, SOUND, Kind, Media, MediaRun, MediaTokens, moved
 from llamabatch.utils.checks import counted
 
-MARK = "<__media__>"  # of a picture or a sound in a text: libmtmd's and llama-server's
-_SHOWN = {IMAGE: "<picture>", SOUND: "<sound>"}  # in the text of a prompt
-# The same in prompts for vLLM, by families of models. What libmtmd writes around media is a part of it.
+MARK = "<__media__>"  # the mark of libmtmd and llama-server for a picture or a sound in a text
+_SHOWN = {IMAGE: "<picture>", SOUND: "<sound>"}  # these words stand for media in the text of a prompt
+# The marks in prompts for vLLM, by family of models. They include the tokens that libmtmd itself writes around media.
 _MARKS = re.compile(
     "|".join(
         (
@@ -41,11 +41,11 @@ _MARKS = re.compile(
 
 
 class MediaReader(Protocol):
-    """The part of a projector that tells the tokens of a picture or a sound.
+    """The part of a projector that gives the tokens of a picture or a sound.
 
     Attributes:
-        reads_pictures: it reads pictures.
-        sound_rate: samples a second of the sounds that it reads; 0: it reads none.
+        reads_pictures: true if the projector reads pictures.
+        sound_rate: samples a second of the sounds that it reads; 0: it reads no sounds.
     """
 
     reads_pictures: bool
@@ -64,7 +64,7 @@ class MediaModel(ChatModel, Protocol):
 
 
 class Prompt(NamedTuple):
-    """A prompt: its text, where it has one, its tokens, and its media with their places among these."""
+    """A prompt: its text (None: token ids only), its tokens, and its media with their places among the tokens."""
 
     text: str | None
     token_ids: tuple[int, ...]
@@ -72,14 +72,14 @@ class Prompt(NamedTuple):
     media_runs: tuple[MediaRun, ...] = ()
 
     def behind(self, token_ids: tuple[int, ...], n_dropped: int) -> Prompt:
-        """This prompt behind other tokens, without the first `n_dropped` of its own."""
+        """Returns this prompt behind other tokens, without its own first `n_dropped` tokens."""
         by = len(token_ids) - n_dropped
         runs = tuple(run._replace(start=run.start + by) for run in self.media_runs)
         return self._replace(token_ids=(*token_ids, *self.token_ids[n_dropped:]), media_runs=runs)
 
 
 def media_kinds(model: MediaModel) -> frozenset[Kind]:
-    """The kinds of media that a model reads."""
+    """Returns the kinds of media that a model reads."""
     reader = model.projector
     found = () if reader is None else [IMAGE] * reader.reads_pictures + [SOUND] * (reader.sound_rate > 0)
     return frozenset(found)
@@ -91,11 +91,11 @@ def chat_prompt(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Prompt:
-    """The prompt of a conversation. Raises as conversation.to_tokens.
+    """Returns the prompt of a conversation. Raises the errors of conversation.to_tokens.
 
     Raises:
-        PromptError: a picture or a sound cannot be read, the model reads none, or the template leaves one out.
-        SetupError: Pillow or miniaudio is needed, and not installed.
+        PromptError: a picture or a sound cannot be read, the model does not read it, or the template leaves it out.
+        SetupError: Pillow or miniaudio is needed and not installed.
     """
     if not has_media(conversation):
         return Prompt(*to_tokens(model, conversation, options, cancelled))
@@ -117,22 +117,22 @@ def text_prompt(
     media: Sequence[tuple[Kind | None, Any]],
     cancelled: Callable[[], bool] | None = None,
 ) -> Prompt:
-    """The prompt of a text with marks for media: MARK, or what prompts for vLLM have in its place. The text is read
-    with its special tokens.
+    """Returns the prompt of a text with a mark for each picture and sound: MARK, or the mark of prompts for vLLM. The
+    text's special tokens are parsed.
 
     Args:
-        media: pictures and sounds in order, each with its kind, as of MediaInput.add.
+        media: pictures and sounds in order, each with its kind as for MediaInput.add.
 
     Raises:
-        PromptError: a picture or a sound cannot be read, the model reads none, or there are more marks or fewer.
-        SetupError: Pillow or miniaudio is needed, and not installed.
+        PromptError: a picture or a sound cannot be read, the model does not read it, or the number of marks differs.
+        SetupError: Pillow or miniaudio is needed and not installed.
     """
     reader, given = _reader("the prompt", model, len(media), cancelled)
     first, *others = _MARKS.split(text)
     if len(others) != len(media):
         raise PromptError(
-            f"the prompt has {counted(len(others), 'mark')} of a picture or a sound, and {len(media)} of these; write "
-            f"{MARK} for each, or the model's own mark"
+            f"the prompt has {counted(len(others), 'mark')} for media, but {len(media)} pictures or sounds are given; "
+            f"write {MARK} for each, or the model's own mark"
         )
     for kind, each in media:
         given.add(each, kind)
@@ -148,14 +148,14 @@ def _reader(
     reader = model.projector
     if reader is None:
         raise PromptError(
-            f"{what} has a picture or a sound, and this engine reads text alone; load the model with mmproj='….gguf' "
+            f"{what} has a picture or a sound, but this engine reads text only; load the model with mmproj='….gguf' "
             "(--mmproj), the file of its encoder, or 'auto' if that lies beside the model or in its repository"
         )
     return reader, MediaInput(n, reader.reads_pictures, reader.sound_rate, model.media_sources, cancelled)
 
 
 def _joined(text: str, pieces: Sequence[Sequence[int]], media: Sequence[Media], reader: MediaReader) -> Prompt:
-    """Pieces of text with a picture or a sound between each two."""
+    """Joins pieces of text with one picture or sound between each two pieces."""
     ids, runs = list(pieces[0]), list[MediaRun]()
     for index, (each, piece) in enumerate(zip(media, pieces[1:], strict=True)):
         tokens = reader.tokens(each)
@@ -165,7 +165,7 @@ def _joined(text: str, pieces: Sequence[Sequence[int]], media: Sequence[Media], 
 
 
 def _shown(text: str, mark: str, parts: Sequence[Mapping[str, Any]]) -> str:
-    """A text with a word for each part in place of its mark."""
+    """Returns a text with a word for each media part in place of the mark."""
     first, *others = text.split(mark)
     words = (_SHOWN[media_kind(part) or IMAGE] for part in parts)
     return first + "".join(word + piece for word, piece in zip(words, others, strict=False))
@@ -177,7 +177,7 @@ def chat_text(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> str:
-    """A conversation as text, with a word for each picture and sound. Raises as conversation.to_text."""
+    """Returns a conversation as text, with a word for each picture and sound. Raises the errors of to_text."""
     if not has_media(conversation):
         return to_text(model, conversation, options, cancelled)
     messages, parts, mark = marked(conversation)

@@ -1,5 +1,5 @@
-"""One sound to Media, and its samples: decoded by miniaudio, with which llama.cpp decodes, too, within a length that is
-bounded while it is decoded."""
+"""Sounds: makes a Media of a sound, and decodes its samples with miniaudio, as llama.cpp does. The length is limited
+during decoding."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from llamabatch.utils.checks import show
 from llamabatch.utils.paths import one_line
 
 LEAST_S, MOST_S = 0.1, 1800.0
-"""Seconds of a sound."""
+"""The shortest and the longest sound, in seconds."""
 FORMATS = ("WAV", "MP3", "FLAC")
-# Ogg Vorbis, which miniaudio reads, too, is left out, as in llama.cpp: damaged files of it end the process.
+# Ogg Vorbis is left out, as in llama.cpp, although miniaudio reads it: damaged Ogg files crash the process.
 _STARTS = (b"fLaC", b"ID3")
 LOUDEST = 16.0
-"""Of a sample, whose full scale is 1."""
+"""The largest absolute value of a sample. Full scale is 1."""
 _PIECE = 2**16  # samples
 _MOST_CHANNELS = 64
 _RATES = (1000, 768_000)
@@ -36,25 +36,25 @@ Samples = npt.NDArray[np.float32]
 
 
 def is_sound(data: bytes) -> bool:
-    """True for bytes that begin as a file of sound does, and as no picture does."""
+    """Returns True for bytes that begin like a sound file. No picture begins like that."""
     is_mpeg = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 0x06 != 0
     return is_mpeg or data.startswith(_STARTS) or (data.startswith(b"RIFF") and data[8:12] == b"WAVE")
 
 
 def read_sound(given: Any, rate: int, most: int, sources: MediaSources = NOWHERE) -> Media:
-    """The Media of a sound, which is decoded once to find out that it can be.
+    """Returns the Media of a sound. Decodes it once, to check that it can be decoded.
 
     Args:
-        given: a path, an address, the bytes of a file; samples and their rate as a pair, as in vLLM, or in a mapping
-            with array and sampling_rate, as in datasets of Hugging Face. Samples are one array for one channel, or of
-            shape (channels, samples), which are averaged: floats of -1 to 1, or 16-bit numbers.
+        given: a path, an address, the bytes of a file, a pair of samples and their rate as in vLLM, or a mapping with
+            array and sampling_rate as in Hugging Face datasets. Samples have the shape (samples,) or (channels,
+            samples) and are floats of -1 to 1, or 16-bit numbers. Channels are averaged.
         rate: samples a second that the model takes.
-        most: samples that it may have.
-        sources: as of at_address.
+        most: the most samples.
+        sources: as for at_address.
 
     Raises:
-        PromptError: it cannot be read, is in no known format, too short or too long.
-        SetupError: miniaudio is needed, and not installed.
+        PromptError: the sound cannot be read, is too short or too long, or its format is unknown.
+        SetupError: miniaudio is needed and not installed.
     """
     if isinstance(given, (bytes, bytearray, memoryview)):
         return _of_bytes(bytes(given), "a sound", rate, most)
@@ -74,7 +74,7 @@ def read_sound(given: Any, rate: int, most: int, sources: MediaSources = NOWHERE
 
 
 def samples_of(media: Media, rate: int) -> bytes:
-    """Its samples, 32-bit floats. Raises as raw_of."""
+    """Returns the samples as 32-bit floats. Raises the errors of raw_of."""
 
     def decode(data: bytes, name: str) -> tuple[bytes, int, int]:
         samples = _decoded(data, name, rate, int(MOST_S * rate))
@@ -116,7 +116,7 @@ def _of_samples(array: Any, given_rate: Any, rate: int, most: int) -> Media:
 
 
 def _of_bytes_of_wav(samples: Samples, own_rate: int, rate: int, most: int) -> Media:
-    """The Media of samples at another rate, which miniaudio converts."""
+    """Returns the Media of samples at another rate. Writes them as a WAV file, which miniaudio converts."""
     data = samples.tobytes()
     head = struct.pack("<4sI4s4sIHHIIHH4sI", *(b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, _FLOAT_WAV, 1), *(
         own_rate, own_rate * _SAMPLE_BYTES, _SAMPLE_BYTES, 8 * _SAMPLE_BYTES, b"data", len(data)
@@ -140,7 +140,7 @@ def _decoded(data: bytes, name: str, rate: int, most: int) -> Samples:
             n += len(piece)
             if n > min(most, MOST_S * rate):
                 break
-    except Exception as error:  # MiniaudioError, which tells a number alone, and others
+    except Exception as error:  # MiniaudioError, which has only a number, and others
         raise PromptError(f"{name} cannot be decoded: {describe(error)}") from error
     _check_length(n, name, rate, most)
     samples = np.concatenate(found)
@@ -149,8 +149,8 @@ def _decoded(data: bytes, name: str, rate: int, most: int) -> Samples:
 
 
 def _check_samples(samples: Samples, name: str) -> None:
-    """Raises PromptError for what is no sound: an encoder makes no numbers of it."""
-    largest = float(np.abs(samples).max())  # of no number, none
+    """Raises PromptError for samples that are NaN or too large: an encoder would turn them into NaN."""
+    largest = float(np.abs(samples).max())  # NaN if any sample is NaN
     if not largest <= LOUDEST:
         raise PromptError(f"{name} has a sample of {largest:g}; allowed are {-LOUDEST:g} to {LOUDEST:g}, usual -1 to 1")
 

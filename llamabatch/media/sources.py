@@ -1,4 +1,4 @@
-"""Media that stand elsewhere, where the options allow it: at an address of the web, or in a file below a folder."""
+"""Media from allowed places outside a request: an address on the web, or a file below a folder."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from llamabatch.utils.network import public
 from llamabatch.utils.version import __version__
 
 FETCH_S = 10.0
-"""Seconds that an address may take, with its redirections."""
+"""The most seconds for an address with its redirections, and for all addresses of a prompt together."""
 ANY_HOST = "*"
 _MOST_HOPS = 5
 _MOVED = (301, 302, 303, 307, 308)
 _PIECE = 2**16
 _KEPT = "/%:@!$&'()*+,;=~-._?[]"  # characters of an address that are not quoted
-_FAULTS = (OSError, http.client.HTTPException, ValueError)  # ValueError: of an address
-# Addresses that lead nowhere public, though releases of Python before the newest say so, and hosts of clouds.
+_FAULTS = (OSError, http.client.HTTPException, ValueError)  # ValueError: the address is invalid
+# These addresses are not public although older Python releases say so, or belong to hosts of clouds.
 _NOT_PUBLIC = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "3fff::/20", "fec0::/10"))
 )
@@ -38,39 +38,40 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # RFC 6052: an IPv4 address in th
 
 @dataclass(frozen=True)
 class MediaSources:
-    """The addresses beside data: ones that may be read for a prompt.
+    """The addresses that may be read for a prompt, besides data: addresses.
 
     Attributes:
-        folder: the folder whose files file:// addresses may name; None: no file is read.
-        domains: names of hosts whose http:// and https:// addresses are fetched; "*": of any host. Whatever the name,
-            only public IP addresses are connected to.
+        folder: file:// addresses may name files below this folder; None: no file is read.
+        domains: http:// and https:// addresses may name these hosts; "*": any host. Connections go only to public IP
+            addresses, whatever the name of the host.
+        end: the time.monotonic() at which all reads must have ended.
     """
 
     folder: str | None = None
     domains: tuple[str, ...] = ()
-    end: float = math.inf  # time.monotonic() by which everything has to be there
+    end: float = math.inf
 
     def from_now(self) -> MediaSources:
-        """The same for one prompt, whose addresses together take FETCH_S at most."""
+        """Returns the same sources for one prompt, with FETCH_S for all of its addresses together."""
         return replace(self, end=time.monotonic() + FETCH_S)
 
     def __bool__(self) -> bool:
         return self.folder is not None or bool(self.domains)
 
     def read(self, address: str, most_bytes: int, what: str = "a picture") -> bytes:
-        """The bytes at an address.
+        """Returns the bytes at an address; of a larger file, only a start of more than `most_bytes` bytes.
 
         Args:
-            what: stands there, for messages.
+            what: the thing at the address, for messages.
 
         Raises:
-            PromptError: nothing is read there for a prompt, it cannot be read, or it has more bytes.
+            PromptError: the address is not allowed, or cannot be read.
         """
         try:
             parts = urlsplit(address)
             scheme, host = parts.scheme.lower(), parts.hostname or ""
         except ValueError as error:
-            raise PromptError(f"{what} has the address {show(address)}, which is none: {error}") from error
+            raise PromptError(f"{what} has the invalid address {show(address)}: {error}") from error
         if scheme == "file" and self.folder is not None:
             return _of_file(parts, self.folder, most_bytes, what)
         if scheme in ("http", "https") and self.domains:
@@ -92,12 +93,12 @@ NOWHERE = MediaSources()
 
 
 def _of_file(parts: SplitResult, folder: str, most_bytes: int, what: str) -> bytes:
-    """The bytes of file:///a/path, or of file://path relative to the folder, as llama-server has it."""
+    """Returns the bytes of file:///a/path, or of file://path relative to the folder, as llama-server does."""
     name = url2pathname(parts.path if parts.netloc in ("", "localhost") else parts.netloc + parts.path)
     root = os.path.realpath(folder)
     try:
         path = os.path.realpath(os.path.join(root, name))
-    except ValueError as error:  # a NUL
+    except ValueError as error:  # the name has a NUL character
         raise PromptError(f"the file {show(name)} of {what} cannot be read: {error}") from error
     if os.path.commonpath((root, path)) != root:
         raise PromptError(f"the file {show(name)} of {what} is not below allowed_local_media_path")
@@ -133,13 +134,13 @@ def _fetched(address: str, domains: tuple[str, ...], most_bytes: int, what: str,
 
 
 def _answer(parts: SplitResult, host: str, end: float, most_bytes: int) -> tuple[bytes | None, str]:
-    """The body; or None, and the address to which it has moved. Raises OSError, HTTPException, ValueError."""
+    """Returns (body, ""), or (None, the new address) for a redirection. Raises OSError, HTTPException, ValueError."""
     port = parts.port or {"https": 443, "http": 80}[parts.scheme]
     stream = socket.create_connection((_public_ip(host, port, end), port), timeout=_left(end))
     try:
         if parts.scheme == "https":
             stream = ssl.create_default_context().wrap_socket(stream, server_hostname=host)
-        timer = threading.Timer(_left(end), _shut, (stream,))  # a timeout of a socket holds for each piece alone
+        timer = threading.Timer(_left(end), _shut, (stream,))  # a socket's timeout would limit each read, not the sum
         timer.daemon = True
         timer.start()
         try:
@@ -156,7 +157,7 @@ def _answer(parts: SplitResult, host: str, end: float, most_bytes: int) -> tuple
             body = bytearray()
             while len(body) <= most_bytes and (piece := response.read(_PIECE)):
                 body += piece
-            if time.monotonic() >= end:  # it was cut
+            if time.monotonic() >= end:  # the timer has cut the response
                 raise TimeoutError
             if response.length and len(body) <= most_bytes:
                 raise http.client.HTTPException(f"the answer ends {response.length:,} bytes early")
@@ -168,10 +169,10 @@ def _answer(parts: SplitResult, host: str, end: float, most_bytes: int) -> tuple
 
 
 def _public_ip(host: str, port: int, end: float) -> str:
-    """An address of a host, all of which are public: a name may stand for a machine within the network of this one.
+    """Returns an IP address of a host. All of its addresses must be public: a name may lead into a private network.
 
     Raises:
-        OSError: the host is unknown, or has an address that is not public; or the time is over.
+        OSError: the host is unknown, one of its addresses is not public, or the time is over.
     """
     answers: queue.SimpleQueue[list[str] | OSError | UnicodeError] = queue.SimpleQueue()
 
@@ -181,7 +182,7 @@ def _public_ip(host: str, port: int, end: float) -> str:
         except (OSError, UnicodeError) as error:
             answers.put(error)
 
-    # no option bounds the time of a look-up
+    # getaddrinfo has no timeout, so a thread calls it
     threading.Thread(target=look_up, name="llamabatch-look-up", daemon=True).start()
     try:
         found = answers.get(timeout=_left(end))
@@ -196,7 +197,7 @@ def _public_ip(host: str, port: int, end: float) -> str:
 
 
 def is_public(address: str) -> bool:
-    """True for an IP address that leads to the internet, also where it holds one of IPv4."""
+    """Returns True for a public IP address. For an IPv6 address that embeds IPv4 addresses, those decide."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         teredo = ip.teredo
@@ -211,7 +212,7 @@ def is_public(address: str) -> bool:
 
 
 def _left(end: float) -> float:
-    """Seconds until the end. Raises TimeoutError."""
+    """Returns the seconds until the end. Raises TimeoutError: the time is over."""
     left = end - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -219,5 +220,5 @@ def _left(end: float) -> float:
 
 
 def _shut(stream: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the connection may have ended
         stream.shutdown(socket.SHUT_RDWR)

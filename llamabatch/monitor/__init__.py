@@ -1,6 +1,6 @@
 """Monitoring of engines: snapshots at an interval, the machine, energy, a file for Prometheus, `llamabatch top`.
 
-Imports `client` and the rooms below it.
+Imports `client` and the packages below it.
 """
 
 from llamabatch.monitor.energy import EnergyMeter as EnergyMeter

@@ -45,7 +45,7 @@ class EnergyMeter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> EnergyMeter:
-        """Starts to count; returns itself."""
+        """Starts counting; returns itself."""
         if self._counters and self._thread is None:
             self._thread = threading.Thread(target=self._keep_reading, name="llamabatch-energy", daemon=True)
             with self._lock:
@@ -55,16 +55,16 @@ class EnergyMeter:
         return self
 
     def read(self) -> float | None:
-        """Joules since `start`; None without a source."""
+        """Returns the joules since `start`; None without a source."""
         return sum(joules.values()) if (joules := self.by_source()) else None
 
     def by_source(self) -> dict[str, float]:
-        """Joules since `start` of each source."""
+        """Returns the joules since `start` of each source."""
         with self._lock:
             return {counter.name: counter.read() for counter in self._counters}
 
     def stop(self) -> float | None:
-        """Stops to count; returns the last reading. May be called twice."""
+        """Stops counting; returns the last reading. May be called twice."""
         joules = self.read()
         self._stop.set()
         if self._thread is not None:
@@ -85,7 +85,7 @@ class EnergyMeter:
 
 
 class _Counter:
-    """Sum of the growth of one counter.
+    """The sum of the growth of one counter.
 
     Args:
         read: returns joules, or None if reading fails.
@@ -106,7 +106,7 @@ class _Counter:
         now = self._read()
         if now is not None and self._last is not None:
             grown = now - self._last
-            if grown < 0:  # it wrapped; without a known range it was reset, and the loss is unknown
+            if grown < 0:  # the counter wrapped; if its range is unknown, so is the growth
                 grown = grown + self._range_j if self._range_j else 0.0
             self._sum += grown
         if now is not None:
@@ -118,7 +118,7 @@ _Zone = tuple[Callable[[], float | None], float | None]
 
 
 def _rapl_zones(powercap: Path) -> dict[str, _Zone]:
-    """Zones of packages and their memory, by name. Cores and graphics are parts of a package, psys is all of them."""
+    """Returns the zones of packages and memory, by name. Cores and graphics are parts of a package; psys is the sum."""
     zones: dict[str, _Zone] = {}
     try:
         folders = sorted(powercap.glob("intel-rapl:*"))

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML: use, memory, power and energy. Without library, driver or GPU there are none."""
+"""NVIDIA GPUs through NVML: use, memory, power and energy. Without library, driver or GPU there are no samples."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Gpus:
             return
         count = self._ask("nvmlDeviceGetCount") or 0
         found = [(number, self._ask("nvmlDeviceGetHandleByIndex", number)) for number in range(count)]
-        with contextlib.suppress(Exception):  # a driver that reports no UUIDs, say
+        with contextlib.suppress(Exception):  # for example a driver without UUIDs
             ours = visible(self._nvml, [handle for _, handle in found])
             self._handles = [(number, handle) for number, handle in found if handle is not None and handle in ours]
 
     def sample(self) -> tuple[GpuSample, ...]:
-        """One sample for each GPU."""
+        """Returns one sample for each GPU."""
         return tuple(self._sample(number, handle) for number, handle in self._handles)
 
     def _sample(self, number: int, handle: Any) -> GpuSample:
@@ -71,7 +71,7 @@ class Gpus:
         )
 
     def counters(self) -> dict[str, Callable[[], float | None]]:
-        """Readers of energy by GPU name: joules since the driver was loaded. GPUs without a counter are left out."""
+        """Returns readers by GPU name of the joules since the driver was loaded, for GPUs with a counter."""
 
         def reader(handle: Any) -> Callable[[], float | None]:
             def read() -> float | None:
@@ -90,7 +90,7 @@ class Gpus:
             self._nvml, self._handles = None, []
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        """The result of a function of NVML; None if GPU or driver does not have it."""
+        """Calls a function of NVML and returns its result; None if the GPU or the driver does not support it."""
         try:
             return getattr(self._nvml, function)(*arguments)
         except Exception:

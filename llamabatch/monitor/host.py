@@ -1,4 +1,4 @@
-"""Use of the machine by the processes of an engine, and the rest of it: CPU, memory, power, GPUs."""
+"""Use of the machine by an engine's processes and by all processes: CPU, memory, power, GPUs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from llamabatch.monitor.gpu import Gpus, GpuSample
 
 @dataclass(frozen=True)
 class MachineSample:
-    """The machine since the sample before; a figure that it does not report is None.
+    """The machine since the sample before; a figure that the machine does not report is None.
 
     Attributes:
         cpu_percent: CPU time of this process and the engine's children, 100 for each core that was always busy.
         system_cpu_percent: use of all cores by all processes, 0 to 100.
-        memory_bytes: resident memory of these processes; pages of a model file that several of them map count in each.
+        memory_bytes: resident memory of these processes; pages of a model file count in each process that maps them.
         system_available_bytes: memory available on the machine.
         cpu_power_w: watts of CPUs and their memory (RAPL), of all processes.
         gpus: see GpuSample.
@@ -43,18 +43,18 @@ class MachineSample:
         return max(0.0, self.system_cpu_percent - self.cpu_percent / (psutil.cpu_count() or 1))
 
     def document(self) -> dict[str, Any]:
-        """The sample as plain values for JSON."""
+        """Returns the sample as plain values for JSON."""
         return asdict(self)
 
     @classmethod
     def from_document(cls, packed: dict[str, Any]) -> MachineSample:
-        """The reverse of `document`."""
+        """Makes a sample from the result of `document`."""
         gpus = tuple(GpuSample(**gpu) for gpu in packed["gpus"])
         return cls(**{**packed, "gpus": gpus})
 
 
 class MachineSampler:
-    """Takes samples, for one thread.
+    """A sampler of the machine, for one thread.
 
     Args:
         pids: returns the ids of the engine's child processes, which may change.
@@ -80,7 +80,7 @@ class MachineSampler:
         self._processes()
 
     def sample(self) -> MachineSample:
-        """The machine since the last call."""
+        """Samples the machine since the last call."""
         now, joules, system = self._clock(), self._meter.read(), system_times()
         span_s = now - self._last_s
         busy_s, memory = self._processes()
@@ -99,12 +99,12 @@ class MachineSampler:
         )
 
     def close(self) -> None:
-        """Ends the counters."""
+        """Stops the counters."""
         self._meter.stop()
         self._gpus.close()
 
     def _processes(self) -> tuple[float, int]:
-        """CPU seconds since the last call, and resident bytes, of the processes that still run."""
+        """Returns the CPU seconds since the last call and the resident bytes of the processes that still run."""
         seen: dict[int, float] = {}
         grown, memory = 0.0, 0
         for pid in (os.getpid(), *self._pids()):
@@ -121,7 +121,7 @@ class MachineSampler:
 
 
 def system_times() -> tuple[float, float]:
-    """Busy seconds and all seconds of all processes, summed over the cores."""
+    """Returns the busy seconds and the total seconds of the machine, summed over the cores."""
     times = psutil.cpu_times()
-    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # they are in user and nice
+    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)  # user and nice include these
     return total - times.idle - getattr(times, "iowait", 0.0), total

@@ -36,13 +36,13 @@ class Watched(Protocol):
 class Monitor:
     """Takes a Snapshot every `every_s` seconds, from `start` (or `with`) until `stop` (or the end of the `with`).
 
-    The last snapshot comes at the stop, which is at the latest when the LLM is closed. A snapshot waits for no step of
-    the engine; one that is late, because a callback took long, is skipped. A monitor does not keep the engine alive.
+    The last snapshot is taken at the stop, at the latest when the LLM is closed. A snapshot does not wait for a step of
+    the engine, and is skipped if a slow callback has delayed it. A monitor does not keep the engine alive.
 
     Args:
         client: the engine.
-        callback: called with each Snapshot, on the monitor's thread. An exception in it is logged, and the monitor goes
-            on. It may use the LLM, but not wait for the end of a request of its own.
+        callback: called with each Snapshot, on the monitor's thread. Its exceptions are logged, and the monitor
+            continues. The callback may use the LLM, but must not wait for the end of a request that it submits.
         every_s: the interval in seconds, 0.01 to 3600.
         metrics_file: path of the file for Prometheus, written at each snapshot; see MetricsFile.
         publish: show the engine in `llamabatch top`.
@@ -78,7 +78,7 @@ class Monitor:
             self._listeners.append(self._status.write)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failed: set[int] = set()  # listeners whose last call raised, so that the log does not fill
+        self._failed: set[int] = set()  # listeners whose last call raised; only the first failure is logged
 
     def start(self) -> Monitor:
         """Starts the thread; returns itself. A monitor starts once.
@@ -130,7 +130,7 @@ class Monitor:
         if client is None:
             return False
         stats, now = client.stats(), time.monotonic()
-        del client  # the callback must not keep it alive
+        del client  # a slow callback must not keep the engine alive
         snapshot = Snapshot(
             time_s=time.time(),
             elapsed_s=now - self._started_s,
@@ -165,7 +165,7 @@ def monitor_client(
     metrics_file: str | os.PathLike[str] | None,
     publish: bool,
 ) -> Monitor:
-    """A Monitor named after the client's model; it stops when the client closes. Arguments and errors as Monitor."""
+    """Returns a Monitor named after the client's model, which stops when the client closes. See Monitor."""
     made = Monitor(
         client,
         callback,

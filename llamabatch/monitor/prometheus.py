@@ -17,7 +17,7 @@ from llamabatch.utils.paths import absolute, shown
 
 PREFIX = "llamabatch:"
 
-# limits below vLLM's lowest, since small models are faster than the models that it serves
+# Limits below vLLM's lowest, because small models are faster than those that vLLM usually serves.
 _FINE = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 _FIRST: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _FIRST += (20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
@@ -46,7 +46,7 @@ _COUNTERS = {
     "external_prefix_cache_hits": "Tokens of prompts that were loaded from main memory, among the copied ones.",
     "requests_submitted": "Requests accepted.",
     "requests_rejected": "Requests that max_queue refused.",
-    "engine_restarts": "Engine processes that replaced one that died.",
+    "engine_restarts": "Engine processes started in place of a crashed one.",
     "spec_decode_num_draft_tokens": "Drafted tokens that were checked.",
     "spec_decode_num_accepted_tokens": "Drafted tokens that were accepted.",
 }
@@ -54,13 +54,13 @@ _HISTOGRAMS = {
     "time_to_first_token_seconds": ("From arrival to the first token.", _FIRST),
     "inter_token_latency_seconds": ("From token to token.", BETWEEN),
     "request_queue_time_seconds": ("From arrival to the slot.", _WHOLE),
-    "e2e_request_latency_seconds": ("From arrival to the end, of requests that went well.", _WHOLE),
-    "request_prefill_time_seconds": ("From the slot to the first token, of requests that went well.", _WHOLE),
-    "request_decode_time_seconds": ("From the first token to the last, of requests that went well.", _WHOLE),
+    "e2e_request_latency_seconds": ("From arrival to the end, of successful requests.", _WHOLE),
+    "request_prefill_time_seconds": ("From the slot to the first token, of successful requests.", _WHOLE),
+    "request_decode_time_seconds": ("From the first token to the last, of successful requests.", _WHOLE),
 }
 _LENGTHS = {
-    "request_prompt_tokens": "Tokens of the prompts of requests that went well.",
-    "request_generation_tokens": "Tokens of the outputs of requests that went well.",
+    "request_prompt_tokens": "Tokens of the prompts of successful requests.",
+    "request_generation_tokens": "Tokens of the outputs of successful requests.",
 }
 _LENGTH_LIMITS = (*tuple(float(step * 10**power) for power in range(4) for step in (1, 2, 5)), 10000.0)
 _MACHINE = {
@@ -107,12 +107,12 @@ class MetricsFile:
         self._registry.register(self)
 
     def write(self, snapshot: Snapshot) -> None:
-        """Writes the file again. Raises OSError."""
+        """Rewrites the file. Raises OSError."""
         self._snapshot = snapshot
         self._client.write_to_textfile(str(self.path), self._registry)
 
     def collect(self) -> Iterator[Any]:
-        """The families of metrics, for prometheus_client."""
+        """Yields the families of metrics, for prometheus_client."""
         if self._snapshot is not None:
             families = Families(self._core, {"model_name": self.model})
             yield from families.of_engine(PREFIX, self._snapshot.stats)
@@ -132,7 +132,7 @@ class Families:
         self._names, self._values = list(labels), list(labels.values())
 
     def of_engine(self, prefix: str, stats: EngineStats) -> Iterator[Any]:
-        """The figures of an engine, under vLLM's names behind a prefix."""
+        """Yields the figures of an engine, under a prefix and vLLM's names."""
         yield from self.gauges(prefix, _GAUGES, gauges(stats))
         yield from self.counters(prefix, _COUNTERS, counters(stats))
         how = {"stop": stats.finished_stop, "length": stats.finished_length, "abort": stats.aborted}
@@ -149,7 +149,7 @@ class Families:
             yield self.histogram(prefix + name, text, _LENGTH_LIMITS, histogram)
 
     def of_machine(self, prefix: str, machine: MachineSample) -> Iterator[Any]:
-        """The figures that the machine reports."""
+        """Yields the figures that the machine reports."""
         own = {
             "process_cpu_usage_cores": None if machine.cpu_percent is None else machine.cpu_percent / 100,
             "process_memory_bytes": machine.memory_bytes,
@@ -167,11 +167,11 @@ class Families:
                 yield family
 
     def gauges(self, prefix: str, texts: Mapping[str, str], values: Mapping[str, float | None]) -> Iterator[Any]:
-        """A gauge for each value that is not None. `texts` describes each."""
+        """Yields a gauge for each value that is not None. `texts` has the descriptions by name."""
         yield from self._plain("GaugeMetricFamily", prefix, texts, values)
 
     def counters(self, prefix: str, texts: Mapping[str, str], values: Mapping[str, float | None]) -> Iterator[Any]:
-        """A counter for each value, whose sample has the name with `_total`."""
+        """Yields a counter for each value that is not None. prometheus_client appends `_total` to the names."""
         yield from self._plain("CounterMetricFamily", prefix, texts, values)
 
     def _plain(
@@ -184,7 +184,7 @@ class Families:
                 yield family
 
     def histogram(self, name: str, text: str, limits: Sequence[float], histogram: Histogram) -> Any:
-        """A histogram with these limits, rising; each is one of Histogram's."""
+        """Returns a histogram with these limits. They must rise, and be among the limits of Histogram."""
         below = histogram.at_most(limits)
         buckets = [(str(limit), float(n)) for limit, n in zip(limits, below, strict=True)]
         family = self._core.HistogramMetricFamily(name, text, labels=self._names)
@@ -193,7 +193,7 @@ class Families:
 
 
 def gauges(stats: EngineStats) -> dict[str, float | None]:
-    """Values of _GAUGES."""
+    """Returns the values of _GAUGES."""
     return {
         "num_requests_running": stats.running,
         "num_requests_waiting": stats.waiting,
@@ -208,7 +208,7 @@ def gauges(stats: EngineStats) -> dict[str, float | None]:
 
 
 def counters(stats: EngineStats) -> dict[str, float | None]:
-    """Values of _COUNTERS."""
+    """Returns the values of _COUNTERS."""
     return {
         "prompt_tokens": stats.prompt_tokens + stats.embed_tokens,
         "generation_tokens": stats.generated_tokens,
@@ -225,7 +225,7 @@ def counters(stats: EngineStats) -> dict[str, float | None]:
 
 
 def histograms(stats: EngineStats) -> Iterator[tuple[str, list[float], Histogram]]:
-    """Names, limits and values of _HISTOGRAMS."""
+    """Yields the names, limits and values of _HISTOGRAMS."""
     times = (stats.ttft_s, stats.inter_token_s, stats.queue_s, stats.e2e_s, stats.prefill_s, stats.decode_s)
     for (name, (_, limits)), histogram in zip(_HISTOGRAMS.items(), times, strict=True):
         yield name, sorted({*_FINE, *limits}), histogram

@@ -17,8 +17,8 @@ class Snapshot:
         elapsed_s: seconds since the monitor started.
         stats: figures since the engine started.
         interval_s: seconds since the snapshot before, or since the monitor started.
-        recent: the figures of that interval alone; its histograms give the percentiles of the interval.
-        machine: CPU, memory, power and GPUs in that interval.
+        recent: the figures of this interval alone; its histograms give the percentiles of the interval.
+        machine: CPU, memory, power and GPUs in this interval.
     """
 
     time_s: float

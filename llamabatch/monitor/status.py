@@ -1,4 +1,4 @@
-"""Status files: the figures of each running monitor, for `llamabatch top`. They hold no prompts and no outputs."""
+"""Status files with the figures of each running monitor, for `llamabatch top`. They hold no prompts and no outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llamabatch.monitor.snapshot import Snapshot
 from llamabatch.utils.atomic_file import write_text
 from llamabatch.utils.paths import cache_dir
 
-WINDOW_S = 30.0  # over which `top` shows rates and percentiles
+WINDOW_S = 30.0  # seconds over which `top` shows rates and percentiles
 _HISTORY = 60  # speeds kept for the curve
 _VERSION = 1
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 def folder() -> Path:
-    """The folder of this machine's files; several machines may share a home folder."""
+    """Returns the folder of this machine's files; several machines may share a home folder."""
     return cache_dir() / "running" / (platform.node() or "localhost")
 
 
@@ -41,7 +41,7 @@ class Status:
     """The state of one monitored engine.
 
     Attributes:
-        pid: id of its process. created_s: start of that process, seconds since 1970; a later process may have its id.
+        pid: id of the process. created_s: start of the process, seconds since 1970; a later process may reuse the id.
         written_s: time of writing, seconds since 1970. every_s: seconds between two writes.
         title: name of the engine. elapsed_s: seconds since the monitor started.
         stats: figures since the engine started. recent: figures of the last window_s seconds.
@@ -64,7 +64,7 @@ class Status:
     job: Mapping[str, Any]
 
     def document(self) -> dict[str, Any]:
-        """The status as plain values for JSON."""
+        """Returns the status as plain values for JSON."""
         return {
             **vars(self),
             "version": _VERSION,
@@ -76,7 +76,7 @@ class Status:
 
     @classmethod
     def from_document(cls, packed: dict[str, Any]) -> Status:
-        """The reverse of `document`. Raises KeyError, TypeError or ValueError for anything else."""
+        """Makes a status from the result of `document`. Raises KeyError, TypeError or ValueError for other values."""
         if packed.pop("version") != _VERSION:
             raise ValueError("a status of another release")
         own = {name: EngineStats.from_wire(packed[name]) for name in ("stats", "recent")}
@@ -85,7 +85,7 @@ class Status:
 
     @property
     def is_running(self) -> bool:
-        """True while the process that wrote it runs."""
+        """True while the process that wrote the status runs."""
         try:
             return bool(abs(psutil.Process(self.pid).create_time() - self.created_s) < 1)
         except psutil.Error:
@@ -93,7 +93,7 @@ class Status:
 
 
 class StatusFile:
-    """The file of one monitor: whole at any time, readable by its user alone.
+    """The status file of one monitor. It is never half-written, and only its user can read it.
 
     Args:
         title, every_s, job: as for Monitor.
@@ -109,7 +109,7 @@ class StatusFile:
         self._speeds: deque[float] = deque(maxlen=_HISTORY)
 
     def write(self, snapshot: Snapshot) -> None:
-        """Writes the file at a snapshot. A failure goes to the log: it must not disturb a job."""
+        """Writes the file from a snapshot. A failure is only logged, since it must not disturb a job."""
         try:
             self._write(snapshot)
         except OSError as error:
@@ -148,7 +148,7 @@ class StatusFile:
 
 
 def read(path: Path) -> Status:
-    """The status in a file. Raises InputError if it is missing or no status file of this release."""
+    """Reads the status in a file. Raises InputError if it is missing or not a status file of this release."""
     try:
         return Status.from_document(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -158,13 +158,13 @@ def read(path: Path) -> Status:
 
 
 def running() -> list[Status]:
-    """The status of each process that runs, the oldest first. Files that ended processes left are deleted."""
+    """Returns the status of each monitor whose process runs, the oldest process first, and deletes stale files."""
     found = []
     for path in sorted(folder().glob("*.json")):
         try:
             status = read(path)
         except InputError:
-            continue  # deleted a moment ago, or of another release
+            continue  # just deleted, or written by another release
         if status.is_running:
             found.append(status)
         else:
@@ -174,5 +174,5 @@ def running() -> list[Status]:
 
 
 def age_s(status: Status) -> float:
-    """Seconds since a status was written."""
+    """Returns the seconds since a status was written."""
     return max(0.0, time.time() - status.written_s)

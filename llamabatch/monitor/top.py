@@ -22,18 +22,18 @@ from llamabatch.utils.paths import absolute
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 14
-_LEAST_WIDTH = 60  # of a panel with bars
-_SILENT_S = 3.0  # beyond its interval
+_LEAST_WIDTH = 60  # columns that a panel with bars needs
+_SILENT_S = 3.0  # seconds beyond its interval after which a job is shown as silent
 
 
 def find(what: str | None) -> list[Status]:
-    """The status of each running job.
+    """Returns the status of each running job.
 
     Args:
         what: a process id, or a status file; None: all jobs of this user on this machine.
 
     Raises:
-        InputError: there is no such file, or it is no status file.
+        InputError: the file does not exist, or is not a status file.
     """
     if what is None:
         return running()
@@ -47,8 +47,8 @@ def find(what: str | None) -> list[Status]:
 
 
 def figures(status: Status) -> dict[str, Any]:
-    """Plain values for JSON; times in seconds. Rates and percentiles are of the last `window_s` seconds; percentiles of
-    the whole time if nothing ended in that window."""
+    """Returns plain values for JSON, with times in seconds. Rates and percentiles cover the last `window_s` seconds. If
+    this window has no durations, the percentiles cover the whole time."""
     stats, recent, machine = status.stats, status.recent, status.machine
     ended = recent.ok + recent.errors + recent.aborted
     return {
@@ -80,14 +80,14 @@ def _rate(status: Status, count: int) -> float:
 
 
 def _spread(recent: Histogram, whole: Histogram) -> dict[str, float] | None:
-    """Percentiles by name; None if there are no durations."""
+    """Returns percentiles by name; None if there are no durations."""
     histogram = recent if recent.count else whole
     values = {f"p{percent}": histogram.percentile(percent) for percent in (50, 95, 99)}
     return {name: value for name, value in values.items() if value is not None} or None
 
 
 def draw(statuses: Sequence[Status]) -> RenderableType:
-    """One panel for each status, as wide as the console."""
+    """Returns one panel for each status, as wide as the console."""
     return Group(*(_Drawn(status) for status in statuses))
 
 
@@ -175,7 +175,6 @@ def _speed(values: dict[str, Any], bars: bool) -> RenderableType:
 
 
 def _times_in_lines(values: dict[str, Any]) -> list[Text]:
-    """The known durations, one line each."""
     return [
         Text(f"{label} ", style="dim").append(_joined([f"{p} {seconds(value)}" for p, value in values[name].items()]))
         for label, name in _DURATIONS.items()

@@ -1,1 +1,1 @@
-"""Builds llama.cpp with the patches and kernels of native_patches/. Standard library only: it runs before the rest."""
+"""Builds llama.cpp with the patches and kernels of native_patches/. Uses only the standard library: it runs first."""

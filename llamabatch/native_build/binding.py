@@ -1,10 +1,10 @@
-"""Makes the package `llamabatch_llama` out of llama-cpp-python: its Python files as `_binding`, beside our libraries.
+"""Makes the package `llamabatch_llama`: the Python files of llama-cpp-python as `_binding`, beside our libraries.
 
     llamabatch_llama/__init__.py, _binding/, lib/, licenses/, llamabatch_build.json
 
-The files are copied from the source package (or an installed or unpacked wheel) with relative imports in place of those
-of `llama_cpp`, so that nothing of that name is imported or shadowed, and with `lib` of this package as the only folder
-of libraries. The copy needs the packages that llama-cpp-python needs: numpy, typing_extensions, diskcache and jinja2.
+The files are copied from the source package (or an installed or unpacked wheel). Relative imports replace imports of
+`llama_cpp`, so that nothing of that name is imported or shadowed. The package's `lib` becomes the only folder of
+libraries. The copy needs the same packages as llama-cpp-python: numpy, typing_extensions, diskcache and jinja2.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __version__ = "{version}"
 
 
 def require_packages() -> None:
-    """Raises SetupFailure where this Python lacks a package that the binding imports: before minutes of compiling."""
+    """Raises SetupFailure if this Python lacks a package that the binding imports. Call it before the compiling."""
     missing = [name for name in NEEDED_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         names = " ".join(name.replace("_", "-") for name in missing)
@@ -50,21 +50,20 @@ def require_packages() -> None:
 
 
 def make_package(tree: Path, folder: Path, version: str, marker: str, prefix: str = PREFIX) -> Path:
-    """Write all of the package but its libraries into `folder`, and make its empty `lib` folder.
+    """Writes the package without its libraries into `folder`, with an empty `lib` folder.
 
     Args:
         tree: the top folder of the unpacked source package of llama-cpp-python.
-        folder: the folder of the package, named `llamabatch_llama`; it must not exist.
+        folder: the folder of the package, named `llamabatch_llama`. It must not exist.
         version: the version of the package.
-        marker: text of the marker, `Plan.marker()`.
-        prefix: what stands before the names of the libraries, as in libllamabatch-llama.so; "" for those of
-            llama-cpp-python.
+        marker: text of the marker, from `Plan.marker()`.
+        prefix: prefix of the names of the libraries, as in libllamabatch-llama.so; "" for llama-cpp-python's own names.
 
     Returns:
-        The `lib` folder, where the libraries go.
+        The `lib` folder for the libraries.
 
     Raises:
-        SetupFailure: a file of the source has an import or a library folder that is not understood.
+        SetupFailure: a source file has an import or a library folder that this module does not understand.
     """
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(_INIT.format(version=version), encoding="utf-8")
@@ -77,7 +76,7 @@ def make_package(tree: Path, folder: Path, version: str, marker: str, prefix: st
 
 
 def copy_binding(package: Path, target: Path, prefix: str = PREFIX) -> None:
-    """Copy the Python files of `package`, a folder `llama_cpp`, to the new folder `target`, with their imports changed.
+    """Copies the Python files of `package`, a folder `llama_cpp`, to the new folder `target`, with changed imports.
 
     Raises:
         SetupFailure: as make_package.
@@ -98,11 +97,11 @@ def copy_binding(package: Path, target: Path, prefix: str = PREFIX) -> None:
 
 
 def rewritten(text: str, name: str, depth: int = 1, prefix: str = PREFIX) -> str:
-    """The text of a file with relative imports, our library folder and the prefix of its libraries.
+    """Returns a file's text with relative imports, our library folder and the prefix of its libraries.
 
     Args:
         name: the file's name for messages.
-        depth: 1 for a file of the package itself, 2 for one of a folder in it.
+        depth: 1 for a file of the package itself, 2 for a file in a subfolder.
 
     Raises:
         SetupFailure: as make_package.
@@ -128,13 +127,12 @@ def rewritten(text: str, name: str, depth: int = 1, prefix: str = PREFIX) -> str
 
 
 def _imports(text: str) -> list[ast.Import | ast.ImportFrom]:
-    """Import statements in the order of the file."""
     found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
 def _changed(node: ast.Import | ast.ImportFrom, statement: str, depth: int) -> str | None:
-    """The statement in its new words; None: it does not name the package."""
+    """Returns the changed statement, or None if it does not import the package."""
     own, above = "." * depth, "." * (depth + 1)
     if isinstance(node, ast.ImportFrom):
         if node.level or (node.module or "").split(".")[0] != UPSTREAM:
@@ -152,14 +150,14 @@ def _changed(node: ast.Import | ast.ImportFrom, statement: str, depth: int) -> s
         if rest and alias.asname:
             parts.append(f"from {own}{folder} import {module} as {alias.asname}")
             continue
-        if rest:  # `import a.b` binds a, and b must have been imported
+        if rest:  # `import a.b` binds a but also imports b
             parts.append(f"from {own}{folder} import {module} as _{module}")
         parts.append(f"from {above} import {BINDING} as {alias.asname or UPSTREAM}")
     return "; ".join(parts)
 
 
 def _left(text: str) -> int | None:
-    """The first line that imports llama_cpp or reads the variable of its libraries; None: there is none."""
+    """Returns the first line that imports llama_cpp or reads the variable for its libraries, or None."""
     for node in ast.walk(ast.parse(text)):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -178,7 +176,7 @@ def _left(text: str) -> int | None:
 
 
 def copy_licenses(tree: Path, folder: Path) -> None:
-    """Copy the notices of llama.cpp and llama-cpp-python, and say which commits of them the source package holds.
+    """Copies the notices of llama.cpp and llama-cpp-python, and writes their commits in the source package.
 
     Raises:
         SetupFailure: a notice is missing in `tree`.
@@ -214,10 +212,10 @@ print(library)
 
 
 def prove(folder: Path, python: str = sys.executable) -> Path:
-    """Import the package at `folder` in a process of its own; returns the path of the libllama that it loaded.
+    """Imports the package at `folder` in a separate process. Returns the path of the libllama that was loaded.
 
     Raises:
-        SetupFailure: it does not load, or something named `llama_cpp` was imported, or files of another place were.
+        SetupFailure: the package does not load, or it imports something named `llama_cpp` or files from another place.
     """
     place = str(folder.resolve().parent)
     command = [python, "-c", _PROOF, place]

@@ -2,9 +2,9 @@
 
     builds/KEY/llamabatch_llama/__init__.py, _binding/, lib/, licenses/, llamabatch_build.json
 
-A build is there whole or not at all: it is made in a folder beside and gets its name last. Starts of llamabatch take
-the newest that fits the release and the CPU. The folder of a stopped build for GPUs, which may have compiled for an
-hour, stays, and the same build goes on there; another one removes it.
+A build is either complete or missing, because it is made in a temporary folder and gets its name at the end. At its
+start, llamabatch uses the newest build that fits the release and the CPU. A build for GPUs may take an hour, so its
+folder stays if the build is stopped. The same build then resumes there. Another build removes the folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from llamabatch.native_build.tools import (
     say,
 )
 
-GIGABYTES = {"cpu": 1.0, "rpc": 1.0}  # of the build; source and cmake take 0.5
+GIGABYTES = {"cpu": 1.0, "rpc": 1.0}  # disk space of a build, of which source and cmake take 0.5
 _GPU_GIGABYTES = 3.0
 _DRIVER = "libcuda.so.1"
 _UNFINISHED = "build-"
@@ -47,9 +47,9 @@ class Kept:
     Attributes:
         key: the name of its folder.
         package: the folder of the package llamabatch_llama.
-        release: the release of llamabatch that made it; "": its marker cannot be read.
+        release: the release of llamabatch that made it; "" if its marker cannot be read.
         size: bytes of its files.
-        made: the time when it was made, or asked for again, in seconds since 1970.
+        made: the time when it was made or last requested again, in seconds since 1970.
     """
 
     key: str
@@ -62,12 +62,12 @@ class Kept:
 
 
 def builds_folder() -> Path:
-    """The folder of all builds; it need not exist."""
+    """Returns the folder of all builds, which need not exist."""
     return cache_dir() / "builds"
 
 
 def package_of(key: str) -> Path:
-    """The folder of the package of a build."""
+    """Returns the folder of a build's package."""
     return builds_folder() / key / binding.PACKAGE
 
 
@@ -76,22 +76,23 @@ def is_complete(key: str) -> bool:
 
 
 def make(plan: Plan, release: str, display: Callable[[str], Display] | None = None) -> tuple[Path, bool]:
-    """The package of a plan: from the cache, or built now. Either way it counts as the newest.
+    """Returns the package of a plan, from the cache or built now. It then counts as the newest build.
 
     Args:
-        plan: of machine.make_plan(..., multimodal=True).
+        plan: from machine.make_plan.
         release: the version of llamabatch.
-        display: called with a title; shows the progress of the compilers. Default: a line now and then on stderr.
+        display: makes a display of the compilers' progress with a title. Default: a line on stderr now and then.
 
     Returns:
         The folder of the package, and True if it was built now.
 
     Raises:
-        SetupFailure: with what is missing, or what went wrong and the log. OSError: the disk is full, or fails.
+        SetupFailure: something is missing, or the build failed; the message names the reason and the log.
+        OSError: the disk is full or fails.
     """
     home = make_folder(builds_folder())
     built = False
-    with lock(home / "lock"):  # another build may have made it while this one waited
+    with lock(home / "lock"):  # during the wait, another process may have made the same build
         if is_complete(plan.key):
             (package_of(plan.key) / MARKER).touch()
         else:
@@ -102,16 +103,16 @@ def make(plan: Plan, release: str, display: Callable[[str], Display] | None = No
 
 
 def kept() -> list[Kept]:
-    """All builds in the cache, the newest first."""
+    """Returns all builds in the cache, newest first."""
     found = [_kept(folder) for folder in _folders()]
     return sorted(found, key=lambda each: each.made, reverse=True)
 
 
 def remove(key: str) -> Path:
-    """Remove a build by its key, or by a beginning that only one key has; returns its folder.
+    """Removes a build by its key, or by a beginning that only one key has. Returns its folder.
 
     Raises:
-        SetupFailure: there is none, or more than one.
+        SetupFailure: there is no such build, or more than one.
     """
     keys = [folder.name for folder in _folders()]
     named = [each for each in keys if each == key] or [each for each in keys if key and each.startswith(key)]
@@ -122,7 +123,7 @@ def remove(key: str) -> Path:
         raise SetupFailure(f"No build has the key {key!r}; there are: {known}.")
     folder = builds_folder() / named[0]
     gone = Path(tempfile.mkdtemp(dir=builds_folder(), prefix=_UNFINISHED))
-    os.replace(folder, gone / "removed")  # at once: a start of llamabatch sees all of it, or nothing
+    os.replace(folder, gone / "removed")  # atomic: a starting llamabatch sees the whole build, or nothing
     shutil.rmtree(gone, ignore_errors=True)
     return folder
 
@@ -135,7 +136,7 @@ def _folders() -> list[Path]:
 
 
 def _remove_unfinished(home: Path, plan: Plan) -> None:
-    """Removes the remains of stopped builds of other plans; the lock is held, so none of it is in use."""
+    """Removes the remains of stopped builds of other plans. The caller holds the lock, so nothing of it is in use."""
     for folder in home.glob(f"{_UNFINISHED}*"):
         if folder != _place(home, plan):
             shutil.rmtree(folder, ignore_errors=True)
@@ -147,13 +148,13 @@ def _place(home: Path, plan: Plan) -> Path:
 
 @contextlib.contextmanager
 def _workplace(home: Path, plan: Plan) -> Iterator[Path]:
-    """The folder that a build is made in. That of a build for GPUs stays when it is stopped or fails."""
+    """Yields the folder for making a build. A GPU build's folder stays if the build is stopped or fails."""
     if plan.backend in GIGABYTES:
         with tempfile.TemporaryDirectory(dir=home, prefix=_UNFINISHED, ignore_cleanup_errors=True) as temporary:
             try:
                 yield Path(temporary)
             except KeyboardInterrupt:
-                say("  stopping: what is not whole is removed")  # some thousand files
+                say("  stopping: the unfinished build is removed")  # the removal of some thousand files takes time
                 raise
         return
     place = _place(home, plan)
@@ -162,7 +163,7 @@ def _workplace(home: Path, plan: Plan) -> Iterator[Path]:
     try:
         yield make_folder(place)
     except BaseException:
-        say(f"  what is compiled stays in {place}: the same command goes on from there")
+        say(f"  compiled files stay in {place}: the same command continues there")
         raise
     shutil.rmtree(place, ignore_errors=True)
 
@@ -198,7 +199,7 @@ def _build(plan: Plan, release: str, home: Path, display: Callable[[str], Displa
     with _workplace(home, plan) as place:
         package = _made_package(plan, release, place, log, display)
         target = home / plan.key
-        if target.exists():  # without its marker: it is not whole
+        if target.exists():  # a folder without a marker, which is incomplete
             shutil.rmtree(target)
         os.replace(package.parent, target)
     minutes, seconds = divmod(int(time.monotonic() - start), 60)
@@ -206,7 +207,7 @@ def _build(plan: Plan, release: str, home: Path, display: Callable[[str], Displa
 
 
 def _made_package(plan: Plan, release: str, place: Path, log: Path, display: Callable[[str], Display] | None) -> Path:
-    """The package, made in a folder of its own in `place`."""
+    """Builds the package in a new folder in `place`. Returns its folder."""
     python = _with_pip(place, log)
     tree = _tree(place, log, python)
     flags = (*plan.flags, *recipe.names_flags())
@@ -228,8 +229,8 @@ def _made_package(plan: Plan, release: str, place: Path, log: Path, display: Cal
 
 
 def _prove(package: Path) -> None:
-    """Raises SetupFailure if the package does not load here, unless only a GPU's driver is missing, as it is wherever a
-    container is built: the machine that runs it has one."""
+    """Raises SetupFailure if the package does not load here, unless only a GPU driver is missing. The driver is missing
+    during the build of a container, but not on the machine that runs the container."""
     try:
         binding.prove(package)
     except SetupFailure as failure:
@@ -239,7 +240,7 @@ def _prove(package: Path) -> None:
 
 
 def _tree(place: Path, log: Path, python: str) -> Path:
-    """The patched source in `place`: that of an earlier run if it is whole, since files of a new one compile again."""
+    """Returns the patched source in `place`. Keeps that of an earlier run, because new files would compile again."""
     stamp = place / "patched"
     if stamp.is_file():
         return Path(stamp.read_text(encoding="utf-8"))
@@ -250,7 +251,7 @@ def _tree(place: Path, log: Path, python: str) -> Path:
 
 
 def marker(plan: Plan, release: str) -> str:
-    """The marker of the package: that of the plan, the release, and the instruction sets that a CPU must have."""
+    """Returns the package's marker: the plan's marker, the release, and the instruction sets that a CPU must have."""
     facts = json.loads(plan.marker())
     facts |= {
         "release": release,
@@ -261,7 +262,7 @@ def marker(plan: Plan, release: str) -> str:
 
 
 def _with_pip(place: Path, log: Path) -> str:
-    """An interpreter with pip: this one, or, as in environments of uv, one in a folder that goes with the build."""
+    """Returns an interpreter with pip: this one, or (as in uv's environments) one in the build's temporary folder."""
     if importlib.util.find_spec("pip") is not None:
         return sys.executable
     venv = place / "python"

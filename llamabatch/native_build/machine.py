@@ -1,4 +1,4 @@
-"""The build of this machine as a plan: its backend, its compiler, and the instruction sets of its CPU."""
+"""Plans the build for this machine: backend, compiler, and instruction sets of the CPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BACKEND_FLAGS: dict[str, tuple[str, ...]] = {
     "vulkan": ("-DGGML_VULKAN=ON",),
 }
 _VULKAN_HEADERS = {"the Vulkan headers": "vulkan/vulkan.hpp", "the SPIR-V headers": "spirv/unified1/spirv.hpp"}
-_VULKAN_NEEDS = "VK_EXT_layer_settings"  # of what ggml-vulkan uses, the youngest
+_VULKAN_NEEDS = "VK_EXT_layer_settings"  # the newest extension that ggml-vulkan uses
 _VULKAN_CURE = (
     "Debian 13 and Ubuntu 24.04: apt install libvulkan-dev glslc spirv-headers; Fedora: dnf install vulkan-headers "
     "vulkan-loader-devel glslc spirv-headers-devel; Arch: pacman -S vulkan-headers vulkan-icd-loader shaderc "
@@ -38,7 +38,7 @@ _VULKAN_CURE = (
 _ENVIRONMENT = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "MACOSX_DEPLOYMENT_TARGET")
 _NO_COMPILER = f"No C++ compiler was found: install one ({COMPILER_CURE}), or name yours with CXX, and run it again."
 
-# Macros of compilers for the instruction sets that ggml has code for, with the names that Linux gives these.
+# Maps compilers' macros to Linux's names, for the instruction sets that ggml has code for.
 _INSTRUCTION_SETS = {
     "__SSE4_2__": "sse4_2", "__AVX__": "avx", "__AVX2__": "avx2", "__FMA__": "fma", "__F16C__": "f16c",
     "__BMI2__": "bmi2", "__AVXVNNI__": "avx_vnni", "__AVX512F__": "avx512f", "__AVX512BW__": "avx512bw",
@@ -57,11 +57,11 @@ def make_plan(
     *,
     portable: bool = False,
 ) -> Plan:
-    """The plan for this machine.
+    """Returns the plan for this machine.
 
     Args:
-        backend: one of BACKENDS, or "auto": metal or cuda where the machine has it, else cpu.
-        portable: for any CPU of this kind that has AVX2 or NEON; False: for all that this CPU has.
+        backend: one of BACKENDS, or "auto" for metal or cuda if the machine has it, else cpu.
+        portable: True for any CPU of this kind with AVX2 or NEON; False for all instruction sets of this CPU.
 
     Raises:
         SetupFailure: this machine cannot build that backend, or has no C++ compiler.
@@ -74,7 +74,7 @@ def make_plan(
         raise SetupFailure("The metal backend exists on macOS only: choose cpu, cuda or vulkan.")
     if backend == "vulkan":
         require_vulkan()
-        compiler += f"; {_glslc_version()}"  # a newer one makes more shaders
+        compiler += f"; {_glslc_version()}"  # a newer glslc compiles more shaders
     if portable:
         instructions: tuple[str, ...] = _PORTABLE_X86 if platform.machine().lower() in ("x86_64", "amd64") else ()
         macros = platform.machine()
@@ -100,25 +100,22 @@ def make_plan(
 
 
 def cpu_flags(macros: str) -> tuple[str, ...]:
-    """The instruction sets of a compiler with these macros, of those that ggml has code for, in Linux's names."""
+    """Returns the instruction sets that a compiler's macros announce and ggml has code for, in Linux's names."""
     found = set(re.findall(r"^#define (\w+) ", macros, flags=re.MULTILINE))
     return tuple(sorted(name for macro, name in _INSTRUCTION_SETS.items() if macro in found))
 
 
 def default_backend() -> str:
-    """Backend of this machine: metal, cuda or cpu. cuda needs both the compiler and a driver that sees a GPU."""
+    """Returns this machine's backend: metal, cuda or cpu. cuda needs its compiler and a driver that sees a GPU."""
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return "metal"
     return "cuda" if shutil.which("nvcc") and _has_nvidia_gpu() else "cpu"
 
 
 def _compiler() -> tuple[str, str]:
-    """The compiler's version line, and every macro that it sets for this CPU, which name its instruction sets."""
-    command = shlex.split(os.environ.get("CXX", ""))
-    command = command or [name for name in ("c++", "g++", "clang++") if shutil.which(name)][:1]
-    if not command or not shutil.which(command[0]):
-        raise SetupFailure(_NO_COMPILER)
-    version = _output([*command, "--version"])
+    """Returns the compiler's version line, and all macros that it sets for this CPU (they name instruction sets)."""
+    command = sampler_library.find_compiler()
+    version = _output([*command, "--version"]) if command else None
     if version is None:
         raise SetupFailure(_NO_COMPILER)
     for native in ("-march=native", "-mcpu=native"):
@@ -139,8 +136,8 @@ def _nvcc_version() -> str:
 
 
 def require_vulkan() -> None:
-    """Raises SetupFailure with what the vulkan backend lacks on this machine: a compile of minutes would end so."""
-    if "-DVulkan_" in os.environ.get("CMAKE_ARGS", ""):  # the user tells CMake where
+    """Raises SetupFailure if this machine lacks something for the vulkan backend, before minutes of compiling."""
+    if "-DVulkan_" in os.environ.get("CMAKE_ARGS", ""):  # the user tells CMake where Vulkan is
         return
     places = _vulkan_places()
     missing = [] if _glslc() else ["the shader compiler glslc"]
@@ -161,7 +158,7 @@ def require_vulkan() -> None:
 
 
 def _vulkan_places() -> list[Path]:
-    """Folders with `bin`, `include` and `lib` beside those of the system, as CMake knows them."""
+    """Returns folders with `bin`, `include` and `lib` that CMake searches in addition to the system's."""
     named = (os.environ.get("VULKAN_SDK", ""), *os.environ.get("CMAKE_PREFIX_PATH", "").split(os.pathsep))
     return [Path(place) for place in named if place]
 
@@ -177,7 +174,7 @@ def _glslc_version() -> str:
 
 
 def _vulkan_version(macros: str) -> str:
-    """`1.3.239`, from the macros of the headers."""
+    """Returns the version in the headers' macros, for example `1.3.239`."""
     complete = re.search(r"#define VK_HEADER_VERSION_COMPLETE \w+\((?:\d+, *)?(\d+), *(\d+), *\w+\)", macros)
     patch = re.search(r"#define VK_HEADER_VERSION (\d+)", macros)
     return ".".join([*(complete.groups() if complete else ("1", "?")), patch[1] if patch else "?"])
@@ -197,9 +194,11 @@ def _has_nvidia_gpu() -> bool:
 
 
 def _cuda_architecture(backend: str, nvcc: str) -> tuple[str, ...]:
-    """The flag for the GPUs that a CUDA build is made for: those of CUDAARCHS, those of this machine, which saves most
-    of the time, or else all current ones. Without it ggml asks CMake for "native", which fails where no GPU is to be
-    seen, as in the build of a container.
+    """Returns the flag with the GPU architectures of a CUDA build.
+
+    These are the architectures in CUDAARCHS, or those of this machine's GPUs (which saves most of the time), or else
+    all current ones. Without the flag, ggml asks CMake for "native", which fails if no GPU is visible, as in the build
+    of a container.
 
     Args:
         nvcc: the last line of `nvcc --version`.
@@ -207,7 +206,7 @@ def _cuda_architecture(backend: str, nvcc: str) -> tuple[str, ...]:
     if backend != "cuda" or "CUDA_ARCHITECTURES" in os.environ.get("CMAKE_ARGS", ""):
         return ()
     named = os.environ.get("CUDAARCHS", "")
-    if named:  # CMake's own variable, which ggml's choice would hide
+    if named:  # ggml's default would override CMake's own variable
         return (f"-DCMAKE_CUDA_ARCHITECTURES={named}",)
     found = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]) or ""
     capabilities = sorted({(int(major), int(minor)) for major, minor in re.findall(r"(\d+)\.(\d+)", found)})
@@ -222,7 +221,7 @@ def _cuda_architecture(backend: str, nvcc: str) -> tuple[str, ...]:
 
 
 def _all_cuda_architectures(nvcc: str) -> tuple[str, ...]:
-    """The architectures of ggml's own builds for any machine (ggml-cuda/CMakeLists.txt), by version of the compiler."""
+    """Returns the architectures of ggml's builds for any machine, by nvcc's version (ggml-cuda/CMakeLists.txt)."""
     match = re.search(r"(?:cuda_|release )(\d+)\.(\d+)", nvcc)
     version = (int(match[1]), int(match[2])) if match else (12, 0)
     chosen = ["75-virtual", "80-virtual", "86-real"]
@@ -238,7 +237,7 @@ def _all_cuda_architectures(nvcc: str) -> tuple[str, ...]:
 
 
 def _output(command: list[str]) -> str | None:
-    """Standard output of a command, or None where it is missing or fails."""
+    """Returns the standard output of a command, or None if the command is missing or fails."""
     try:
         result = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60

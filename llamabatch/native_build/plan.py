@@ -1,4 +1,4 @@
-"""The plan of a build: all that decides its contents, its key in the cache, and its marker."""
+"""The plan of a build: everything that determines its contents, its key in the cache, and its marker."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from dataclasses import dataclass
 from llamabatch.native_build import source
 
 RECIPE = 3
-"""Version of the way of building. Raise it when recipe.py changes what is built, so that no old build is used."""
+"""Version of the recipe. Increase it if recipe.py changes the result of a build, so that no old build is used."""
 
 MARKER = "llamabatch_build.json"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that decides the contents of a build.
+    """Everything that determines the contents of a build.
 
-    patches, kernels: the hash of each file, by its name.
-    cpu_flags: the instruction sets that a CPU must have, in Linux's names; they follow from `cpu`.
+    Attributes:
+        patches, kernels: the hash of each file, by name.
+        cpu_flags: the instruction sets that a CPU must have, in Linux's names; they follow from `cpu`.
     """
 
     backend: str
@@ -57,7 +58,7 @@ class Plan:
 
 
 def jobs() -> int:
-    """Number of compilers at once: one for each core of the process's affinity, at most one for each GB of memory."""
+    """Returns the number of parallel compilers: one per core that the process may use, at most one per GB of memory."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if sys.platform != "win32":
         with contextlib.suppress(ValueError, OSError):

@@ -1,7 +1,7 @@
-"""The one recipe of llama.cpp: CMake over the patched source, and the libraries that come of it.
+"""The recipe for all builds of llama.cpp: CMake on the patched source, and the resulting libraries.
 
-`llamabatch build`, `make setup`, `make wheels` and the programs of the benchmarks all build by `compile_tree`; they
-differ in flags, targets and the compiler of their environment.
+`llamabatch build`, `make setup`, `make wheels` and the benchmark programs all build with `compile_tree`. They differ in
+flags, targets and the compiler of their environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llamabatch.native_build.plan import jobs
 from llamabatch.native_build.tools import Display, SetupFailure, explain, run_logged
 
 PREFIX = "llamabatch-"
-"""What own_names.cmake puts before the names of the libraries of the package llamabatch_llama."""
+"""The prefix that own_names.cmake gives to the names of the libraries of the package llamabatch_llama."""
 OWN_NAMES = source.PATCH_FOLDER / "own_names.cmake"
 
 LIBRARIES = ("llama", "mtmd")
@@ -34,15 +34,15 @@ FLAGS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_SERVER=OFF",
 )
-"""The flags of each build of `LIBRARIES`."""
+"""The flags of all builds of `LIBRARIES`."""
 
-_LEAST_CMAKE = (3, 21)  # of llama-cpp-python's CMakeLists.txt
+_LEAST_CMAKE = (3, 21)  # required by llama-cpp-python's CMakeLists.txt
 _LINKER_FLAGS = "CMAKE_SHARED_LINKER_FLAGS"
 _SUFFIXES = (".so", ".dylib", ".dll")
 
 
 def names_flags(prefix: str = PREFIX) -> tuple[str, ...]:
-    """The flags with which each library is one file, without a version in its name, that begins with `prefix`."""
+    """Returns flags that make each library a single file, named with `prefix` and without a version."""
     return (f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={OWN_NAMES}", f"-DLLAMABATCH_PREFIX={prefix}")
 
 
@@ -57,15 +57,15 @@ def compile_tree(
     is_cuda: bool = False,
     display: Callable[[str], Display] | None = None,
 ) -> None:
-    """Configure and build `targets` of the source in `tree` in the folder `build`.
+    """Configures and builds `targets` of the source in `tree`, in the folder `build`.
 
     Args:
-        environment: of the compilers, with a cmake on its PATH: `with_cmake`.
-        is_cuda: the libraries link to those of the CUDA toolkit and must find them.
-        display: called with a title; shows the progress of the compilers. Default: a line now and then on stderr.
+        environment: environment of the compilers, with a cmake on its PATH, from `with_cmake`.
+        is_cuda: True if the libraries link to the CUDA toolkit's libraries and must find them.
+        display: makes a display of the compilers' progress with a title. Default: a line on stderr now and then.
 
     Raises:
-        SetupFailure: cmake or the compiler stopped; the message names the reason and the log.
+        SetupFailure: cmake or the compiler failed; the message names the reason and the log.
     """
     generator = ("-G", "Ninja") if shutil.which("ninja", path=environment["PATH"]) else ()
     n_jobs = environment.get("CMAKE_BUILD_PARALLEL_LEVEL", str(jobs()))
@@ -86,7 +86,7 @@ def compile_tree(
 
 
 def libraries(build: Path, prefix: str = PREFIX) -> list[Path]:
-    """The shared libraries in a build folder that was made with `names_flags(prefix)`.
+    """Returns the shared libraries in a build folder that was made with `names_flags(prefix)`.
 
     Raises:
         SetupFailure: libllama is not among them.
@@ -102,13 +102,13 @@ def libraries(build: Path, prefix: str = PREFIX) -> list[Path]:
 
 
 def with_cmake(place: Path, log: Path, python: str = sys.executable) -> dict[str, str]:
-    """The environment, with a cmake on its PATH: the system's, or else PyPI's in a folder that goes with the build.
+    """Returns the environment with a cmake on its PATH: the system's, or PyPI's in the folder `place`.
 
     Args:
         python: an interpreter with pip.
 
     Raises:
-        SetupFailure: there is none, or an old one, and pip cannot install it.
+        SetupFailure: cmake is missing or too old, and pip cannot install it.
     """
     if _cmake_version() >= _LEAST_CMAKE:
         return dict(os.environ)
@@ -122,12 +122,12 @@ def with_cmake(place: Path, log: Path, python: str = sys.executable) -> dict[str
         reason = explain(log, "pip failed")
         raise SetupFailure(f"cmake {least} or newer is missing and could not be installed: {reason} (log: {log}).")
     before = {name: os.environ.get(name, default) for name, default in (("PATH", os.defpath), ("PYTHONPATH", ""))}
-    ours = {"PATH": folder / "bin", "PYTHONPATH": folder}  # the commands there are scripts that import their modules
+    ours = {"PATH": folder / "bin", "PYTHONPATH": folder}  # the commands are scripts that import modules of the folder
     return {**os.environ, **{name: os.pathsep.join(filter(None, (str(ours[name]), before[name]))) for name in ours}}
 
 
 def _cmake_version() -> tuple[int, ...]:
-    """The version of the cmake on PATH; empty: there is none that works."""
+    """Returns the version of the cmake on PATH, or () if no cmake works."""
     try:
         done = subprocess.run(["cmake", "--version"], capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -141,8 +141,10 @@ def _cmake_cache(build: Path) -> str:
 
 
 def toolkit_flag(cache: str) -> str:
-    """The option with which the libraries find those of the CUDA toolkit wherever it lies. CMake leaves out the folders
-    that nvcc links with by itself; the system's loader knows them only where the toolkit came as a system's package.
+    """Returns the option that lets the libraries find the CUDA toolkit's libraries in any folder.
+
+    CMake leaves out the folders that nvcc links with by itself. The system's loader knows these folders only if the
+    toolkit came as a system package.
 
     Args:
         cache: the text of a CMakeCache.txt that was configured for CUDA.

@@ -1,6 +1,6 @@
-"""Compiles native_patches/sampler with the C++ compiler of the machine. hatch_build.py calls it.
+"""Compiles native_patches/sampler with the machine's C++ compiler. hatch_build.py calls this module.
 
-The library runs on every CPU of its kind, as its passes over the logits are compiled for several instruction sets.
+The library runs on every CPU of its kind, because its passes over the logits are compiled for several instruction sets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from llamabatch.native_build.source import PATCH_FOLDER
 
 SOURCE = PATCH_FOLDER / "sampler" / "sampler.cpp"
 LIBRARY = "libllamabatch.dylib" if sys.platform == "darwin" else "libllamabatch.so"
-# no contraction: numpy must get the same bits; the other two change no result, but let comparisons be vectorised
+# Contraction is off because numpy must give the same bits. The last two flags change no result, but allow the compiler
+# to vectorise comparisons.
 FLAGS = (
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
@@ -29,20 +30,20 @@ FLAGS = (
 
 
 def sources() -> list[Path]:
-    """All files that shape the library."""
+    """Returns all files that determine the library."""
     return [Path(__file__), *sorted(path for path in SOURCE.parent.iterdir() if path.is_file())]
 
 
 def platform_tag() -> str:
-    """Any Python 3 on this kind of machine."""
-    if sys.platform == "darwin":  # the Python may be for two kinds of CPU, the library is for one
+    """Returns the wheel's platform tag for this kind of machine."""
+    if sys.platform == "darwin":  # Python may support two kinds of CPU, but the library supports one
         return f"macosx_{platform.mac_ver()[0].split('.')[0]}_0_{platform.machine()}"
     return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
 def compile_library(library: Path) -> str:
-    """Make `library` again; returns the reason for which there is none, or ""."""
-    library.unlink(missing_ok=True)  # one of an older source would be worse than none
+    """Compiles `library` again. Returns the reason of a failure, or ""."""
+    library.unlink(missing_ok=True)  # a library of an older source would be worse than none
     compiler = find_compiler()
     if not compiler:
         return "no C++ compiler was found (c++, g++ or clang++, or what CXX names)"
@@ -52,13 +53,13 @@ def compile_library(library: Path) -> str:
         for flags in variants():
             problem = attempt([*compiler, *FLAGS, *flags, str(SOURCE), "-o", str(made)], made)
             if not problem:
-                os.replace(made, library)  # never half written, nor under a process that has the old one open
+                os.replace(made, library)  # atomic, and safe for a process that has the old library open
                 return ""
     return problem
 
 
 def find_compiler() -> list[str]:
-    """$CXX, which may hold arguments, or the first usual name on PATH; empty: none."""
+    """Returns the compiler's command: $CXX, which may hold arguments, or the first usual name on PATH. Else []."""
     chosen = shlex.split(os.environ.get("CXX", ""))
     if chosen:
         return chosen if shutil.which(chosen[0]) else []
@@ -66,7 +67,7 @@ def find_compiler() -> list[str]:
 
 
 def variants() -> Iterator[list[str]]:
-    """Flags from the best to the plainest: threads and several instruction sets, where compiler and libc have them."""
+    """Yields sets of flags, the best first: with threads and several instruction sets, if the tools support them."""
     clones = [["-DLB_CLONES"], []] if sys.platform == "linux" and platform.machine() == "x86_64" else [[]]
     for threads in (["-fopenmp"], ["-fopenmp-simd"], []):
         for clone in clones:
@@ -74,7 +75,7 @@ def variants() -> Iterator[list[str]]:
 
 
 def attempt(command: list[str], made: Path) -> str:
-    """Compile and load `made`; returns the complaint, or ""."""
+    """Compiles and loads `made`. Returns the error message, or ""."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=300)
         if done.returncode:

@@ -1,6 +1,6 @@
-"""The pinned source package of llama-cpp-python, our kernels copied into it, and our patches applied to it.
+"""The pinned source package of llama-cpp-python, with our kernels and patches.
 
-A kernel is a source file of its own in `kernels/`; the patch that calls it holds the hook and nothing else.
+A kernel is a separate source file in `kernels/`. The patch for a kernel contains only the call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FOLDER = FILE_NAME.removesuffix(".tar.gz")
 
 
 def _patch_folder() -> Path:
-    """The folder native_patches: within this package in a wheel, at the top of a checkout or of a source package."""
+    """Returns the folder native_patches: in this package in a wheel, at the top of a checkout or a source package."""
     inside = Path(__file__).resolve().parent / "native_patches"
     return inside if inside.is_dir() else Path(__file__).resolve().parents[2] / "native_patches"
 
@@ -33,12 +33,15 @@ def _patch_folder() -> Path:
 PATCH_FOLDER = _patch_folder()
 KERNEL_FOLDER = PATCH_FOLDER / "kernels"
 UNCOUNTED_FOLDER = PATCH_FOLDER / "uncounted"
-"""Of patches with which GCC makes the same code, and other compilers any at all: they count in no hash of a build."""
+"""The folder of patches that do not count in the hash of a build.
+
+GCC makes the same code with these patches and without. Other compilers need them to compile the code at all.
+"""
 
 VARIABLE = "LLAMABATCH_SOURCE"
-"""Environment variable: a source package of llama-cpp-python to build from, where there is no network."""
+"""The environment variable that names a source package of llama-cpp-python, for builds without a network."""
 DIGEST_VARIABLE = "LLAMABATCH_SOURCE_SHA256"
-"""Its sha256, where it is not the file of the package index but made from it, as by `make gpu-pack`."""
+"""The environment variable with this package's sha256, if it differs from the index's file (see `make gpu-pack`)."""
 
 _NO_PATCH_TOOL = "Neither git nor patch is installed: install git and run it again."
 
@@ -67,7 +70,7 @@ KERNELS = {
     "repack-wide.h": _CPU,
     "unicode-regex.h": _LLAMA_CPP / "src",
 }
-"""Each kernel's file name and the folder of the source package that it is copied to."""
+"""The file name of each kernel and its target folder in the source package."""
 
 
 def sha256_of(path: Path) -> str:
@@ -79,30 +82,30 @@ def sha256_of(path: Path) -> str:
 
 
 def patches(folder: Path = PATCH_FOLDER) -> list[Path]:
-    """The patches in the order in which they are applied: that of their numbers."""
+    """Returns the patches in the order of their numbers, in which they are applied."""
     return sorted(folder.glob("[0-9][0-9][0-9][0-9]-*.patch"))
 
 
 def kernels(folder: Path = KERNEL_FOLDER) -> list[Path]:
-    """The source files that are copied into llama.cpp, by name. Their checks, in `tests/`, are not among them."""
+    """Returns the source files that are copied into llama.cpp, by name, without their checks in `tests/`."""
     return [folder / name for name in sorted(KERNELS)]
 
 
 def build_files() -> list[Path]:
-    """All files that a build of llama.cpp or of the sampler reads, in `PATCH_FOLDER`: what a wheel holds of it."""
+    """Returns all files in `PATCH_FOLDER` that a build of llama.cpp or of the sampler reads. A wheel contains these."""
     sampler = (path for path in sorted((PATCH_FOLDER / "sampler").iterdir()) if path.is_file())
     own_names = PATCH_FOLDER / "own_names.cmake"
     return [*patches(), *patches(UNCOUNTED_FOLDER), *kernels(), *sampler, own_names]
 
 
 def header(patch: Path) -> str:
-    """The purpose of a patch: its text before the first changed file."""
+    """Returns the description of a patch: the text before the first changed file."""
     text = patch.read_text(encoding="utf-8")
     return re.split(r"^(?:diff |--- )", text, maxsplit=1, flags=re.MULTILINE)[0].strip()
 
 
 def patched_tree(log: Path, folder: Path, python: str = sys.executable) -> Path:
-    """The top folder of the source, unpacked into `folder`, with kernels and patches. Raises SetupFailure."""
+    """Unpacks the source into `folder` with kernels and patches. Returns its top folder. Raises SetupFailure."""
     tree = unpack(fetch(log, python), folder)
     copy_kernels(tree)
     for patch in (*patches(), *patches(UNCOUNTED_FOLDER)):
@@ -111,7 +114,7 @@ def patched_tree(log: Path, folder: Path, python: str = sys.executable) -> Path:
 
 
 def copy_kernels(tree: Path) -> None:
-    """Copy each kernel to its folder in `tree`; a file that llama.cpp has under that name stops the build."""
+    """Copies each kernel to its folder in `tree`. Raises SetupFailure if llama.cpp has a file of the same name."""
     for kernel in kernels():
         target = tree / KERNELS[kernel.name] / kernel.name
         if target.exists():
@@ -123,8 +126,8 @@ def copy_kernels(tree: Path) -> None:
 
 
 def fetch(log: Path, python: str = sys.executable) -> Path:
-    """The source package: the one that LLAMABATCH_SOURCE names, or from the cache, or else through the pip of `python`.
-    Verified in each case. Raises SetupFailure."""
+    """Returns the verified source package: from LLAMABATCH_SOURCE, from the cache, or downloaded with `python`'s pip.
+    Raises SetupFailure."""
     if named := os.environ.get(VARIABLE):
         return _named(Path(named))
     folder = make_folder(cache_dir() / "sources")
@@ -139,7 +142,7 @@ def fetch(log: Path, python: str = sys.executable) -> Path:
         ]  # fmt: skip
         if run_logged(command, log, "downloading") != 0:
             reason = explain(log, "pip could not download it")
-            raise SetupFailure(f"The source of llama-cpp-python {VERSION} is not to be had: {reason} (log: {log}).")
+            raise SetupFailure(f"The source of llama-cpp-python {VERSION} cannot be downloaded: {reason} (log: {log}).")
         fetched = Path(temporary) / FILE_NAME
         found = sha256_of(fetched) if fetched.is_file() else "no such file"
         if found != SHA256:
@@ -164,17 +167,17 @@ def _named(package: Path) -> Path:
 
 
 def unpack(package: Path, folder: Path) -> Path:
-    """Unpack into `folder` and return the top folder of the source."""
+    """Unpacks a source package into `folder`. Returns the top folder of the source."""
     with tarfile.open(package) as archive:
         if hasattr(tarfile, "data_filter"):
             archive.extractall(folder, filter="data")
-        else:  # an early 3.10 or 3.11; the archive's hash has been verified
+        else:  # early releases of Python 3.10 and 3.11 lack filters, but the archive's hash has been verified
             archive.extractall(folder)
     return folder / FOLDER
 
 
 def apply(patch: Path, source: Path) -> None:
-    """Apply one patch, whole or not at all. A patch that does not fit stops the build with its header."""
+    """Applies one patch completely or not at all. Raises SetupFailure with the patch's header if it does not fit."""
     before = {name: _digest_or_none(source / name) for name in _changed_files(patch)}
     command, environment = _patch_command(patch, source)
     result = subprocess.run(
@@ -199,15 +202,15 @@ def _digest_or_none(path: Path) -> str | None:
 
 
 def require_patch_tool() -> None:
-    """Raises SetupFailure where patches cannot be applied: before a download, that is."""
+    """Raises SetupFailure if no tool can apply patches. Call it before the download."""
     if not shutil.which("git") and not shutil.which("patch"):
         raise SetupFailure(_NO_PATCH_TOOL)
 
 
 def _patch_command(patch: Path, source: Path) -> tuple[list[str], dict[str, str]]:
-    """`git apply`, or `patch` where git is missing."""
+    """Returns the command and its environment: `git apply`, or `patch` if git is missing."""
     if git := shutil.which("git"):
-        # Inside a repository git skips files without a word, so it must not find one above the source.
+        # Inside a repository git silently skips files, so it must not find a repository above the source.
         kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         return [git, "apply", "--whitespace=nowarn", str(patch)], {
             **kept,

@@ -1,4 +1,4 @@
-"""Tools of the set-up programs: one-sentence failures, the cache folder, a lock, and commands with a heartbeat."""
+"""Helpers of the set-up programs: errors in one sentence, the cache folder, a lock, and commands with a heartbeat."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ COMPILER_CURE = (
 
 
 class SetupFailure(Exception):
-    """The set-up cannot go on. The message is one sentence that says what to do."""
+    """The set-up cannot continue. The message is one sentence with a remedy."""
 
 
 def cache_dir() -> Path:
-    """The folder outside the checkout for what is built once; llamabatch.utils.paths.cache_dir is the same folder."""
+    """Returns the folder outside the checkout for builds. llamabatch.utils.paths.cache_dir returns the same folder."""
     override = os.environ.get("LLAMABATCH_CACHE")
     if override:
         return Path(override).expanduser()
@@ -39,7 +39,7 @@ def cache_dir() -> Path:
 
 
 def say(text: str) -> None:
-    """Print a line to standard error. Standard output stays free for answers."""
+    """Prints a line to standard error, because standard output is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -64,8 +64,8 @@ def require_space(folder: Path, gigabytes: float) -> None:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path`. The system releases it when the process ends, however it ends."""
-    if sys.platform == "win32":  # two builds at once waste time, but the last rename wins
+    """Holds an exclusive lock on `path`. The system releases the lock when the process ends, even by a crash."""
+    if sys.platform == "win32":  # two parallel builds waste time but do no harm: the last rename wins
         yield
         return
     import fcntl
@@ -83,14 +83,14 @@ class Display(Protocol):
     """A display of the progress of a long command."""
 
     def beat(self, progress: str) -> None:
-        """Called several times a second with the last `[7/83]` of ninja or `[ 45%]` of make, or ""."""
+        """Shows the progress: ninja's last `[7/83]`, make's `[ 45%]`, or "". Called several times a second."""
 
     def end(self) -> None:
-        """The command is over, however it ended."""
+        """Ends the display. It is called when the command has ended or failed."""
 
 
 class Heartbeat:
-    """A Display: one line that is rewritten on a terminal, else a new line every 15 s."""
+    """A Display that rewrites one line on a terminal, or else prints a line every 15 s."""
 
     PLAIN_INTERVAL_S = 15.0
 
@@ -108,7 +108,7 @@ class Heartbeat:
         self._last = now
         self._shown = True
         minutes, seconds = divmod(int(now - self._start), 60)
-        self._progress = progress or self._progress  # warnings may fill the part of the log that is looked at
+        self._progress = progress or self._progress  # warnings may fill the part of the log that is searched
         line = f"  {self._title}: {minutes}:{seconds:02d} {self._progress}".rstrip()
         sys.stderr.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
         sys.stderr.flush()
@@ -126,7 +126,7 @@ def run_logged(
     environment: Mapping[str, str] | None = None,
     display: Display | None = None,
 ) -> int:
-    """Run a command with its output in `log`, showing life on stderr or in `display`; return its exit status."""
+    """Runs a command with its output in `log` and its progress on stderr or in `display`. Returns its exit status."""
     with open(log, "ab") as output:
         output.write(("$ " + " ".join(map(str, command)) + "\n").encode())
         output.flush()
@@ -143,7 +143,7 @@ def run_logged(
                 process.wait(0.2)
     finally:
         heartbeat.end()
-        if process.poll() is None:  # interrupted: the compilers are in the same group and must go, too
+        if process.poll() is None:  # after an interrupt, the compilers in the same process group must also end
             if sys.platform == "win32":
                 process.terminate()
             else:
@@ -154,7 +154,7 @@ def run_logged(
 
 
 def _progress(log: Path, start: int) -> str:
-    """The last `[n/m]` that ninja wrote, or `[ p%]` of make, from the end of the log."""
+    """Returns ninja's last `[n/m]`, or make's last `[ p%]`, from the end of the log, or ""."""
     with open(log, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(start, end - 20_000))
@@ -191,7 +191,7 @@ _SYMPTOMS = (
 
 
 def explain(log: Path, fallback: str) -> str:
-    """The reason of a failed command, from known complaints in its log; else `fallback`."""
+    """Returns the reason of a failed command by known error messages in its log, or else `fallback`."""
     with open(log, "rb") as file:
         text = file.read().decode("utf-8", "replace").rpartition("\n$ ")[2]
     for pattern, words in _SYMPTOMS:
@@ -201,8 +201,8 @@ def explain(log: Path, fallback: str) -> str:
 
 
 def main_guard(main: Callable[[], None]) -> int:
-    """Run `main()`; a SetupFailure becomes its sentence on stderr, Ctrl-C and SIGTERM become status 130."""
-    # the compilers run in a group of their own, which only an exception on the way out ends
+    """Runs `main()` and returns the exit status: 1 after a SetupFailure, 130 after Ctrl-C or SIGTERM."""
+    # The compilers run in their own process group, which is ended only by the exception handling of run_logged.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()

@@ -1,3 +1,3 @@
-"""The machine, the memory that a model needs, the values of "auto", tuned profiles. Imports `config` and the rooms
-below it.
+"""The machine, the memory that a model needs, the values of "auto", and tuned profiles. Imports `config` and the
+packages below it.
 """

@@ -1,19 +1,19 @@
-"""The build of llama.cpp that this process uses: the places where builds lie, their order, the first that works.
+"""Chooses the build of llama.cpp that this process uses: the first in a fixed order that works.
 
-A build is a package with a binding and its libraries, which always come from the same place: llama-cpp-python's
-`llama_cpp`, or `llamabatch_llama`, which never shadows the other. Nothing here imports either.
+A build is a package with a binding and its libraries. The package is llama-cpp-python's `llama_cpp`, or
+`llamabatch_llama`; both can be installed side by side. This module imports neither.
 
 The order:
     1. named by the environment: LLAMABATCH_LLAMA, the folder of such a package, or LLAMA_CPP_LIB_PATH, a folder of
-       libraries for the installed llama-cpp-python. It is used or refused, never passed over.
+       libraries for the installed llama-cpp-python. This build is used or refused, never passed over.
     2. a llama_cpp that this process has imported.
     3. made by `llamabatch build`: the newest with the patches of this release and for this CPU.
     4. an installed llama_cpp that offloads to a GPU.
     5. the installed llamabatch_llama.
     6. an installed llama_cpp for CPUs.
 
-Libraries of a build that does not fit stay in the process that loaded them. So a child process tries every build but
-the last one first; the verdict is kept.
+A process cannot unload the libraries of a build that does not work. So a child process tries a build first, unless it
+is the last one. The verdict is kept on disk.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TRIAL = "llamabatch.llama.try_binding"
 NO_GPU = "it finds no GPU here"
 _TRIAL_TIMEOUT_S = 60.0
 _VERDICTS = "binding"
-_VERSION = 1  # of the trial
+_VERSION = 1  # the version of the trial, part of the key of a kept verdict
 _GPU_LIBRARY = re.compile(r"ggml-(cuda|hip|musa|vulkan|metal|sycl|opencl|cann|webgpu)\b")
 _GPU_BACKENDS = {"cuda", "hip", "musa", "vulkan", "metal", "sycl", "opencl", "cann", "webgpu"}
 _DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
@@ -63,7 +63,7 @@ _OF_THE_BUILD = ("SIGSEGV", "SIGILL", "SIGABRT", "SIGBUS", "SIGFPE")
 
 
 class Origin(Enum):
-    """The reason why a build is looked at; its value is a clause for messages."""
+    """The origin of a build. The value describes it in messages."""
 
     NAMED = "named by the environment"
     IMPORTED = "already imported in this process"
@@ -78,7 +78,7 @@ class Build:
     """A binding and its libraries.
 
     Attributes:
-        folder: the package: that of `llama_cpp`, or of `llamabatch_llama`.
+        folder: the folder of the package, `llama_cpp` or `llamabatch_llama`.
         libraries: the folder of libllama.
     """
 
@@ -93,27 +93,27 @@ class Build:
 
     @property
     def package(self) -> str:
-        """The name under which the package is imported."""
+        """The import name of the package."""
         return OURS if self.is_ours else FOREIGN
 
     @property
     def module(self) -> str:
-        """The name of the binding's module."""
+        """The import name of the binding's module."""
         return f"{OURS}._binding" if self.is_ours else FOREIGN
 
     @property
     def marker(self) -> Mapping[str, Any] | None:
-        """Patches, flags, compiler; None: a stock build, or the libraries are not those of the package."""
+        """The patches, flags and compiler of our build; None for a stock build, or libraries of another package."""
         return read_marker(self.libraries)
 
     def describe(self) -> str:
-        """`made by `llamabatch build` (/path)`."""
+        """Returns the origin and the path, such as "made by `llamabatch build` (/path)"."""
         return f"{self.origin.value} ({self.folder if self.libraries == self.folder / 'lib' else self.libraries})"
 
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A build that comes earlier in the order and cannot be used, and the reason."""
+    """A build that is earlier in the order than the chosen one but cannot be used, and the reason."""
 
     build: Build
     reason: str
@@ -121,7 +121,7 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Choice:
-    """The build in use, the earlier ones that do not work, and the later ones that were not looked at."""
+    """The build in use, the earlier builds that do not work, and the later builds, which were not tried."""
 
     build: Build
     passed_over: tuple[PassedOver, ...]
@@ -130,23 +130,23 @@ class Choice:
 
 _lock = threading.RLock()
 _choice: Choice | None = None
-_rejected: dict[Path, str] = {}  # reasons of builds that this process tried to load, by their folders
+_rejected: dict[Path, str] = {}  # folder of a build that this process failed to load -> reason
 
 
 @in_forks
 def _renew_lock() -> None:
-    """Its holder, a thread of the parent process, does not exist in a fork."""
+    """Replaces the lock in a fork, where the thread that may hold it does not exist."""
     global _lock
     _lock = threading.RLock()
 
 
 def choose() -> Choice:
-    """The choice of this process: made by the first call, the same ever after.
+    """Returns the choice of this process, which the first call makes.
 
-    The first call on a machine may take seconds, where more than one build is there.
+    The first call on a machine may take seconds if there are several builds.
 
     Raises:
-        SetupError: there is no build, or the one that the environment names does not exist.
+        SetupError: no build works, or the build that the environment names does not exist.
     """
     global _choice
     with _lock:
@@ -156,12 +156,12 @@ def choose() -> Choice:
 
 
 def chosen() -> Choice | None:
-    """The choice, if it has been made."""
+    """Returns the choice, or None if it has not been made."""
     return _choice
 
 
 def forget() -> None:
-    """Let the next call of choose() look again, after a change of the environment or of what is installed."""
+    """Forgets the choice, so that choose() searches again after the environment or installed packages have changed."""
     global _choice
     with _lock:
         _choice = None
@@ -170,10 +170,10 @@ def forget() -> None:
 
 
 def reject(build: Build, reason: str) -> None:
-    """Pass over a build that could not be loaded; choose() then gives the next one.
+    """Rejects a build that could not be loaded, so that choose() returns the next one.
 
     Raises:
-        SetupError: the environment names it, or there is no other; with the reasons of all.
+        SetupError: the environment names the build, or no other build works; with the reasons of all.
     """
     global _choice
     with _lock:
@@ -185,8 +185,8 @@ def reject(build: Build, reason: str) -> None:
 
 
 def for_children() -> dict[str, str]:
-    """Environment variables with which a child program makes the same choice. Empty where there is nothing to use:
-    its own error is the child's."""
+    """Returns environment variables that give a child program the same choice. Empty if no build works; the child then
+    reports the error."""
     try:
         build = choose().build
     except SetupError:
@@ -197,7 +197,7 @@ def for_children() -> dict[str, str]:
 
 
 def read_marker(libraries: Path) -> Mapping[str, Any] | None:
-    """The marker of a folder of libraries: beside them, or in the package whose `lib` folder they are in."""
+    """Reads the marker beside the libraries, or in the package around a `lib` folder; None if there is none."""
     for place in (libraries, libraries.parent) if libraries.name == "lib" else (libraries,):
         try:
             marker = json.loads((place / MARKER).read_text(encoding="utf-8"))
@@ -228,14 +228,14 @@ def _first_that_works() -> Choice:
 
 
 def _install() -> str:
-    """The advice for an environment without any llama.cpp."""
+    """Returns the advice for an environment without llama.cpp."""
     if in_checkout() or has_wheels():
         return patched_build()
     return f"{patched_build()}, or `pip install llama-cpp-python`"
 
 
 def _named() -> Build | None:
-    """The build that the environment names. Raises SetupError where there is none."""
+    """Returns the build that the environment names; None if it names none. Raises SetupError if it does not exist."""
     ours, libraries = os.environ.get(VARIABLE), os.environ.get(LIBRARIES_VARIABLE)
     if ours and libraries:
         raise SetupError(
@@ -270,7 +270,7 @@ _at_first: dict[tuple[str, str], Path] = {}
 
 
 def _resolved(variable: str, value: str) -> Path:
-    """The folder that a variable named at its first use, even after os.chdir."""
+    """Returns the absolute path of a variable's value, resolved at its first use, so that os.chdir changes nothing."""
     return _at_first.setdefault((variable, value), Path(paths.absolute(value)))
 
 
@@ -282,7 +282,7 @@ def _package_in(folder: Path) -> Path | None:
 
 
 def _in_order() -> Iterator[tuple[Build, str]]:
-    """All builds but a named one, in their order, each with the reason why it cannot be used, or ""."""
+    """Yields all builds except a named one, in order, each with the reason why it cannot be used, or ""."""
     imported = _imported()
     if imported is not None:
         yield imported, ""
@@ -302,7 +302,7 @@ def _in_order() -> Iterator[tuple[Build, str]]:
 
 
 def _imported() -> Build | None:
-    """The llama_cpp that this process has imported, whole."""
+    """Returns the llama_cpp that this process has imported; None without one, or if its import is not complete."""
     folder = _imported_folder()
     library = getattr(getattr(sys.modules.get(FOREIGN), FOREIGN, None), "_lib", None)
     name = getattr(library, "_name", None)
@@ -319,7 +319,7 @@ def _imported_folder() -> Path | None:
 
 
 def installed(package: str) -> Path | None:
-    """The folder of a package, found without importing it and whatever has been imported under its name."""
+    """Finds the folder of an installed package without importing it, even if its name is imported from elsewhere."""
     for finder in sys.meta_path:
         spec: importlib.machinery.ModuleSpec | None
         try:
@@ -332,12 +332,12 @@ def installed(package: str) -> Path | None:
 
 
 def builds_folder() -> Path:
-    """The folder of what `llamabatch build` made: builds/KEY/llamabatch_llama."""
+    """Returns the folder of the builds of `llamabatch build`, each in KEY/llamabatch_llama."""
     return paths.cache_dir() / "builds"
 
 
 def _built() -> Iterator[tuple[Build, str]]:
-    """Builds of the cache, the newest first."""
+    """Yields the builds in the cache, newest first, each with the reason why it cannot be used, or ""."""
     try:
         markers = sorted(
             builds_folder().glob(f"*/{OURS}/{MARKER}"), key=lambda path: path.stat().st_mtime, reverse=True
@@ -350,19 +350,19 @@ def _built() -> Iterator[tuple[Build, str]]:
 
 
 def _unfit(marker: Mapping[str, Any] | None) -> str:
-    """The reason why a build of the cache is not for this release and this CPU; "" if it is."""
+    """Returns the reason why a cached build does not suit this release or this CPU; "" if it does."""
     if marker is None:
         return f"its {MARKER} cannot be read"
     if other := of_another_release(marker):
         return f"another release of llamabatch made it, with other {other}: run `llamabatch build` again"
     missing = set(marker.get("cpu_flags", ())) - cpu_flags()
-    if missing and sys.platform == "linux":  # others do not list all that a CPU has
+    if missing and sys.platform == "linux":  # Only Linux lists all features of a CPU.
         return f"it was made for a CPU with {', '.join(sorted(missing)[:4])}, which this one lacks"
     return ""
 
 
 def of_another_release(marker: Mapping[str, Any]) -> str:
-    """The first part of a build that differs from this release: "patches", "kernels", or "" for none."""
+    """Returns the first part of a build that differs from this release: "patches", "kernels", or "" for none."""
     if marker.get("patches") != _hashes(patch_source.patches()):
         return "patches"
     return "kernels" if marker.get("kernels") != _hashes(patch_source.kernels()) else ""
@@ -373,7 +373,8 @@ def _hashes(files: list[Path]) -> dict[str, str]:
 
 
 def gpu_backend(build: Build) -> str | None:
-    """The backend of a build for devices that are not the CPU, by its marker or the names of its libraries."""
+    """Returns the backend of a build for devices other than the CPU; None for a CPU build. Reads the marker, or else
+    the file names of the libraries."""
     marker = build.marker
     if marker is not None and marker.get("backend") in {*_GPU_BACKENDS, "rpc"}:
         return str(marker["backend"])
@@ -385,13 +386,12 @@ def gpu_backend(build: Build) -> str | None:
 
 
 def _offloads(build: Build) -> bool:
-    """True if a build has a backend for GPUs."""
     return gpu_backend(build) in _GPU_BACKENDS
 
 
 def _problem(build: Build, is_last: bool) -> str:
-    """The reason why a build does not work, as a child process finds it; "" if it does, or need not be tried."""
-    if is_last or build.origin is Origin.IMPORTED:  # no other takes its place; it is in this process already
+    """Returns the reason why a build does not work in a child process; "" if it works, or needs no trial."""
+    if is_last or build.origin is Origin.IMPORTED:  # A last build has no substitute; an imported one is loaded already.
         return ""
     key = _key(build)
     kept = disk_cache.read(_VERDICTS, key)
@@ -404,11 +404,12 @@ def _problem(build: Build, is_last: bool) -> str:
 
 
 def _tried(build: Build) -> tuple[str, bool]:
-    """The reason why a child process cannot load a build, or ""; and True if the verdict may be kept."""
+    """Returns the reason why a child process cannot load a build, or "", and True if the verdict may be kept."""
     if not sys.executable:
         return "", False
     try:
-        environment = {VARIABLE: str(build.folder), _VARIANT_VARIABLE: ""}  # the wish for a variant is no fault of it
+        # A wrong LLAMABATCH_CPU_VARIANT of the user must not count against the build.
+        environment = {VARIABLE: str(build.folder), _VARIANT_VARIABLE: ""}
         child = run_program(TRIAL, timeout_s=_TRIAL_TIMEOUT_S, environment=environment)
     except subprocess.TimeoutExpired:
         return f"a child process could not load it within {_TRIAL_TIMEOUT_S:.0f} s", False
@@ -417,7 +418,7 @@ def _tried(build: Build) -> tuple[str, bool]:
         return "", False
     name = fatal_signal(child.returncode)
     if name is not None:
-        return f"it kills the process that loads it ({name})", name in _OF_THE_BUILD
+        return f"it crashes the process that loads it ({name})", name in _OF_THE_BUILD
     answer = _answer(child.stdout)
     if answer is None:
         words = child.stdout.decode("utf-8", "replace").split("\n")
@@ -430,7 +431,7 @@ def _tried(build: Build) -> tuple[str, bool]:
 
 
 def _answer(output: bytes) -> dict[str, Any] | None:
-    """The line of JSON that the trial ends with; the libraries may print lines of their own."""
+    """Returns the trial's answer, its last line of JSON; None without one. The libraries may print other lines."""
     for line in reversed(output.decode("utf-8", "replace").splitlines()):
         try:
             answer = json.loads(line)
@@ -442,7 +443,7 @@ def _answer(output: bytes) -> dict[str, Any] | None:
 
 
 def _key(build: Build) -> str:
-    """The build's files, and all else that the trial depends on."""
+    """Returns a hash of the build's files and of everything else that decides the result of the trial."""
     facts = [
         _VERSION, sys.version, str(build.folder), build.origin.name, sorted(cpu_flags()), _sizes(build),
         [os.environ.get(name) for name in _DEVICE_VARIABLES],

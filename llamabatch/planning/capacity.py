@@ -1,4 +1,4 @@
-"""The values of "auto", from the memory a model needs and the machine has. Pure Python: figures in, figures out."""
+"""Chooses the values of "auto" from the memory that a model needs and a machine has. Pure Python, without I/O."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ from llamabatch.planning.memory import MIB, GpuNeed, Memory, memory, mib
 from llamabatch.planning.model_facts import MOST_CTX, ModelFacts
 from llamabatch.planning.passes import CELL_PADDING, padded
 from llamabatch.planning.profile import Profile
-from llamabatch.scheduler.policies import POLICIES
+from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.utils.checks import counted
 from llamabatch.utils.paths import shown as shown_path
 
 __all__ = ["MEMORY_SHARE", "Memory", "Plan", "check_fits", "fits", "memory", "planned", "resolve"]
 
 _MOST_SLOTS = 32
-_MOST_SLOTS_ON_GPU = 128  # where a row costs a 250th of a pass, and all cells are in memory of the GPUs' own
-_FITTED_CTX = 32_768  # of n_ctx="fit": the first request of an agent has 10,000 to 20,000 tokens
-_FITTED_SHARE = 8  # as many times fewer slots than without such a context are enough
-_FEW_SLOTS = 4  # with fewer slots of n_ctx each, sharing the cells serves more requests at once
+_MOST_SLOTS_ON_GPU = 128  # a row costs 1/250 of a pass there; needs all cells in the GPUs' own memory
+_FITTED_CTX = 32_768  # the most that n_ctx="fit" chooses: an agent's first request has 10,000 to 20,000 tokens
+_FITTED_SHARE = 8  # n_ctx="fit" divides the usual most slots by this
+_FEW_SLOTS = 4  # with fewer slots of n_ctx each, a unified cache serves more requests at once
 _MOST_ENGINES = 4  # in one process: each holds the GIL for about a tenth of its time
-MEMORY_SHARE = 0.5  # of the memory that is free: the rest is left to other programs
+MEMORY_SHARE = 0.5  # the share of the free memory that "auto" may use; the rest is left to other programs
 _SMALL_MODEL = 64 * MIB
 _FLOATS = ("f32", "f16", "bf16")
-_CUDA = frozenset({"CUDA", "ROCm", "MUSA"})  # backends from the source of CUDA's
+_CUDA = frozenset({"CUDA", "ROCm", "MUSA"})  # backends that are compiled from ggml's CUDA source
 _NOT_ON_CUDA = ("iq4_nl",)
 _CUDA_HEADS = frozenset({40, 64, 72, 80, 96, 112, 128, 192, 256, 320, 512, 576})
-_MOST_CACHE_RAM = 8192  # MiB of an engine: llama-server's --cache-ram
-_CACHE_RAM_PART = 4  # of what is left
-_CACHED_SLOTS = 64  # more cells than those of so many full slots are not kept, so that a small model stays a small one
-_SLOTS_OF_SNAPSHOTS = 8  # states of so many slots, with a snapshot for each guess, take no more than this share
-_SNAPSHOTS_SHARE = 0.125  # of the memory that is free
+_MOST_CACHE_RAM = 8192  # MiB for each engine: the default of llama-server's --cache-ram
+_CACHE_RAM_PART = 4  # cache_ram takes one part in so many of the remaining memory
+_CACHED_SLOTS = 64  # cache_ram keeps the cells of at most so many full slots, so that a small model needs little memory
+_SLOTS_OF_SNAPSHOTS = 8  # the number of slots that _n_draft assumes where n_slots is open
+_SNAPSHOTS_SHARE = 0.125  # the share of the free memory that the states and snapshots of all slots may take
 _UBATCH = 512  # llama.cpp's own default
-# zeroed within a tenth of a second: 1.5 GiB take 0.6 s, or 0.4 s in new pages
+# These cells are zeroed within 0.1 s: 1.5 GiB take 0.6 s, or 0.4 s in new pages.
 _CHEAP_CELLS = 256 * MIB
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of an engine with every choice made, the memory it takes, and the reason for each choice.
+    """The resolved options of an engine, the memory that it takes, and the reason for each choice.
 
     Attributes:
-        reasoning: family of models whose thinking is told apart from the text of chats, "custom" for reasoning_tags;
-            None: no thinking is looked for.
-        tools: family of models in whose notation calls of tools are read and forced; "generic": no known one.
+        reasoning: the family of models whose marks separate thinking from the answer in chats; "custom" with
+            reasoning_tags; None: thinking is not separated.
+        tools: the family of models whose notation of tool calls is parsed and forced; "generic": no known family.
         lacks_template: True where the model generates text, and its file has no chat template.
     """
 
@@ -81,32 +81,31 @@ class Plan:
 
     @property
     def _engines_here(self) -> int:
-        """Engines in one process."""
         return 1 if self.in_children else self.config.instances
 
     @property
     def address_space(self) -> int:
-        """Virtual memory of one process with engines in it, bytes."""
+        """The virtual memory of one process with engines, in bytes."""
         return self.memory.address_space(self._engines_here, self.config.n_threads_batch)
 
     @property
     def data_bytes(self) -> int:
-        """Memory of one process that no file backs, which RLIMIT_DATA limits."""
+        """The memory of one process without a file behind it, in bytes. RLIMIT_DATA limits this memory."""
         return self.memory.data + (self._engines_here - 1) * self.memory.own
 
     @property
     def total_bytes(self) -> int:
-        """Main memory of all engines; without what this process takes besides them."""
+        """The main memory of all engines, without the rest of this process."""
         return self.memory.together(self.config.instances, children=self.in_children, mapped=self.config.use_mmap)
 
     @property
     def peak_bytes(self) -> int:
-        """As total_bytes, and during the load. The system can take mapped pages back, so no engine is refused for
-        them."""
+        """The most main memory that all engines take, also during the load. No engine is refused for memory of the
+        load: it is mapped pages, which the system can take back."""
         return self.total_bytes + max(0, self.memory.loading - self._engines_here * self.memory.own)
 
     def describe(self) -> str:
-        """Each choice with its reason, one a line, then the memory."""
+        """Returns each choice with its reason, one per line, then the memory."""
         lines = [f"{name} = {getattr(self.config, name)}: {why}" for name, why in self.reasons.items()]
         if self.reasoning is not None:
             lines.append(f"reasoning = {self.reasoning}: {self._why_reasoning}")
@@ -125,9 +124,12 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
     """Turns "auto" into values: from the profile where there is one, else by rule.
 
     Raises:
-        ConfigError: n_ctx is above what the model was trained for, or its scaled rotary embedding reaches; pooling is
-            "rank" without a classification head.
-        MemoryPlanError: it does not fit in the memory that is free; the message shows the sum.
+        ConfigError: n_ctx is above the context that the model was trained for, and above the reach of its scaled
+            rotary embedding; pooling is "rank" without a classification head; tensor_split is given, but
+            "multi-instance" has a GPU for each engine; flash attention on CUDA has no kernel for these options;
+            device_sampling is "on" with a small vocabulary; kv_cells is below n_ctx; batch_invariant is True, but
+            logits depend on the other rows of a pass.
+        MemoryPlanError: the engines do not fit in the free memory; the message shows the sum.
     """
     config = config.requested()
     reasons: dict[str, str] = {}
@@ -189,9 +191,9 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
 
 
 def planned(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> Plan:
-    """The plan of these options on this machine, whether they fit or not; without reasons."""
+    """Returns the plan of these options on this machine, without reasons. Does not check that the plan fits."""
     one = config.for_one_engine()
-    if config.strategy in POLICIES and POLICIES[config.strategy].one_slot:
+    if has_one_slot(config.strategy):
         one = replace(one, n_slots=1)
     shares = machine.gpu_shares(config.tensor_split) if config.n_gpu_layers else ()
     if _has_gpu_each(config, len(shares)):
@@ -200,12 +202,12 @@ def planned(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> Plan
 
 
 def _has_gpu_each(config: ResolvedConfig, n_gpus: int) -> bool:
-    """True if each engine lies whole on one of several GPUs."""
+    """Returns True if each engine lies as a whole on one of several GPUs."""
     return config.strategy == "multi-instance" and n_gpus > 1 and config.n_gpu_layers != 0
 
 
 def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
-    """Refuses a plan that needs more than this share of what is free. Raises MemoryPlanError with the sum."""
+    """Raises MemoryPlanError, whose message shows the sum, if a plan needs more than this share of the free memory."""
     need, n = plan.memory, plan.config.instances
     sums = f"{f'{n} engines of ' if n > 1 else ''}{need.describe()}"
     guesses = "" if plan.config.speculate == "off" else "n_draft, "
@@ -222,7 +224,7 @@ def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
         )
     if machine.data_bytes is not None and plan.data_bytes > machine.data_bytes:
         raise MemoryPlanError(
-            f"{mib(plan.data_bytes)} that no file backs are needed, but RLIMIT_DATA leaves {mib(machine.data_bytes)}: "
+            f"{mib(plan.data_bytes)} of memory beside files are needed; RLIMIT_DATA leaves {mib(machine.data_bytes)}: "
             f"part of {sums}; raise the limit (ulimit -d), or {cure}"
         )
     if machine.lockable_bytes is not None and need.locked > machine.lockable_bytes:
@@ -242,13 +244,13 @@ def check_fits(plan: Plan, machine: Machine, share: float = 1.0) -> None:
 
 
 def bytes_by_place(plan: Plan, n_gpus: int) -> tuple[int, ...]:
-    """Memory of all engines of a plan: main memory, then that of each of the machine's GPUs."""
+    """Returns the bytes of all engines of a plan: in main memory, then on each of the machine's GPUs."""
     on_gpus = [n * gpu.total for gpu, n in _on_gpus(plan, n_gpus)]
     return (plan.total_bytes, *(on_gpus + [0] * n_gpus)[:n_gpus])
 
 
 def _on_gpus(plan: Plan, n_gpus: int) -> list[tuple[GpuNeed, int]]:
-    """For each GPU the need of one engine there, and the number of engines there."""
+    """Returns for each GPU the need of one engine there, and the number of engines there."""
     need, n = plan.memory.gpus, plan.config.instances
     if need and _has_gpu_each(plan.config, n_gpus):
         return [(need[0], -(-(n - number) // n_gpus)) for number in range(n_gpus)]
@@ -256,7 +258,7 @@ def _on_gpus(plan: Plan, n_gpus: int) -> list[tuple[GpuNeed, int]]:
 
 
 def fits(facts: ModelFacts, config: ResolvedConfig, machine: Machine, share: float = 1.0) -> bool:
-    """True if check_fits accepts these options."""
+    """Returns True if check_fits accepts these options."""
     try:
         check_fits(planned(facts, config, machine), machine, share)
     except MemoryPlanError:
@@ -287,9 +289,9 @@ def _n_ctx(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> 
 
 
 def _usual_ctx(config: EngineConfig, facts: ModelFacts) -> tuple[int, str]:
-    """The most that n_ctx may be by itself, and "trained" or "scaled"."""
+    """Returns the upper bound of an n_ctx that is not given, and its source: "trained" or "scaled"."""
     is_scaled = config.rope_freq_scale is not None and facts.n_ctx_most > facts.n_ctx_train
-    # another base frequency sets no bound that could be a default
+    # rope_freq_base allows any n_ctx, so it gives no default.
     n_ctx = facts.n_ctx_most if is_scaled and config.rope_freq_base is None else facts.n_ctx_train
     return n_ctx, "scaled" if n_ctx > facts.n_ctx_train else "trained"
 
@@ -297,8 +299,9 @@ def _usual_ctx(config: EngineConfig, facts: ModelFacts) -> tuple[int, str]:
 def _fitted(
     config: EngineConfig, facts: ModelFacts, one_slot: ResolvedConfig, machine: Machine, reasons: dict[str, str]
 ) -> int:
-    """The largest n_ctx of 4096, 8192, … that leaves enough slots, or the n_slots that are given; not above what the
-    model was trained for, and 4096 for one that pools texts, whose passes hold a whole text."""
+    """Returns the value of n_ctx="fit": doubles 4096 while enough slots fit, or n_slots where given. The result is at
+    most _FITTED_CTX and the context that the model was trained for. A model that pools texts gets at most 4096, since
+    one pass holds a whole text."""
     trained, source = _usual_ctx(config, facts)
     most = min(trained, _FITTED_CTX, config.kv_cells if isinstance(config.kv_cells, int) else _FITTED_CTX)
     n_ctx = one_slot.n_ctx
@@ -308,7 +311,7 @@ def _fitted(
     slots = (_MOST_SLOTS_ON_GPU if on_gpu else _MOST_SLOTS) // _FITTED_SHARE
     if config.n_slots != "auto":
         slots = config.n_slots
-    elif config.strategy in POLICIES and POLICIES[config.strategy].one_slot:
+    elif has_one_slot(config.strategy):
         slots = 1
 
     def of_tokens(n: int) -> ResolvedConfig:
@@ -326,9 +329,9 @@ def _fitted(
 
 
 def scaled_ctx(config: EngineConfig, facts: ModelFacts) -> int:
-    """Tokens that options for the rotary embedding allow; 0 without any that reach further.
+    """Returns the number of tokens that the options for the rotary embedding allow; 0 without such options.
 
-    A scale of 1/4 puts 4 positions where the model knows one. A base frequency has no such bound.
+    rope_freq_scale=1/4 puts 4 positions into the space of 1. rope_freq_base has no bound, so it gives MAX_CTX.
     """
     if facts.has_positions:
         return 0
@@ -344,7 +347,7 @@ def scaled_ctx(config: EngineConfig, facts: ModelFacts) -> int:
 def _placement(
     config: EngineConfig, facts: ModelFacts, need: Memory, machine: Machine, reasons: dict[str, str]
 ) -> None:
-    """Adds what options for the places of tensors change."""
+    """Adds the effects of override_tensor, cpu_moe, n_cpu_moe and use_mlock to the reasons."""
     name = "override_tensor" if config.override_tensor else "cpu_moe" if config.cpu_moe else "n_cpu_moe"
     if facts.placed and not (on_gpus := machine.gpu_shares(config.tensor_split) and config.n_gpu_layers):
         why = "llama.cpp has no GPU here" if not machine.n_gpus else "no layer is on a GPU"
@@ -360,19 +363,19 @@ def _placement(
 
 
 def _batch_invariant(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> EngineConfig:
-    """`config` with what equal bits need, where it is left open."""
+    """Returns `config` with the open options set to the values that batch_invariant needs."""
     if config.kv == "auto" and config.kv_cells == "auto":
         config = replace(config, kv="split")
         reasons["kv"] = "batch_invariant: a sequence's keys lie side by side"
     if config.flash_attn == "auto" and machine.fast_attention:
         config = replace(config, flash_attn="on")
-        reasons["flash_attn"] = "batch_invariant: our kernel adds up in the same order for all companies"
+        reasons["flash_attn"] = "batch_invariant: our kernel adds up in the same order whatever else is computed"
     return config
 
 
 def _equal_bits(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> str:
-    """The line of the plan: whether a row's logits are the same bits in any company. Raises ConfigError if they are not
-    but must be."""
+    """Returns the plan's line on equal bits: the same logits of a row, whatever rows are computed beside it. Raises
+    ConfigError if batch_invariant is True and logits depend on other rows."""
     why_not = dependence(facts, config, machine)
     if why_not is None:
         return "equal bits: yes, a row's logits are the same bits whatever is computed beside it"
@@ -398,9 +401,9 @@ def _pooling(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -
 
 
 def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, str]) -> tuple[int, int]:
-    """n_threads and n_threads_batch. A row of a small model takes half a millisecond: between two such steps a second
-    thread falls asleep, and waking it takes longer than it helps (measured on the bundled model: 22 ms for a request of
-    32 tokens, 67 ms with two)."""
+    """Returns n_threads and n_threads_batch. A small model gets one thread for one row. Such a row takes half a
+    millisecond: between two steps a second thread falls asleep, and waking it costs more than it saves (measured on the
+    bundled model: a request of 32 tokens takes 22 ms with one thread, 67 ms with two)."""
     cores = max(1, cores)
     one_row, more_rows = config.n_threads, config.n_threads_batch
     if more_rows == "auto":
@@ -417,15 +420,14 @@ def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, s
 def _flash_attn(
     config: EngineConfig, facts: ModelFacts, on_gpu: bool, small: bool, machine: Machine, reasons: dict[str, str]
 ) -> str:
-    """The value of flash_attn. llama.cpp's own default is on; its kernel for CPUs reads each key once for every query
-    head, which costs more than it saves unless the keys are few: measured on a 0.5B shape (off is 1.1 to 2 times as
-    fast) and the bundled model (prompts 1.6 to 2 times as fast with it, decoding alike). Our kernel reads each key
-    once."""
+    """Returns the value of flash_attn. llama.cpp's own default is on. Its kernel for CPUs reads each key once for every
+    query head. This pays only where the keys are few: measured, a 0.5B shape is 1.1 to 2 times as fast with "off"; the
+    bundled model reads prompts 1.6 to 2 times as fast with "on", and decodes alike. Our kernel reads each key once."""
     on_cuda = on_gpu and config.offload_kqv and bool(machine.backends & _CUDA)
     if on_cuda and config.flash_attn != "off":
         why = _why_not_on_cuda(config, facts)
         if why and (config.type_v not in _FLOATS or config.flash_attn == "on"):
-            # llama.cpp would compute attention on the CPU, and copy all cells there in each step
+            # Without this error llama.cpp would compute attention on the CPU, and copy all cells there in each step.
             raise ConfigError(f"{why}; give other types, flash_attn='off' with a type_v of f16, or offload_kqv=False")
         if why:
             reasons["flash_attn"] = why
@@ -452,10 +454,11 @@ def _flash_attn(
 
 
 def _device_sampling(config: EngineConfig, facts: ModelFacts, machine: Machine, reasons: dict[str, str]) -> str:
-    """The value of device_sampling: "auto" stays where it may be on, as the binding has the last word.
+    """Returns the value of device_sampling. "auto" stays "auto" where a GPU may sample, since the binding decides.
 
-    On a CPU the logits are in main memory already, and our sampler reads each row once; the device's search for the
-    likeliest tokens would come on top."""
+    On a CPU it is "off": the logits are in main memory already and our sampler reads each row once, so that the
+    device's search for the likeliest tokens would be extra work.
+    """
     if config.device_sampling != "auto":
         if config.device_sampling == "on" and facts.n_vocab <= DEVICE_TOP:
             raise ConfigError(
@@ -474,7 +477,7 @@ def _device_sampling(config: EngineConfig, facts: ModelFacts, machine: Machine, 
 
 
 def _why_not_on_cuda(config: EngineConfig, facts: ModelFacts) -> str:
-    """The reason for which flash attention has no kernel on CUDA: ggml-cuda/fattn.cu; "" where it has one."""
+    """Returns the reason why flash attention has no kernel on CUDA (ggml-cuda/fattn.cu); "" where it has one."""
     for name in ("type_k", "type_v"):
         if getattr(config, name) in _NOT_ON_CUDA:
             return f"{name} is {getattr(config, name)!r}, which flash attention on CUDA cannot read"
@@ -488,7 +491,7 @@ def _why_not_on_cuda(config: EngineConfig, facts: ModelFacts) -> str:
 def _n_draft(
     config: EngineConfig, facts: ModelFacts, one_slot: ResolvedConfig, machine: Machine, reasons: dict[str, str]
 ) -> int:
-    """Guesses for each sequence in a step at most. A recurrent state is kept once for each of them, in all slots."""
+    """Returns n_draft, lowered where a recurrent state is kept once more per guess, in all slots."""
     states = 1 + facts.n_snapshots(one_slot)
     if states == 1:
         return config.n_draft
@@ -521,8 +524,9 @@ def _instances(config: EngineConfig, machine: Machine, small_on_cpu: bool, reaso
 
 
 def _engines_here(config: EngineConfig, machine: Machine, reasons: dict[str, str]) -> int:
-    """A step of a small model is a hundred operations of microseconds, whose threads mostly wait for each other. On the
-    bundled model and 2 cores, 2 engines make 1.3 times the tokens/s of one: benchmarks/results/strategies-tiny.json."""
+    """Returns the number of engines in this process for a small model on a CPU. A step of a small model is a hundred
+    operations of microseconds each, and its threads mostly wait for each other. On the bundled model and 2 cores, 2
+    engines make 1.3 times the tokens/s of one: benchmarks/results/strategies-tiny.json."""
     if config.n_threads != "auto" or config.n_threads_batch != "auto" or config.speculate == "draft":
         return 1
     slots = _MOST_SLOTS if config.n_slots == "auto" else config.n_slots
@@ -540,10 +544,10 @@ def _kv_cache(
     reasons: dict[str, str],
     profile: Profile | None,
 ) -> ResolvedConfig:
-    """`one_slot` with kv, n_slots and kv_cells.
+    """Returns `one_slot` with kv, n_slots and kv_cells.
 
-    A split cache is the faster one: the attention of a sequence reads its own cells only. A unified one serves what
-    does not fit so: any sequence may use any cell.
+    A split cache is faster: the attention of a sequence reads its own cells only. A unified cache, where any sequence
+    may use any cell, is for options whose split cache does not fit.
     """
     n_ctx, instances = one_slot.n_ctx, one_slot.instances
     most = _MOST_SLOTS_ON_GPU if _is_on_gpus(facts, one_slot, machine) else _MOST_SLOTS
@@ -571,31 +575,34 @@ def _kv_cache(
 
 
 def _is_on_gpus(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> bool:
-    """True if GPUs with memory of their own hold all layers, the cells and the output."""
+    """Returns True if GPUs with memory of their own hold all layers, the cells and the output."""
     layers = config.n_gpu_layers
     whole = (layers < 0 or layers > facts.n_layer) and config.offload_kqv
     return whole and not facts.placed and bool(machine.gpus) and not machine.unified_memory
 
 
 def most_slots(facts: ModelFacts, config: ResolvedConfig, machine: Machine, most: int) -> int:
-    """Slots that fit in half of what is free, 0 to `most`."""
+    """Returns the number of slots that fit in half of the free memory, 0 to `most`."""
     return bisect_right(
         range(1, most + 1), 0, key=lambda n: not _fits_in_share(facts, replace(config, n_slots=n), machine)
     )
 
 
 def _fits_in_share(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> bool:
-    """True if a config fits in half of what is free. States in `cache_ram` come out of the other half."""
+    """Returns True if a config without its `cache_ram` fits in half of the free memory."""
     return fits(facts, replace(config, cache_ram=0), machine, MEMORY_SHARE)
 
 
 def _start_slots(
     facts: ModelFacts, requested: EngineConfig, config: ResolvedConfig, machine: Machine, reasons: dict[str, str]
 ) -> int:
-    """Slots of the first context. llama.cpp zeroes all cells of a new context, so that many take seconds and memory
-    before the first token; a build of ours leaves that to the system, which gives zeros when they are used.
+    """Returns the number of slots of the first context.
 
-    Only cells that can be copied to another context may begin with fewer: no states, no cells of a sliding window.
+    llama.cpp zeroes all cells of a new context, so that many cells take seconds and memory before the first token.
+    Our build gets zeroed pages from the system when a cell is first used.
+
+    The context starts with fewer slots only if its cells can be copied into a larger one. States and cells of a
+    sliding window cannot.
     """
     n_slots = config.n_slots
     if requested.start_slots != "auto":
@@ -631,10 +638,10 @@ def _wants_unified(
 ) -> bool:
     if requested.kv != "auto" or requested.kv_cells != "auto":
         return requested.kv != "split"
-    if requested.strategy in POLICIES and POLICIES[requested.strategy].one_slot:
+    if has_one_slot(requested.strategy):
         return False
     if requested.n_slots == "auto":
-        few = 0 < fitting < min(_FEW_SLOTS, most)  # more than `most` are not wanted
+        few = 0 < fitting < min(_FEW_SLOTS, most)
         if few:
             reasons["kv"] = f"only {counted(fitting, 'slot')} of {one_slot.n_ctx} tokens would fit"
         return few
@@ -645,7 +652,8 @@ def _wants_unified(
 
 
 def _largest_unified(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> ResolvedConfig:
-    """`config` with as many shared cells as fit in half of what is free: n_ctx at least, all slots' at most."""
+    """Returns `config` with as many shared cells as fit in half of the free memory. There are at least n_ctx cells, and
+    at most n_slots x n_ctx."""
     least, most = padded(config.n_ctx) // CELL_PADDING, padded(config.n_ctx) * config.n_slots // CELL_PADDING
 
     def shared(pages: int) -> ResolvedConfig:
@@ -658,7 +666,8 @@ def _largest_unified(facts: ModelFacts, config: ResolvedConfig, machine: Machine
 
 
 def _cache_ram(facts: ModelFacts, config: ResolvedConfig, machine: Machine, reasons: dict[str, str]) -> int:
-    """MiB for prefixes that no slot holds any more: more chats than slots each need theirs in the next turn."""
+    """Returns the MiB for prefixes that no slot holds any more. With more chats than slots, the next turn of a chat
+    needs its prefix after another chat has taken the slot."""
     has_window = facts.widths is not None and facts.widths.masks > 1
     can_copy = facts.arch not in UNCOPIED and not (has_window and config.kv == "unified")
     if not can_copy or not config.cache_prefix or facts.is_encoder or config.pooling == RANK:
@@ -680,8 +689,8 @@ def _cache_ram(facts: ModelFacts, config: ResolvedConfig, machine: Machine, reas
 
 
 def _strategy(requested: EngineConfig, n_slots: int, reasons: dict[str, str]) -> str:
-    """The decision tree behind "auto". With one request in flight the batched policy computes what the sequential one
-    does, step for step, so that it costs nothing where requests come singly."""
+    """Returns the strategy for "auto": "sequential" with one slot, else "batched". With one request in flight both
+    policies compute the same steps, so that "batched" costs nothing there."""
     if requested.strategy != "auto":
         return requested.strategy
     if n_slots == 1:

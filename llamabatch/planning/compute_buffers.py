@@ -1,9 +1,9 @@
-"""The size of the buffer in which llama.cpp computes one pass, from its graphs (src/llama-graph.cpp,
-src/models/*.cpp). In that buffer ggml-alloc gives two tensors the same bytes if they are not needed at once.
+"""Computes the size of the buffer for one pass from llama.cpp's graphs (src/llama-graph.cpp, src/models/*.cpp).
 
-A pass is widest in one of three places: the attention of a layer, its feed-forward network, or the logits. A layer with
-a recurrent state adds its own. tests/model/test_graph_buffers.py compares this with the bytes that llama.cpp reserves,
-for all kinds of models.
+In this buffer ggml-alloc gives two tensors the same bytes if they are not needed at once. A pass is widest in one of
+three places: the attention of a layer, its feed-forward network, or the logits. A layer with a recurrent state adds
+bytes of its own. tests/model/test_graph_buffers.py compares these sizes with the bytes that llama.cpp reserves, for
+all kinds of models.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _F32, _F16 = 4, 2
-_LIVE_EMBEDDINGS = 4  # rows of n_embd that are needed during a feed-forward network
-_WORK = 1.15  # bytes an element of a row that is quantised for a product: Q8_K's 292 / 256
-# kernels/repack-prompts.h: bytes of an element of a row, of a thread's sums of 16 strips and a row; most rows at once
+_LIVE_EMBEDDINGS = 4  # vectors of n_embd for each token that are needed during a feed-forward network
+_WORK = 1.15  # bytes per element of a row that is quantised for a matrix product: Q8_K's 292 / 256
+# From kernels/repack-prompts.h: bytes per element of a row; bytes of the sums of a thread for each row, over 16 strips;
+# the most rows at once.
 _PROMPT_WORK, _PROMPT_SUMS, _PROMPT_ROWS = 4, 1024 + 128, 512
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Elements for each token of a pass, in the widest layer of each kind.
+    """The numbers of elements for each token of a pass, in the widest layer of each kind.
 
     Attributes:
         n_embd, n_vocab: as in the metadata.
-        n_head: heads of the queries.
+        n_head: query heads.
         queries, keys: elements of Q, and of K and V together.
         feed_forward: elements needed at once in a feed-forward network: gate, up, their product, of all experts used.
         recurrent: elements needed at once in a layer with a state.
-        latent: Q is turned into the space of a latent K and V, in several steps.
+        latent: True if K and V are latent; Q is projected into their space in several steps.
         masks: kinds of attention masks: 2 if some layers attend over a window.
         values: elements of V alone.
-        per_layer: embeddings of a token that layers of their own read (Gemma 3n and 4), kept until the last layer.
+        per_layer: elements of the per-layer embeddings (Gemma 3n and 4), which are kept until the last layer.
         streams: vectors of n_embd for each token that go from layer to layer (Gemma 3n: AltUp).
     """
 
@@ -62,7 +63,7 @@ def graph_bytes(
     apart: bool = False,
     one_layer: bool = False,
 ) -> int:
-    """Bytes of the buffer of one pass, or of its part on one device.
+    """Returns the bytes of the buffer for one pass, or for the part of a pass on one device.
 
     Args:
         n_tokens: tokens of the largest pass.
@@ -72,9 +73,9 @@ def graph_bytes(
         state_bytes: size of all states of one recurrent layer, which a pass gathers.
         n_snapshots: older states of each sequence that a recurrent layer writes.
         n_fed: tokens that enter a feed-forward network; None: all. In the last layer only output rows do.
-        follows: the first layer is on another device; else the embeddings that it starts from stay until the end.
-        apart: what enters lies in copies of its own, which are not counted but for one.
-        one_layer: the mask is needed no more when its attention is done.
+        follows: the first layer is on another device; otherwise the input embeddings stay until the end.
+        apart: the inputs of the pass lie in several copies; this function counts one of them.
+        one_layer: the device has one layer, so that the mask is free after its attention.
     """
     mask = n_tokens * n_cells * widths.masks * (_F16 if flash else _F32)
     steps = 2 if not widths.latent else 5 if flash else 9
@@ -100,28 +101,29 @@ PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES
 
 
 def input_bytes(widths: Widths, n_tokens: int, n_cells: int, flash: bool) -> int:
-    """Bytes of what enters a pass on GPUs from the CPU: the mask, the embeddings, and the cells of a V in columns."""
+    """Returns the bytes of the inputs that the CPU sends to GPUs in a pass. The inputs are the mask, the embeddings
+    and, without flash attention, the indices for the cells of a transposed V."""
     mask = n_tokens * n_cells * widths.masks * (_F16 if flash else _F32)
     columns = 0 if flash or not n_cells else n_tokens * widths.values * 8
     return mask + embedding_bytes(widths, n_tokens) + columns
 
 
 def embedding_bytes(widths: Widths, n_tokens: int) -> int:
-    """Bytes of the embeddings of the tokens of a pass, which the CPU looks up."""
+    """Returns the bytes of the token embeddings of a pass, which the CPU looks up."""
     return n_tokens * widths.n_embd * _F32
 
 
 def output_bytes(widths: Widths, n_outputs: int) -> int:
-    """Bytes of the buffer of a GPU that makes the logits and has no layer."""
+    """Returns the bytes of the buffer of a GPU that makes the logits and has no layer."""
     return n_outputs * (widths.n_vocab + widths.n_embd) * _F32
 
 
 def work_bytes(widths: Widths, n_tokens: int, prompt_threads: int = 0) -> int:
-    """Bytes that ggml's threads work on beside that buffer: the rows of one product, quantised to suit its weights.
+    """Returns the bytes of ggml's working memory beside that buffer: the rows of a product, quantised for its weights.
 
     Args:
-        prompt_threads: those of a pass that have kernels of their own for rows of prompts (native_patches/0020), which
-            take these in 16 bits, F16 in twice as many, and keep sums for each thread.
+        prompt_threads: threads of a pass with the kernels for prompts (native_patches/0020); 0: without these kernels.
+            They take rows in 16 bits (32 bits for F16 weights), and each thread keeps sums.
     """
     widest = max(widths.n_embd, widths.queries, widths.feed_forward // 3)
     if not prompt_threads:

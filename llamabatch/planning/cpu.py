@@ -1,4 +1,4 @@
-"""The name and the abilities of this CPU, in the words of the operating system."""
+"""Reads the name and the instruction sets of this CPU from the operating system."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 
 
 def cpu_name() -> str:
-    """The name of the CPU's model."""
+    """Returns the name of the CPU's model."""
     if sys.platform == "darwin":
         return _sysctl("machdep.cpu.brand_string") or platform.processor() or "unknown CPU"
     return _cpuinfo().get("model name") or platform.processor() or "unknown CPU"
 
 
 def cpu_flags() -> frozenset[str]:
-    """The instruction sets of the CPU, in Linux's names; empty where the system lists none."""
+    """Returns the instruction sets of the CPU by Linux's names; empty where the system lists none."""
     if sys.platform == "darwin":
         return _sysctl_flags()
     first = _cpuinfo()
@@ -24,8 +24,8 @@ def cpu_flags() -> frozenset[str]:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor's part of /proc/cpuinfo. The kernel writes the file for each reader, and a server has
-    hundreds of parts: the rest is not read."""
+    """Returns the entry of the first processor in /proc/cpuinfo. The other entries, hundreds on a server, are not read,
+    since the kernel generates the file while it is read."""
     found: dict[str, str] = {}
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:

@@ -1,6 +1,6 @@
-"""Equal bits: the reason, if there is one, why a row's logits may depend on what is computed beside it. Pure Python.
+"""Equal bits: finds the reason, if any, why a row's logits may depend on the other rows of a pass. Pure Python.
 
-docs/equality.md has the promise in words, benchmarks/equality.py --bits its measurement.
+docs/equality.md states the promise, benchmarks/equality.py --bits measures it.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ from llamabatch.planning.machine import Machine
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.weights import multiplied, repacked_by
 
-# The kernel of native_patches/0003 takes these; llama.cpp's own one chooses between two ways by the number of rows.
+# The kernel of native_patches/0003 takes these types. llama.cpp's own kernel has two ways, chosen by the row count.
 _KV_TYPES = ("f32", "f16", "bf16", "q8_0")
-_HEAD_MULTIPLE = 16  # elements of the widest vector, f32; other heads take that kernel only from three queries on
-# weights that are not repacked: llamafile's kernel, or a dot product, whatever the number of rows
+# A vector register holds at most 16 f32. Heads of another size get the kernel of 0003 only from three queries on.
+_HEAD_MULTIPLE = 16
+# Weights of these types, where not repacked, take llamafile's kernel or a dot product, for any number of rows.
 _PLAIN = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"})
-# ggml-cpu/tiled: from eight rows on, in another order than the dot product of fewer
+# From eight rows on ggml-cpu/tiled sums these types in another order than the dot product for fewer rows.
 _TILED = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"})
-# repacked types whose single row goes through a kernel of its own -> what the CPU must have for its bits to be the same
+# Repacked types with a separate kernel for a single row -> the CPU feature with which its bits are equal.
 _ALONE = {"Q2_K": "nothing known", "Q4_K": "avx512", "IQ4_NL": "avx512", "MXFP4": "avx512"}
 
-# architectures that attend over a window, or in chunks, also where their files do not say so
+# These architectures attend over a window, or in chunks, even where their files do not say so.
 _WINDOWS = ("gemma2", "gemma3", "llama4", "exaone4", "plamo3", "smallthinker")
-# architecture -> its own attention, whose order of sums depends on the rows of a pass: llama.cpp's src/models
+# Architecture -> its kind of attention, whose order of sums depends on the rows of a pass (llama.cpp's src/models).
 _BY_PASS = {
     "minimax-01": "linear attention, which sums the tokens of a pass together",
     "minimax-m3": "attention to chosen blocks, which takes other kernels where each sequence has one row",
 }
 
-Problem = tuple[str, str]  # the sentence, and its cure
+Problem = tuple[str, str]  # the reason in words, and its cure
 
 
 def dependence(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> str | None:
-    """The reason why a row's logits may depend on its company, with a cure where there is one; None: they do not."""
+    """Returns why a row's logits may depend on other rows, with a cure where there is one; None if they do not."""
     found = _of_engine(facts, config, machine) or _of_model(facts) or _of_weights(facts, machine)
     if found is None and "prompts" in facts.features and not config.batch_invariant:  # native_patches/0020
         found = (
@@ -107,7 +108,7 @@ def _of_tensor(tensor: TensorInfo, features: frozenset[str], tied: bool, machine
         if needed is None or needed in features:
             return None
         where = " on CPUs without AVX-512" if needed == "avx512" else ""
-        return f"{kind} go through a kernel of their own where a row is alone{where}", ""
+        return f"{kind} have a kernel of their own for a single row{where}", ""
     if kind in _PLAIN:
         return None
     if kind in _TILED:

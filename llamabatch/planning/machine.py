@@ -1,4 +1,4 @@
-"""The cores and the memory that this process may use, after affinity, cgroups of both versions, and rlimits."""
+"""Finds the cores and the memory that affinity, cgroups (versions 1 and 2) and rlimits leave to this process."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from llamabatch.utils import system
 
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
-_CAP_IPC_LOCK = 14  # capabilities(7): may lock any memory
+_CAP_IPC_LOCK = 14  # capabilities(7): a process with it may lock any memory
 KV_PAIRS = frozenset({"f16-f16", "bf16-bf16", "q8_0-q8_0", "q4_0-q4_0"})  # GGML_CUDA_FA_QUANTS, its default
-_NO_LIMIT = 2**60  # version 1 writes a number of this size where there is none
+_NO_LIMIT = 2**60  # cgroups of version 1 write a number of about this size where there is no limit
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The cores, memory and GPUs that this process may use, and the abilities of its llama.cpp.
+    """The cores, memory and GPUs that this process may use, and the features of its llama.cpp.
 
     Attributes:
         cores: the least of affinity, cgroup quota and physical cores.
         available_bytes: free memory without swap, within the cgroups.
         n_gpus: devices to which llama.cpp will offload.
         fast_attention: the llama.cpp in use has our flash attention for CPUs (native_patches/0003).
-        lazy_cells: cells of a KV cache take memory, and time, at their first use (native_patches/0009).
-        features: repacked formats of the llama.cpp in use; see weights.weights.
+        lazy_cells: cells of a KV cache take memory and time only at their first use (native_patches/0009).
+        features: features for which the llama.cpp in use repacks weights; see weights.weights.
         address_space, data_bytes: bytes left of RLIMIT_AS and RLIMIT_DATA; None where they are not set.
-        lockable_bytes: bytes left of RLIMIT_MEMLOCK; None: no limit holds for this process.
-        gpus: memory of these devices; empty if one of them does not tell.
-        unified_memory: they use the machine's own memory: Metal, integrated GPUs.
-        equal_rows: the llama.cpp in use computes a row alone by the kernels that compute it beside others
-            (native_patches/0010).
-        drops_copied_pages: it gives the pages of a mapped file back once their weights were copied
+        lockable_bytes: bytes left of RLIMIT_MEMLOCK; None: this process has no limit.
+        gpus: memory of the devices; empty if a device does not report its memory.
+        unified_memory: the devices use the machine's main memory: Metal, integrated GPUs.
+        equal_rows: the llama.cpp in use has the same kernels for one row and for several (native_patches/0010).
+        drops_copied_pages: the llama.cpp in use gives pages of a mapped file back once their weights were copied
             (native_patches/0014).
-        tiled: it takes K-quants that are not repacked by another kernel from eight rows on.
-        backends: names of their ggml backends, as CUDA.
-        kv_pairs: types of K and V that CUDA reads as they are, as q8_0-q8_0; it turns others into f16 in each pass.
+        tiled: from eight rows on, the llama.cpp in use has another kernel for K-quants that are not repacked.
+        backends: names of the devices' ggml backends, such as CUDA.
+        kv_pairs: pairs of K and V types that CUDA reads directly, such as q8_0-q8_0. It converts other pairs to f16 in
+            each pass.
     """
 
     cores: int
@@ -72,7 +72,7 @@ class Machine:
         backends: frozenset[str] = frozenset(),
         kv_pairs: frozenset[str] | None = None,
     ) -> Machine:
-        """This machine, as the operating system shows it now; the arguments are what llama.cpp's library knows."""
+        """Returns this machine as the operating system shows it now. The arguments come from llama.cpp's library."""
         return cls(
             usable_cores(),
             _available_bytes(),
@@ -90,9 +90,9 @@ class Machine:
         )
 
     def gpu_shares(self, tensor_split: tuple[float, ...] | None) -> tuple[float, ...]:
-        """The share of each GPU in the layers, as llama.cpp deals them out: as asked for, else by free memory.
+        """Returns the share of the layers on each GPU, as llama.cpp distributes them: by tensor_split or free memory.
 
-        Empty without GPUs, and where they use main memory.
+        Empty without GPUs, and if the GPUs use main memory.
         """
         if self.unified_memory:
             return ()
@@ -114,16 +114,16 @@ def _available_bytes() -> int:
 
 
 def cgroup_bytes(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
-    """Bytes left in the cgroups of this process: the least of its own and all above it; None without a limit.
+    """Returns the bytes left in the cgroups of this process: the lowest of its cgroup and all parents.
 
-    Swap is not counted. Page cache that a cgroup gives back on demand counts as free.
+    None without a limit. Swap is not counted. Page cache that the kernel can drop counts as free.
     """
     left = [_left(*names) for names in _groups(root, membership)]
     return min((n for n in left if n is not None), default=None)
 
 
 def cgroup_cores(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
-    """The lowest CPU quota in whole cores, at least 1; None without one. Cgroups of version 2 only."""
+    """Returns the lowest CPU quota in whole cores, at least 1; None without a quota. Only for cgroups of version 2."""
     found = []
     for folder, *_ in _groups(root, membership):
         try:
@@ -136,8 +136,9 @@ def cgroup_cores(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | No
 
 
 def _groups(root: Path, membership: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Folders of the cgroups of this process, innermost first, each with the names of its memory files: limit, use, and
-    the line of memory.stat for memory that can be given back."""
+    """Yields the folders of this process's cgroups, innermost first, each with three names. The names are the file of
+    the memory limit, the file of the memory in use, and the entry of memory.stat for page cache that the kernel can
+    drop."""
     version_2, version_1 = ("memory.max", "memory.current", "inactive_file"), (
         "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
     )  # fmt: skip
@@ -155,7 +156,7 @@ def _groups(root: Path, membership: Path) -> Iterator[tuple[Path, str, str, str]
         else:
             continue
         folder = base / name.lstrip("/")
-        if not folder.is_dir():  # in a container the name is that of the host, and the root is the container's own
+        if not folder.is_dir():  # In a container the name is the host's, but the mounted root is the container's own.
             folder = base
         for each in (folder, *folder.parents):
             if each == base.parent:
@@ -179,23 +180,23 @@ def _left(folder: Path, limit_name: str, used_name: str, cache_name: str) -> int
 
 
 def address_space_left() -> int | None:
-    """Bytes left of RLIMIT_AS; None without such a limit."""
+    """Returns the bytes left of RLIMIT_AS; None without such a limit."""
     return _rlimit("RLIMIT_AS", "vms")
 
 
 def data_bytes_left() -> int | None:
-    """Bytes left of RLIMIT_DATA; None without such a limit."""
+    """Returns the bytes left of RLIMIT_DATA; None without such a limit."""
     return _rlimit("RLIMIT_DATA", "data")
 
 
 def lockable_bytes() -> int | None:
-    """Bytes left of RLIMIT_MEMLOCK; None without such a limit, and for a process that may exceed it."""
+    """Returns the bytes left of RLIMIT_MEMLOCK; None without such a limit, or if this process may exceed it."""
     try:
         lines = dict(line.split(":", 1) for line in system.kernel_lines("/proc/self/status"))
         if int(lines["CapEff"], 16) >> _CAP_IPC_LOCK & 1:
             return None
         locked = int(lines["VmLck"].split()[0]) * 1024
-    except (ValueError, KeyError, IndexError):  # Linux alone has them
+    except (ValueError, KeyError, IndexError):  # Only Linux has these lines.
         locked = 0
     limit, _ = system.limits("RLIMIT_MEMLOCK")
     return None if limit is None else max(0, limit - locked)

@@ -1,4 +1,4 @@
-"""The memory of an engine, computed before anything is loaded: weights, KV cells, buffers, by arithmetic alone."""
+"""Computes the memory of an engine before anything is loaded: weights, KV cells and buffers, by arithmetic alone."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from llamabatch.planning.model_facts import Layer, ModelFacts
 from llamabatch.planning.passes import GpuBuffers, logits_bytes, padded, pass_bytes, pooling_bytes
 from llamabatch.planning.placement import Placement
 
-# Bytes an element, from ggml's block layouts (ggml-common.h): bytes of a block / elements in it.
+# Bytes per element, from ggml's block layouts (ggml-common.h): bytes of a block / elements of a block.
 TYPE_BYTES = {
     "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32, "q4_1": 20 / 32, "iq4_nl": 18 / 32,
     "q5_0": 22 / 32, "q5_1": 24 / 32,
 }  # fmt: skip
 
 MIB = 2**20
-# Measured with CPython 3.11 on Linux, x86-64, tests/long/memory_prediction.py holds the sum against more of them:
+# Measured with CPython 3.11 on Linux, x86-64. tests/long/memory_prediction.py compares the sums with more measurements.
 PROCESS_BYTES = 51 * MIB  # a process that has imported llamabatch, numpy and llama.cpp's libraries, and loaded nothing
-ENGINE_BYTES = 9 * MIB  # a thread with its stack and heap, graphs, batches, llguidance, Python's objects
-# Bytes of a cell in use beside K and V. llama-kv-cells.h: position, shift and extent (16), a bit for each of 256
-# sequences (32), a node in the set of used cells and one in that of its sequence's positions (48 each).
-# Python: the token's number (32), and its place in the prompt, the sequence and the kept prefix (8 each).
+ENGINE_BYTES = 9 * MIB  # a thread with its stack and heap, graphs, batches, llguidance, Python objects
+# Bytes of a cell in use beside K and V. In llama-kv-cells.h: position, shift and extent (16), a bit for each of 256
+# sequences (32), a node in the set of used cells and a node in the set of the sequence's positions (48 each).
+# In Python: the token id (32), and its entries in the prompt, the sequence and the kept prefix (8 each).
 _LISTED_BYTES = 144 + 56
-_TOKEN_BYTES = 180  # of llama.cpp's vocabulary: texts, ids, merges
-# Virtual memory, which counts where RLIMIT_AS is set: a thread reserves its stack and an arena of glibc's malloc.
+_TOKEN_BYTES = 180  # bytes per token of llama.cpp's vocabulary: texts, ids, merges
+# Virtual memory counts where RLIMIT_AS is set: a thread reserves its stack and an arena of glibc's malloc.
 _THREAD_SPACE = (8 + 64) * MIB
-_ARENA_SPACE = 64 * MIB  # more, while an arena is aligned
-_PROCESS_SPACE = 48 * MIB  # libraries that are not loaded yet, and what malloc keeps
+_ARENA_SPACE = 64 * MIB  # extra space while malloc aligns an arena
+_PROCESS_SPACE = 48 * MIB  # libraries that are loaded later, and memory that malloc keeps
 
 
 @dataclass(frozen=True)
 class GpuNeed:
-    """Bytes on one GPU; `number` is its index in llama.cpp's list."""
+    """The bytes of one engine on one GPU. `number` is the GPU's index in llama.cpp's list."""
 
     number: int
     weights: int
@@ -47,33 +47,33 @@ class GpuNeed:
         return self.weights + self.kv_cache + self.compute
 
     def plus(self, other: GpuNeed) -> GpuNeed:
-        """Of two models on one GPU."""
+        """Returns the sum of the needs of two models on one GPU."""
         sums = (self.weights + other.weights, self.kv_cache + other.kv_cache, self.compute + other.compute)
         return GpuNeed(self.number, *sums)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one engine. Memory of GPUs is counted in `gpus` alone.
+    """The bytes of one engine. `gpus` has the memory of GPUs; all other fields count main memory.
 
     Attributes:
         weights: the part of the model's file that stays in memory.
-        kv_cache: cells and states of all slots; where the context starts with fewer, also those of the first context,
-            which exist beside the larger one while it grows.
+        kv_cache: cells and states of all slots. If the context starts with fewer slots, also the cells of the first
+            context, since both contexts exist while the context grows.
         compute: buffers of a pass, its logits, the working memory of threads, and the lists of cells and tokens.
         layout: the KV cache in words, for messages.
         draft: the whole draft model.
         copies: weights repacked for this CPU.
-        vocabulary: also adapters, and an engine's own objects.
-        projector: of pictures: weights of the mmproj file, an encoder pass, and kept pictures.
+        vocabulary: the vocabulary, the adapters, and the engine's own objects.
+        projector: weights of the mmproj file, buffers of an encoder pass, and kept pictures.
         cache_ram: saved states of prefixes, at most.
-        embeddings: a second context, made when the first text is embedded; in `total` for a model that only
-            embeds, or ranks.
-        reclaimable: mapped pages of the file that are not read again, since a copy is used: the system may take them.
-        data: the part of all this that no file backs, and `reserved`.
-        reserved: address space beside all this that is never written.
-        loading: beside `shared`, during the load only: the part of the file that is given back; not in `total`.
-        file: the mapped file, whose address space stays as it is while pages are given back.
+        embeddings: a second context, made when the first text is embedded. It is in `total` only for a model that
+            only embeds, or ranks.
+        reclaimable: mapped pages of the file that are not read again, since a copy is used. The system may take them.
+        data: the part of this memory without a file behind it, and `reserved`.
+        reserved: further address space that is never written.
+        loading: the part of the file that is in memory during the load only, beside `shared`; not in `total`.
+        file: the size of the mapped file. Its address space stays reserved when pages are given back.
         locked: the part that use_mlock locks: from the start of a mapped file to the last tensor that is used in place.
     """
 
@@ -97,42 +97,43 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Main memory."""
+        """The main memory of one engine."""
         return self.shared + self.own
 
     @property
     def peak(self) -> int:
-        """The most that one engine takes: during the load, or at work."""
+        """The most main memory of one engine, during the load or afterwards."""
         return self.shared + max(self.loading, self.own)
 
     @property
     def shared(self) -> int:
-        """The part that all engines of a process have once."""
+        """The memory that all engines of a process share."""
         return self.weights + self.copies + self.vocabulary + self.projector
 
     @property
     def own(self) -> int:
-        """The part that each engine has."""
+        """The memory that each engine has for itself."""
         return self.kv_cache + self.compute + self.draft + self.cache_ram
 
     def together(self, engines: int, *, children: bool, mapped: bool = True) -> int:
-        """Main memory of several engines: in one process they share the weights, as children the mapped file."""
+        """Returns the main memory of several engines. Engines in one process share the weights. Engines in child
+        processes share the mapped file."""
         if not children:
             return self.shared + engines * self.own
         once = self.weights if mapped else 0
         return once + engines * (self.total - once + PROCESS_BYTES)
 
     def address_space(self, engines: int, threads: int) -> int:
-        """Virtual memory, for RLIMIT_AS: the whole file, and what threads reserve without use."""
+        """Returns the virtual memory for RLIMIT_AS, with the whole file and the unused space that threads reserve."""
         shared = self.shared - self.weights + max(self.file, self.weights)
         return shared + engines * (self.own + self.reserved + threads * _THREAD_SPACE) + _ARENA_SPACE + _PROCESS_SPACE
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON, in bytes."""
+        """Returns plain values for JSON, in bytes."""
         return {**asdict(self), "gpus": [{**asdict(gpu), "total": gpu.total} for gpu in self.gpus], "total": self.total}
 
     def describe(self) -> str:
-        """The sum with its terms, for messages."""
+        """Returns the sum with its terms, for messages."""
         parts = [
             (self.weights, "weights"),
             (self.copies, "repacked copies"),
@@ -149,11 +150,13 @@ class Memory:
 
 
 def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float] = ()) -> Memory:
-    """Memory of one engine: weights and their copies, KV cells rounded to 256 (a slot, or in all if kv is "unified"),
-    recurrent states (a slot, f32), the buffers of one pass, and the rows of logits.
+    """Returns the memory of one engine.
+
+    It has weights and their copies, KV cells rounded up to 256 (per slot, or in total if kv is "unified"), recurrent
+    states (per slot, f32), the buffers of one pass, and the rows of logits.
 
     Args:
-        gpu_shares: of the layers, one figure a GPU, as llama.cpp deals them out; empty: everything on the CPU.
+        gpu_shares: the share of the layers on each GPU, as llama.cpp distributes them; empty: everything on the CPU.
     """
     placement = Placement.of(facts, config, gpu_shares)
     if config.device_sampling == "auto" and placement.devices[-1] is None:
@@ -181,7 +184,7 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
     vocabulary = (facts.n_vocab * _TOKEN_BYTES if facts.file_bytes else 0) + facts.adapter_bytes + ENGINE_BYTES
     loaded = placement.in_main_memory(config, len(gpu_shares))
     cache_ram = 0 if facts.is_encoder or config.pooling == RANK else config.cache_ram * MIB
-    if cache_ram and config.cache_disk is not None:  # a state that is written, and one that is read
+    if cache_ram and config.cache_disk is not None:  # one state is being written, and one is being read
         cache_ram += 2 * kv_cache // config.n_slots
     private = (
         kv_cache
@@ -211,19 +214,20 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
 
 
 def _contexts(config: ResolvedConfig) -> tuple[int, ...]:
-    """The slots of each context. The first one holds all cells until they stand in a larger one."""
+    """Returns the number of slots of each context: the full one, and the smaller first one if there is one. Both exist
+    while the cells of the first context are copied into the full one."""
     start = min(config.start_slots, config.n_slots)
     return (config.n_slots,) if start == config.n_slots else (config.n_slots, start)
 
 
 def _attended(config: ResolvedConfig, n_slots: int) -> int:
-    """Cells that one pass can attend to."""
+    """Returns the number of cells that one pass can attend to."""
     cells = padded(config.n_ctx)
     return min(cells * n_slots, padded(config.kv_cells)) if config.kv == "unified" else cells
 
 
 def _kept(layer: Layer, config: ResolvedConfig, n_slots: int, states: int) -> int:
-    """Bytes of the cells that a layer keeps, and of so many states of each slot."""
+    """Returns the bytes of a layer's cells, and of `states` states in each slot."""
     is_unified, cells = config.kv == "unified", _attended(config, n_slots)
     per_cell = layer.k_values * TYPE_BYTES[config.type_k] + layer.v_values * TYPE_BYTES[config.type_v]
     if layer.window and not config.swa_full:  # llama-kv-cache-iswa.cpp: the windows, and the tokens of a pass
@@ -233,14 +237,12 @@ def _kept(layer: Layer, config: ResolvedConfig, n_slots: int, states: int) -> in
 
 
 def _listed(facts: ModelFacts, config: ResolvedConfig) -> int:
-    """Bytes of the lists of cells and tokens."""
     if not facts.k_values and not facts.v_values:
         return 0
     return _attended(config, config.n_slots) * (1 if config.kv == "unified" else config.n_slots) * _LISTED_BYTES
 
 
 def _layout(facts: ModelFacts, config: ResolvedConfig, contexts: tuple[int, ...]) -> str:
-    """The KV cache in words."""
     if facts.is_encoder or config.pooling == RANK:
         return "none: an encoder" if facts.is_encoder else "none: it ranks texts"
     n_slots, cells = config.n_slots, _attended(config, config.n_slots)
@@ -253,7 +255,6 @@ def _layout(facts: ModelFacts, config: ResolvedConfig, contexts: tuple[int, ...]
 
 
 def _draft(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float]) -> Memory | None:
-    """Memory of the draft model."""
     if facts.draft is None:
         return None
     n_ctx = max(MIN_CTX, min(config.n_ctx, facts.draft.n_ctx_train))
@@ -263,7 +264,7 @@ def _draft(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
 def _on_gpu(
     number: int, placement: Placement, config: ResolvedConfig, kept: Sequence[int], buffers: GpuBuffers
 ) -> GpuNeed:
-    """The need of one GPU, without the draft model. `kept`: bytes of the cells and states of each layer."""
+    """Returns the need of one GPU without the draft model. `kept` has the bytes of each layer's cells and states."""
     layers, named = placement.layers_of(number), placement.named_bytes(number)
     has_output = placement.devices[-1] == number
     return GpuNeed(
@@ -275,5 +276,5 @@ def _on_gpu(
 
 
 def mib(n_bytes: int) -> str:
-    """Bytes as "1,234 MiB", for messages."""
+    """Formats bytes as "1,234 MiB", for messages."""
     return f"{n_bytes / MIB:,.0f} MiB"

@@ -1,4 +1,4 @@
-"""Facts of a model for the memory arithmetic, from the header of its file. Pure Python."""
+"""Reads the facts of a model for the memory arithmetic from the header of its file. Pure Python."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from llamabatch.gguf.windows import keeps_snapshots, windows
 from llamabatch.planning.compute_buffers import Widths
 from llamabatch.planning.machine import Machine
 
-# architectures with a state that the keys below do not tell
+# These architectures have a state, although their metadata has none of the keys below.
 _STATES = frozenset({"minimax-01"})
-# whose files count KV heads for all layers alike, and name the recurrent ones, or every how manyth is none
+# Files of these architectures give all layers the same KV heads, and list the recurrent layers or an interval.
 _DELTA_NETS = frozenset({"qwen35", "qwen35moe", "qwen3next"})
-# layers with a feed-forward network have neither attention nor a state
+# In these architectures a layer with a feed-forward network has neither attention nor a state.
 _FEED_FORWARD_APART = frozenset({"nemotron_h", "nemotron_h_moe"})
-MOST_CTX = 4096  # where a model does not say how long its context is
+MOST_CTX = 4096  # the n_ctx of "auto" at most, and the context length of a model whose file names none
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Elements that a layer keeps: K and V for each token, and a state for each sequence; `window`: the tokens that it
-    attends to, 0: all."""
+    """The elements that a layer keeps: K and V for each token, and a state for each sequence. `window` is the number of
+    tokens that the layer attends to; 0: all."""
 
     k_values: int
     v_values: int
@@ -39,29 +39,29 @@ class ModelFacts:
     """Facts of a model for the memory arithmetic, from the metadata of its GGUF file.
 
     Attributes:
-        file_bytes: size of the file, or of all its parts: that of the weights.
+        file_bytes: size of the model file, or of all its parts; counted as the size of the weights.
         k_values, v_values: elements that one token keeps in K and in V, summed over the layers. Layers that attend over
             a sliding window count like the others.
         n_embd, n_head, n_vocab, n_ctx_train: as in the metadata.
         state_values: elements of the state of a sequence of any length, summed over the recurrent layers.
-        draft: facts of the draft model, if there is one; with file_bytes 0 if both are one file.
+        draft: facts of the draft model, if there is one. Its file_bytes is 0 if both models are one file.
         layers: the figures above, layer by layer; empty where only the sums are known.
-        tensors: empty where only the size of the file is known.
+        tensors: the tensors of all files; empty where only the size of the file is known.
         parts: number of tensors in each file, if there are several.
         widths: elements that a pass keeps at once; None: not known.
         is_encoder: the model reads a text in both directions, and has no next token.
-        pooling: a name of gguf/pooling.py; the default of the model.
+        pooling: the default of the model, a name of gguf/pooling.py.
         names_pooling: the file names a pooling.
-        has_head: the model has a classification head. lacks_dense_layer: one without the layer that BERT's has.
-        features: repacked formats, as in weights.weights; empty: none.
+        has_head, lacks_dense_layer: the model has a classification head; its head lacks the dense layer of BERT's.
+        features: features for which llama.cpp repacks weights, as in weights.weights; empty: none.
         adapter_bytes: size of the adapters' files.
-        projector_bytes: of an mmproj file: weights, buffers of an encoder pass, and kept pictures.
-        lazy_cells: as of the Machine: buffers of zeros take memory when they are written.
-        drops_copied_pages: as of the Machine.
+        projector_bytes: memory of an mmproj file: weights, buffers of an encoder pass, and kept pictures.
+        lazy_cells: as in Machine: buffers of zeros take memory when they are written.
+        drops_copied_pages: as in Machine.
         chat_template: jinja2 source; None: the file has none.
-        n_ctx_orig: as n_ctx_train, before the rotary embedding was scaled; 0 where the file does not say.
-        n_ctx_scaled: tokens that options for the rotary embedding allow; 0 without them.
-        has_positions: the model looks positions up in a table, beyond whose end llama.cpp aborts.
+        n_ctx_orig: n_ctx_train before the rotary embedding was scaled; 0 where the file does not name it.
+        n_ctx_scaled: tokens that the options for the rotary embedding allow; 0 without such options.
+        has_positions: the model looks positions up in a table; llama.cpp aborts for positions beyond its end.
         placed: the GPU of each tensor that override_tensor names, by name; None: main memory.
         arch: llama.cpp's name of the architecture.
         head_sizes: elements of an attention head in K and in V; empty: not known.
@@ -101,16 +101,16 @@ class ModelFacts:
 
     @property
     def n_ctx_most(self) -> int:
-        """Tokens that a request may use at most."""
+        """The most tokens that a request may use."""
         return max(self.n_ctx_train, self.n_ctx_scaled)
 
     @property
     def has_state(self) -> bool:
-        """True if layers keep a state that cannot be cut at a position, as far as that is known here."""
+        """True if layers are known to keep a state. A state cannot be cut at a position."""
         return self.state_values > 0 or self.arch in _STATES
 
     def n_snapshots(self, config: ResolvedConfig) -> int:
-        """Older states that a sequence keeps."""
+        """Returns the number of older states that a sequence keeps."""
         return config.n_snapshots if self.state_values and keeps_snapshots(self.arch) else 0
 
     @property
@@ -118,8 +118,11 @@ class ModelFacts:
         return len(self.layers)
 
     def on(self, machine: Machine, extra_bufts: str) -> ModelFacts:
-        """With what the machine's llama.cpp does to weights and cells, also to those of the draft model; `extra_bufts`
-        is that of the config."""
+        """Returns these facts with the machine's features for weights and cells, also in the draft model.
+
+        Args:
+            extra_bufts: the value in the config; "off" turns repacking off.
+        """
         return replace(
             self,
             draft=self.draft.on(machine, extra_bufts) if self.draft is not None else None,
@@ -130,12 +133,12 @@ class ModelFacts:
 
     @classmethod
     def read(cls, path: Path) -> ModelFacts:
-        """From the headers of a model's files, which takes milliseconds. Raises ModelFileError and OSError."""
+        """Reads the facts from the headers of a model's files, in milliseconds. Raises ModelFileError and OSError."""
         return cls.from_headers(path, read_parts(path))
 
     @classmethod
     def from_headers(cls, path: Path, parts: tuple[Header, ...]) -> ModelFacts:
-        """From the headers of all files of a model."""
+        """Returns the facts from the headers of all files of a model."""
         tensors = tuple(tensor for part in parts for tensor in part.tensors)
         file_bytes = sum(part.file_bytes for part in parts)
         facts = cls.from_header(path, parts[0].texts(), tensors, parts[0].n_tokens, file_bytes)
@@ -145,7 +148,7 @@ class ModelFacts:
     def from_header(
         cls, path: Path, metadata: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_tokens: int, file_bytes: int
     ) -> ModelFacts:
-        """From the values and tensors of the headers; `n_tokens` is 0 without a vocabulary."""
+        """Returns the facts from the values and tensors of the headers. `n_tokens` is 0 without a vocabulary."""
         arch = metadata.get("general.architecture", "")
         n_vocab = n_tokens or _first(_own(metadata), "vocab_size", 1)
         facts = cls.from_metadata(metadata, file_bytes, n_vocab)
@@ -165,7 +168,7 @@ class ModelFacts:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str], file_bytes: int, n_vocab: int) -> ModelFacts:
-        """From llama.cpp's keys (gguf-py/gguf/constants.py), with its defaults where one is absent."""
+        """Returns the facts from llama.cpp's keys (gguf-py/gguf/constants.py), with its defaults for missing keys."""
         own = _own(metadata)
         layers = _layers(own, metadata.get("general.architecture", ""))
         return cls(
@@ -186,7 +189,7 @@ class ModelFacts:
 
 
 def _own(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The values of the architecture, without its name."""
+    """Returns the values of the architecture's keys, without the architecture's name in front."""
     start = f"{metadata.get('general.architecture', '')}."
     return {key.removeprefix(start): text for key, text in metadata.items() if key.startswith(start)}
 
@@ -202,14 +205,14 @@ def _layers(own: Mapping[str, str], architecture: str) -> tuple[Layer, ...]:
     states = [state if 0 not in heads or n == 0 else 0 for n in heads]
     if architecture in _DELTA_NETS:
         recurrent = _recurrent_layers(own, n_layer)
-        n_main = n_layer - _first(own, "nextn_predict_layers", 0)  # those behind guess tokens, and are not computed
+        n_main = n_layer - _first(own, "nextn_predict_layers", 0)  # the last layers guess tokens, and are not computed
         heads = [n if i < n_main and not recurrent[i] else 0 for i, n in enumerate(heads)]
         states = [state if i < n_main and recurrent[i] else 0 for i in range(n_layer)]
     elif architecture in _FEED_FORWARD_APART:
         feeds = _each_layer(own, "feed_forward_length", n_layer, 0)
         heads = [0 if width else n for n, width in zip(heads, feeds, strict=True)]
         states = [0 if width else n for n, width in zip(states, feeds, strict=True)]
-    own_cells = n_layer - _first(own, "attention.shared_kv_layers", 0)  # the last layers read those of earlier ones
+    own_cells = n_layer - _first(own, "attention.shared_kv_layers", 0)  # the last layers read cells of earlier layers
     heads = [n if i < own_cells else 0 for i, n in enumerate(heads)]
     over = windows(architecture, own, n_layer) or (0,) * n_layer
     return tuple(
@@ -226,7 +229,7 @@ def _recurrent_layers(own: Mapping[str, str], n_layer: int) -> list[bool]:
 
 
 def _head_sizes(own: Mapping[str, str]) -> tuple[int, int]:
-    """Elements of a head in K and in V."""
+    """Returns the number of elements of a head in K and in V."""
     whole = _first(own, "embedding_length", 1) // max(1, _first(own, "attention.head_count", 1))
     return _first(own, "attention.key_length", whole), _first(own, "attention.value_length", whole)
 
@@ -256,9 +259,9 @@ def _widths(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_vocab: in
 
 
 def _feed_forward(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_embd: int) -> int:
-    """Elements for each token that are needed at once in the widest feed-forward network."""
+    """Returns the elements for each token that are needed at once in the widest feed-forward network."""
     widest = 0
-    outputs: dict[str, int] = {}  # of each network's products, by name of the tensor without its layer
+    outputs: dict[str, int] = {}  # output widths of the networks' tensors, by their names without the layer
     for tensor in tensors:
         name = tensor.name.split(".", 2)[-1].removesuffix(".weight")
         if name.startswith(("ffn_up", "ffn_gate", "ffn_down")) and len(tensor.dims) >= 2:
@@ -275,7 +278,7 @@ def _feed_forward(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_emb
 
 
 def _state(own: Mapping[str, str], n_embd: int, n_head: int) -> int:
-    """Elements of one recurrent layer: llama-hparams.cpp, n_embd_r and n_embd_s. 0 for a transformer."""
+    """Returns the elements of a recurrent layer's state (llama-hparams.cpp, n_embd_r and n_embd_s); else 0."""
     wkv = _first(own, "wkv.head_size", 0)
     if wkv:
         return n_embd * (_first(own, "token_shift_count", 2) + wkv)
@@ -296,10 +299,10 @@ def _each_layer(own: Mapping[str, str], key: str, n_layer: int, default: int) ->
 
 
 def _first(own: Mapping[str, str], key: str, default: int) -> int:
-    """A number; of a list, one a layer, the largest."""
+    """Returns a number, or the largest item of a list with one number per layer."""
     return max(_ints(own.get(key, "")), default=default)
 
 
 def _ints(text: str) -> list[int]:
-    """Whole numbers of a metadata value: "8" or "[8, 8, 4]"."""
+    """Returns the whole numbers of a metadata value such as "8" or "[8, 8, 4]"."""
     return [int(part) for part in text.strip("[] ").replace(",", " ").split() if part.isdigit()]

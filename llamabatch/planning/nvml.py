@@ -1,6 +1,6 @@
-"""Memory of NVIDIA's GPUs, from their driver (NVML) through the optional package nvidia-ml-py.
+"""Reads the memory of NVIDIA GPUs from their driver (NVML), through the optional package nvidia-ml-py.
 
-Untested on a real GPU: the tests replace NVML. llama/devices.py asks ggml for all others.
+Untested on a real GPU: the tests replace NVML. llama/devices.py asks ggml for the memory of all other GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Gpu:
-    """Memory of one GPU, bytes; `free_bytes` is not used by any process."""
+    """The memory of one GPU in bytes. No process uses `free_bytes`."""
 
     name: str
     free_bytes: int
@@ -24,7 +24,7 @@ class Gpu:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that CUDA shows this process, in its order; none without NVML, its package, or such GPUs."""
+    """Returns the GPUs that CUDA shows to this process, in CUDA's order; empty without NVML or its Python package."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -42,7 +42,8 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def visible(nvml: Any, handles: list[Any]) -> list[Any]:
-    """The devices of CUDA_VISIBLE_DEVICES, which lists numbers or UUIDs; CUDA stops at the first unknown one."""
+    """Returns the devices that CUDA_VISIBLE_DEVICES lists by number or UUID, up to the first unknown one, as CUDA does.
+    Returns all devices if the variable is not set."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return handles
@@ -65,5 +66,5 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
 
 
 def text(value: str | bytes) -> str:
-    """A name from NVML, which is bytes in older releases."""
+    """Decodes a name from NVML, which is bytes in older releases."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

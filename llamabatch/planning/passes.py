@@ -1,4 +1,4 @@
-"""The buffers of a pass over a model with its options, in main memory and on GPUs."""
+"""Computes the buffers of a pass over a model with its options, in main memory and on GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CELL_PADDING = 256  # llama.cpp rounds the cells of a slot up to this
 
 
 def padded(n_cells: int) -> int:
-    """Cells as llama.cpp rounds them up."""
+    """Rounds a number of cells up as llama.cpp does."""
     return -(-n_cells // CELL_PADDING) * CELL_PADDING
 
 
@@ -39,20 +39,20 @@ class Pass(NamedTuple):
 
     @classmethod
     def of(cls, facts: ModelFacts, config: ResolvedConfig, n_slots: int, cells: int) -> Pass:
-        """`cells`: those that one pass can attend to."""
+        """Returns the shape for these options. `cells`: the number of cells that one pass can attend to."""
         return cls(
             _with_samplers(_widths(facts), config),
             min(config.n_ubatch, cells * n_slots),
             cells if facts.k_values or facts.v_values else 0,
             config.output_rows(n_slots, facts.n_vocab),
-            config.flash_attn != "off",  # auto is on wherever a kernel is there: capacity._flash_attn
+            config.flash_attn != "off",  # "auto" is on wherever there is a kernel: capacity._flash_attn
             n_slots * 4 * max((layer.state_values for layer in facts.layers), default=facts.state_values),
             facts.n_snapshots(config),
         )
 
 
 class PassBytes(NamedTuple):
-    """Bytes of a pass in main memory: the part of its buffer that is written, the rest of it, the work of threads."""
+    """The bytes of a pass in main memory: the written part of its buffer, the rest of the buffer, working memory."""
 
     written: int
     untouched: int
@@ -60,7 +60,7 @@ class PassBytes(NamedTuple):
 
 
 def pass_bytes(facts: ModelFacts, config: ResolvedConfig, n_slots: int, cells: int) -> PassBytes:
-    """Bytes of the largest pass; arguments as of Pass.of."""
+    """Returns the bytes of the largest pass. The arguments are those of Pass.of."""
     shape = Pass.of(facts, config, n_slots, cells)
     one_layer = facts.n_layer == 1 and not facts.is_encoder
     written = graph_bytes(*shape, min(shape.n_tokens, n_slots) if one_layer else shape.n_tokens)
@@ -69,12 +69,13 @@ def pass_bytes(facts: ModelFacts, config: ResolvedConfig, n_slots: int, cells: i
 
 
 def _with_samplers(widths: Widths, config: ResolvedConfig) -> Widths:
-    """With device_sampling a pass pads its logits with one more row, in a copy: llama-graph.cpp, build_sampling."""
+    """Doubles n_vocab if device_sampling is on. llama.cpp then copies the logits to pad them with one more row
+    (llama-graph.cpp, build_sampling)."""
     return widths if config.device_sampling == "off" else replace(widths, n_vocab=2 * widths.n_vocab)
 
 
 def _widths(facts: ModelFacts) -> Widths:
-    """The widths of a pass; where the tensors are not known, with a feed-forward network of four times n_embd."""
+    """Returns the widths of a pass. For unknown tensors it assumes a feed-forward network of four times n_embd."""
     if facts.widths is not None:
         return facts.widths
     kv = facts.k_values + facts.v_values
@@ -82,16 +83,17 @@ def _widths(facts: ModelFacts) -> Widths:
 
 
 def logits_bytes(facts: ModelFacts, config: ResolvedConfig, n_slots: int) -> int:
-    """Bytes of the output rows: one for each slot, more where guesses are checked. With device_sampling each has room
-    for the logits, probabilities and ids of all its tokens once more: llama-context.cpp, output_reserve."""
+    """Returns the bytes of the output rows: one row for each slot, more where guesses are checked. With device_sampling
+    a row takes four times the bytes: it also has room for the sampled logits, probabilities and token ids of the whole
+    vocabulary (llama-context.cpp, output_reserve)."""
     rows = n_slots if config.speculate == "off" else config.output_rows(n_slots, facts.n_vocab)
     return rows * facts.n_vocab * (4 if config.device_sampling == "off" else 16)
 
 
 def pooling_bytes(facts: ModelFacts, config: ResolvedConfig) -> tuple[int, int]:
-    """Bytes of the context of llama/embedder.py for the tokens of one pass: those that are written, and the rest.
+    """Returns the written and the other bytes of the context of llama/embedder.py, for the tokens of one pass.
 
-    llama.cpp keeps logits of the whole vocabulary for each token, also for an encoder, whose graph has none.
+    llama.cpp keeps logits of the whole vocabulary for each token, also for an encoder, whose graph has no logits.
     """
     n_tokens = padded(min(config.n_ubatch, config.n_batch))
     widths = replace(_widths(facts), n_vocab=0) if facts.is_encoder else _widths(facts)
@@ -104,16 +106,18 @@ def pooling_bytes(facts: ModelFacts, config: ResolvedConfig) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class GpuBuffers:
-    """Bytes of the buffers of a pass beside GPUs. tests/devices/test_memory.py holds them against those of llama.cpp.
+    """The bytes of the buffers of a pass that uses GPUs. tests/devices/test_memory.py compares them with llama.cpp's.
+
+    Each pair has the bytes without the output, and with the output.
 
     Attributes:
-        start: of a GPU with the first layer and others; with and without the output, as in the next three.
-        follow: with layers, not the first.
-        only: with one layer that is neither the first nor the last.
-        only_first: with the first layer alone.
-        last: with the last layer alone, where only output rows go on to its feed-forward network.
-        output: with the output alone.
-        on_cpu: of the CPU where it has no layer.
+        start: a GPU with the first layer and other layers.
+        follow: a GPU with several layers, but not the first.
+        only: a GPU with one layer that is neither the first nor the last.
+        only_first: a GPU with the first layer alone.
+        last: a GPU with the last layer alone. Only output rows enter the feed-forward network of that layer.
+        output: a GPU with the output alone.
+        on_cpu: the CPU where it has no layer.
     """
 
     start: tuple[int, int]
@@ -126,7 +130,7 @@ class GpuBuffers:
 
     @classmethod
     def of(cls, facts: ModelFacts, config: ResolvedConfig, cells: int, n_gpus: int, graph: int) -> GpuBuffers:
-        """`graph`: bytes of the whole pass; `cells`: as of Pass.of."""
+        """Returns the buffers for these options. `graph`: bytes of the whole pass; `cells`: as in Pass.of."""
         shape = Pass.of(facts, config, config.n_slots, cells)
         widths, n_tokens = shape.widths, shape.n_tokens
         rows = min(n_tokens, shape.n_outputs)
@@ -136,7 +140,7 @@ class GpuBuffers:
         entering = -embedded if copies == 1 else (copies - 1) * inputs
 
         def both(n_fed: int | None = None, *, follows: bool = False, one_layer: bool = False) -> tuple[int, int]:
-            """Without the output, which another GPU makes, and with it."""
+            """Returns the bytes without the output, which another GPU makes, and with the output."""
             without, with_it = (
                 graph_bytes(*shape._replace(n_outputs=n), n_fed, follows=follows, apart=copies > 1, one_layer=one_layer)
                 for n in (0, rows)
@@ -156,11 +160,11 @@ class GpuBuffers:
         )
 
     def on(self, held: Sequence[int], n_layer: int, has_output: bool, has_more: bool) -> int:
-        """Bytes of a GPU.
+        """Returns the bytes of the buffer of a GPU.
 
         Args:
-            held: the numbers of its layers.
-            has_more: it has single tensors of other layers.
+            held: the numbers of the GPU's layers.
+            has_more: the GPU has single tensors of other layers.
         """
         if not held and not has_more:
             return self.output if has_output else 0
@@ -171,6 +175,6 @@ class GpuBuffers:
 
 
 def _is_pipeline(facts: ModelFacts, config: ResolvedConfig, n_gpus: int) -> bool:
-    """True if passes over several GPUs overlap, for which ggml keeps copies of what enters: llama-context.cpp."""
+    """Returns True if passes over several GPUs overlap. ggml then keeps copies of the inputs (llama-context.cpp)."""
     all_layers = config.n_gpu_layers < 0 or config.n_gpu_layers > facts.n_layer
     return n_gpus > 1 and all_layers and config.split_mode == "layer" and config.offload_kqv and not facts.placed

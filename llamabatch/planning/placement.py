@@ -1,4 +1,4 @@
-"""The places of a model's weights: main memory, the mapped file, GPUs."""
+"""Places a model's weights: in main memory, in the mapped file, on GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Places: TypeAlias = "tuple[tuple[str, int | None], ...]"
 
 
 class InMainMemory(NamedTuple):
-    """Bytes of the weights in main memory; see the attributes of memory.Memory."""
+    """The bytes of the weights in main memory. memory.Memory describes the fields."""
 
     weights: int
     copies: int
@@ -32,8 +32,8 @@ class Placement:
 
     Attributes:
         devices: the GPU of each layer and, last, of the output; None: the CPU.
-        named: the same for the tensors that override_tensor names.
-        sizes: these tensors by name.
+        named: names and GPUs of the tensors that override_tensor places; None: main memory.
+        sizes: all tensors by name; empty if `named` is.
         sorted: the other weights by layer.
     """
 
@@ -45,37 +45,37 @@ class Placement:
 
     @classmethod
     def of(cls, facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float]) -> Placement:
-        """From the options. `gpu_shares`: as of `memory`."""
-        named = facts.placed if gpu_shares else ()  # else all are in main memory
+        """Returns the placement for these options. `gpu_shares`: as in `memory`."""
+        named = facts.placed if gpu_shares else ()  # without GPUs all tensors are in main memory
         sizes = {tensor.name: tensor for tensor in facts.tensors} if named else {}
         devices = _devices(config, max(1, len(facts.layers)), gpu_shares)
         return cls(facts, devices, named, sizes, _sorted(facts, frozenset(name for name, _ in named)))
 
     def computes_here(self, config: ResolvedConfig) -> bool:
-        """True if the CPU computes a part of a pass."""
+        """Returns True if the CPU computes a part of a pass."""
         return None in self.devices or any(gpu is None for _, gpu in self.named) or not config.offload_kqv
 
     def layers_of(self, number: int) -> list[int]:
-        """The layers of a GPU."""
+        """Returns the layers of a GPU."""
         return [layer for layer, device in enumerate(self.devices[:-1]) if device == number]
 
     def named_bytes(self, number: int) -> int:
-        """Bytes of the tensors that override_tensor puts on a GPU."""
+        """Returns the bytes of the tensors that override_tensor puts on a GPU."""
         return sum(self.sizes[name].n_bytes for name, gpu in self.named if gpu == number)
 
     def layer_bytes(self, number: int) -> int:
-        """Bytes of the layers of a GPU."""
+        """Returns the bytes of the layers of a GPU."""
         return sum(n for n, device in zip(self.sorted.layers, self.devices, strict=False) if device == number)
 
     def tied_bytes(self, number: int) -> int:
-        """Bytes of the embedding of tokens where it makes the logits, too: the GPU of the output has a copy of it."""
+        """Returns the bytes of the tied token embedding, of which the GPU of the output has a copy; 0 on other GPUs."""
         if self.devices[-1] != number or any(name == EMBEDDING for name, _ in self.named):
             return 0
         found = {tensor.name: tensor.n_bytes for tensor in self.facts.tensors}
         return 0 if OUTPUT in found else found.get(EMBEDDING, 0)
 
     def in_main_memory(self, config: ResolvedConfig, n_gpus: int) -> InMainMemory:
-        """The weights in main memory, and the part of the file that is there with them."""
+        """Returns the weights in main memory, and the part of the file that stays there with them."""
         facts = self.facts
         copies = sum(n for n, device in zip(self.sorted.copies, self.devices, strict=False) if device is None)
         copies += sum(copy_bytes(self.sizes[name], facts.features) for name, gpu in self.named if gpu is None)
@@ -86,7 +86,7 @@ class Placement:
         here = files.mapped if config.use_mmap and not drops else files.used
         here += files.not_dropped if config.use_mmap and drops else 0
         given_back = facts.file_bytes - here if config.use_mmap else 0
-        if drops and given_back:  # a copy is there before its pages go
+        if drops and given_back:  # A copy is made before the pages of its tensor are given back.
             given_back = max(0, given_back - copies) + files.largest_copied
         reclaimable = here - files.used + files.embedding if config.use_mmap and not config.use_mlock else 0
         return InMainMemory(here, copies, reclaimable, given_back, _locked(facts, files, config))
@@ -99,7 +99,7 @@ def _sorted_tensors(facts: ModelFacts, named: frozenset[str]) -> Weights:
 
 @lru_cache(maxsize=16)
 def _in_files(facts: ModelFacts, on_cpu: tuple[bool, ...], file_bytes: int, named: Places) -> Files:
-    """As in_files; where the tensors are not known, `file_bytes` stay."""
+    """Returns the result of in_files, or `file_bytes` as used in place if the tensors are not known."""
     if not facts.tensors:
         return Files(file_bytes, file_bytes, 0)
     here = {name: gpu is None for name, gpu in named}
@@ -107,12 +107,13 @@ def _in_files(facts: ModelFacts, on_cpu: tuple[bool, ...], file_bytes: int, name
 
 
 def _sorted(facts: ModelFacts, named: frozenset[str]) -> Weights:
-    """The weights by layer; all in one layer where the tensors are not known."""
+    """Returns the weights by layer, or all weights as one layer if the tensors are not known."""
     return _sorted_tensors(facts, named) if facts.tensors else Weights((facts.file_bytes,), (0,))
 
 
 def _locked(facts: ModelFacts, files: Files, config: ResolvedConfig) -> int:
-    """Bytes that use_mlock locks. llama.cpp locks no repacked copies: their buffers are not those of a host."""
+    """Returns the bytes that use_mlock locks. llama.cpp does not lock repacked copies, since their buffers are not host
+    buffers."""
     if not config.use_mlock:
         return 0
     if not config.use_mmap:
@@ -122,7 +123,7 @@ def _locked(facts: ModelFacts, files: Files, config: ResolvedConfig) -> int:
 
 
 def _devices(config: ResolvedConfig, n_layer: int, shares: Sequence[float]) -> tuple[int | None, ...]:
-    """The GPU of each layer and, last, of the output; None: the CPU. From llama-model.cpp, load_tensors."""
+    """Returns the GPU of each layer and, last, of the output; None: the CPU. As in llama-model.cpp, load_tensors."""
     on_gpus = config.n_gpu_layers if config.n_gpu_layers >= 0 else n_layer + 1
     first = max(n_layer + 1 - on_gpus, 0)
     count = min(on_gpus, n_layer + 1)

@@ -1,4 +1,7 @@
-"""The findings of `llamabatch tune` for one shape of model on one machine, as values of open options. Pure Python."""
+"""A profile: the results of `llamabatch tune` for one shape of model on one machine. Pure Python.
+
+The engine takes them as values of options that are "auto".
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ from llamabatch.utils.checks import choice, integer, number, show
 VERSION = 1
 MAX_SPINS = 10**9
 FLOAT_TYPES = ("f32", "f16", "bf16")  # a V cache of another type needs flash attention
-MARGIN = 0.03  # a smaller gain is within the noise: the smaller number of slots is taken
+MARGIN = 0.03  # a smaller gain counts as noise, so that the smaller number of slots is taken
 
 
 @dataclass(frozen=True)
 class ProfileKey:
-    """The conditions of a profile. A change of any of them makes its figures void.
+    """The conditions of a profile. Its figures are invalid once any condition changes.
 
     Attributes:
         shape: the shape of the model.
         cpu, cpu_flags, cores: name of the CPU, a hash of its flags, and the number of cores that a process may use.
-        library: version and build of llama-cpp-python.
+        library: version and build of the llama.cpp binding.
         type_k, type_v: types of the KV cache, which decide the cost of attention.
-        changes: options that change what a step computes, or where: EngineConfig.speed_changes.
+        changes: options that change the work of a step or its place: EngineConfig.speed_changes.
     """
 
     shape: ModelShape
@@ -45,7 +48,7 @@ class ProfileKey:
     def digest(self) -> str:
         """A hash of the key, the name of the profile's file."""
         facts = dataclasses.asdict(self)
-        if not self.changes:  # as before there were any
+        if not self.changes:  # keeps the digests of files from releases without this field
             del facts["changes"]
         text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -53,8 +56,7 @@ class ProfileKey:
 
 @dataclass(frozen=True)
 class Stair:
-    """A decode step of `rows` sequences takes `step_ms` milliseconds at the median, and `p95_ms` at p95; None: not
-    measured."""
+    """The time of a decode step with `rows` sequences: median and p95 in milliseconds; None: not measured."""
 
     rows: int
     step_ms: float
@@ -67,7 +69,7 @@ class Stair:
 
 @dataclass(frozen=True)
 class Profile:
-    """The choices that were better than the rules by more than the noise; None: the rule stands.
+    """The choices that were faster than the rules by more than the noise; None: the rule applies.
 
     Attributes:
         created: date, ISO 8601.
@@ -75,7 +77,7 @@ class Profile:
         gpus: names of the devices that held its layers.
         flash_attn, extra_bufts, n_threads, n_threads_batch, n_ubatch: as in EngineConfig.
         spins: GOMP_SPINCOUNT.
-        stairs: decode steps by number of rows, rising; from them follows the best number of slots.
+        stairs: decode steps by rising number of rows; they decide the best number of slots.
         p95_inter_token_ms: the latency limit of the tuning, milliseconds.
         latency_rows: the number of slots that keeps this limit.
         amx: "off" if the CPU has AMX, but other repacked kernels are faster.
@@ -123,14 +125,14 @@ class Profile:
 
     @property
     def source(self) -> str:
-        """The profile by its date, for the reasons of a plan."""
+        """The name of the profile, with its date, for the reasons of a plan."""
         return f"profile of {self.created}"
 
     def fill(self, config: EngineConfig) -> tuple[EngineConfig, dict[str, str]]:
-        """The config with measured values in place of "auto", and the reason for each.
+        """Returns the config with measured values in place of "auto", and the reason for each value.
 
-        Threads were measured on the whole machine: several instances keep "auto". So does n_threads_batch where
-        n_threads is given, which then holds for both.
+        Threads were measured on the whole machine, so several instances keep "auto". If n_threads is given,
+        n_threads_batch keeps "auto" too, which follows n_threads.
         """
         found: dict[str, Any] = {"flash_attn": self.flash_attn, "extra_bufts": self.extra_bufts}
         if self.n_ubatch is not None:
@@ -143,15 +145,16 @@ class Profile:
         return replace(config, **open_options), dict.fromkeys(open_options, self.source)
 
     def best_rows(self, fits: Callable[[int], bool]) -> int | None:
-        """The smallest number of rows within 3 % of the most tokens/s, among those measured that fit and keep the
-        latency limit; None if there is none."""
+        """Returns the smallest number of rows within 3 % of the most tokens/s; None if no number of rows qualifies.
+        Only measured numbers of rows count that fit and keep the latency limit."""
         if self.latency_rows is not None and fits(self.latency_rows):
-            return self.latency_rows  # chosen among more rows: among these alone, fewer could be within 3 %
+            # tune chose this number from more rows than are left here, where a smaller number could be within 3 %.
+            return self.latency_rows
         return best_rows([stair for stair in self.stairs if stair.rows <= self.most_rows and fits(stair.rows)])
 
     @property
     def most_rows(self) -> int:
-        """The largest number of rows that was measured and keeps the latency limit."""
+        """The largest measured number of rows that keeps the latency limit."""
         measured = max((stair.rows for stair in self.stairs), default=MAX_SLOTS)
         return measured if self.latency_rows is None else min(measured, self.latency_rows)
 
@@ -163,12 +166,12 @@ class Profile:
         return f"{self.source}: the most tokens/s with {self.p95_inter_token_ms:g} ms between two tokens at p95"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as in the profile's file."""
+        """Returns plain values, as in the profile's file."""
         return {"version": VERSION, **dataclasses.asdict(self)}
 
     @classmethod
     def from_json(cls, document: Any) -> Profile:
-        """The inverse of to_json. Raises ValueError, TypeError or KeyError for anything else."""
+        """Reads a document of to_json. Raises ValueError, TypeError or KeyError for anything else."""
         if not isinstance(document, Mapping) or document.get("version") != VERSION:
             raise ValueError(f"it is no profile of version {VERSION}")
         values = {name: value for name, value in document.items() if name != "version"}
@@ -180,7 +183,7 @@ class Profile:
 
 
 def best_rows(stairs: list[Stair]) -> int | None:
-    """As Profile.best_rows."""
+    """Returns the smallest number of rows within 3 % of the most tokens/s; None without stairs."""
     if not stairs:
         return None
     most = max(stair.tokens_per_s for stair in stairs)

@@ -1,6 +1,6 @@
-"""Tuned profiles on disk, one small JSON file each in the user's cache.
+"""Stores tuned profiles on disk, one small JSON file each in the user's cache.
 
-The profile of a model is found before llama_cpp is imported, since libgomp reads its spin count while it is loaded.
+A profile is looked up before llama_cpp is imported, since libgomp reads its spin count when it is loaded.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _LIBRARIES = (".so", ".dylib", ".dll")
 
 
 def folder() -> Path:
-    """The folder of profiles; it need not exist."""
+    """Returns the folder of profiles, which may not exist."""
     return paths.cache_dir() / "profiles"
 
 
 def find(model: Path, config: EngineConfig) -> Profile | None:
-    """The profile of a model file on this machine with these options; None: none can be read."""
+    """Returns the profile of a model file with these options on this machine; None if there is none to read."""
     if not os.path.isdir(folder()):
-        return None  # nothing was tuned here: the header need not be read
+        return None  # Without profiles the header of the model need not be read.
     try:
         key = key_of(model, config)
     except (OSError, ModelFileError) as error:
@@ -50,7 +50,7 @@ def find(model: Path, config: EngineConfig) -> Profile | None:
 
 
 def keep(profile: Profile) -> Path:
-    """Writes a profile over the previous one, all of it or nothing; returns its file. Raises SetupError."""
+    """Writes a profile over the previous one, atomically, and returns its file. Raises SetupError."""
     target = file_of(profile.key)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def keep(profile: Profile) -> Path:
 
 
 def check_writable() -> None:
-    """Raises SetupError if a profile cannot be written: called before minutes of measuring."""
+    """Raises SetupError if profiles cannot be written. Call it before minutes of measuring."""
     try:
         folder().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder()):
@@ -74,7 +74,7 @@ _CURE = "set LLAMABATCH_CACHE to a folder that you may write"
 
 
 def here() -> list[Profile]:
-    """All profiles of this machine and library, of any model; the newest first."""
+    """Returns all profiles of this machine and library, for any model, newest first."""
     try:
         files = sorted(folder().glob("*.json"))
     except OSError:
@@ -88,7 +88,7 @@ def here() -> list[Profile]:
 
 
 def key_of(model: Path, config: EngineConfig) -> ProfileKey:
-    """The key of the profile of this file with these options, here. Raises OSError and ModelFileError."""
+    """Returns the profile key of a model file with these options on this machine. Raises OSError and ModelFileError."""
     return ProfileKey(read_shape(model), *_machine_key(), config.type_k, config.type_v, config.speed_changes)
 
 
@@ -112,8 +112,8 @@ def _machine_key() -> tuple[str, str, int, str]:
 
 
 def library_id() -> str:
-    """The version of the binding in use and a digest of the sizes of its libraries, which differ between builds with
-    other flags or patches. Does not import it."""
+    """Returns the version of the binding in use and a digest of the sizes of its libraries; "none" without a binding.
+    The sizes differ between builds with other flags or patches. The binding is not imported."""
     try:
         build = binding_choice.choose().build
         sizes = sorted((f.name, f.stat().st_size) for f in build.libraries.iterdir() if f.suffix in _LIBRARIES)

@@ -1,4 +1,4 @@
-"""The memory of the projector of an mmproj file, from its header."""
+"""Computes the memory of a projector from the header of its mmproj file."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from llamabatch.errors import ModelFileError
 from llamabatch.gguf.header import read_header
 from llamabatch.utils.paths import one_line
 
-# Embeddings of media that were given, for later requests that give them again: 2.6 MB a picture for Gemma 3 4B.
+# The cache of media embeddings, for later requests with the same media. A picture takes 2.6 MB with Gemma 3 4B.
 KEPT_BYTES = 64 * 2**20
-# Of encoders that take any size (clip.cpp, set_limit_image_tokens): tokens of a picture at most.
+# The most tokens of a picture for encoders that take pictures of any size (clip.cpp, set_limit_image_tokens).
 _MOST_TOKENS = 4096
 _ANY_SIZE = ("qwen", "pixtral", "lfm2", "kimi", "glm", "exaone", "mimo", "paddle", "hunyuan", "youtu", "dots")
-_SOUND_STEPS = 1500  # of an encoder of sounds in a pass, half a minute
-# Values of a patch that a pass keeps at once, in widths of the encoder and of its feed-forward layers: measured.
+_SOUND_STEPS = 1500  # time steps of one pass of a sound encoder: half a minute
+# The values that a pass keeps at once for a patch, as multiples of the encoder's width and of its feed-forward width.
+# Both factors were measured.
 _WIDTHS, _FF_WIDTHS = 8, 2
 
 
 def projector_bytes(path: Path, config: EngineConfig) -> int:
-    """Bytes of a projector at work: its weights, the buffers of one encoder pass, and kept embeddings.
+    """Returns the bytes of a projector in use: its weights, the buffers of one encoder pass, and kept embeddings.
 
     Raises:
-        ModelFileError: it is no mmproj file.
+        ModelFileError: the file is not an mmproj file.
     """
     header = read_header(path)
     texts = header.texts()

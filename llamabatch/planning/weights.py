@@ -1,4 +1,4 @@
-"""The weights of a model tensor by tensor: by layer, repacked ones, and those that stay in the mapped file."""
+"""Counts a model's weights tensor by tensor: by layer, as repacked copies, and as parts of the mapped file."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from llamabatch.gguf.reader import TensorInfo
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
-# no matrix product reads these, so that they are never repacked
+# No matrix product reads these tensors, so they are never repacked.
 _LOOKED_UP = ("token_embd", "token_types", "position_embd", "ssm_conv1d", "shortconv.conv", "rope_")
-# AMX: extra bytes a block of 256 (32 for Q8_0) elements, mmq.cpp, get_row_size; types with 16 or 32 need no more
+# AMX: extra bytes for each block of _amx_block() elements (mmq.cpp, get_row_size).
 _AMX_EXTRA = {"Q4_0": 0, "Q4_1": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0, "IQ4_XS": 2, "F16": 0}
 _AMX_ROWS = 32  # TILE_N * 2
-# native_patches/0012, before all others: columns by sixteen or by eight, in as many bytes
+# native_patches/0012 comes before all other formats. It packs columns by 16 or by 8, and keeps the number of bytes.
 _WIDE_FLOATS = frozenset({"BF16", "F16"})
 _WIDE = _WIDE_FLOATS | {"IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K"}
-_WIDE_ALL = _WIDE | {"Q4_0", "Q8_0"}  # with tiles or AVX-512 VNNI, and experts without
+_WIDE_ALL = _WIDE | {"Q4_0", "Q8_0"}  # for matrices with AMX tiles or AVX-512 VNNI, for experts always
 _WIDE_BY_EIGHT = _WIDE | {"Q4_0"}
 _WIDE_ROWS = {"wide": 16, "wide8": 8}
-# repack.cpp, ggml_repack_get_optimal_repack_type: type -> (what the build must have, rows are a multiple of)
+# repack.cpp, ggml_repack_get_optimal_repack_type: type -> (feature of the build, number that divides the rows)
 _REPACKED = {
     "Q4_0": (("avx2", 8), ("neon", 4)),
     "Q4_K": (("avx2", 8), ("neon", 8)),
@@ -38,31 +38,30 @@ _REPACKED = {
 
 @dataclass(frozen=True)
 class Weights:
-    """Bytes of a model's weights by layer; the last layer makes the logits.
+    """The bytes of a model's weights by layer. The last layer makes the logits.
 
     Attributes:
         layers: weights of each layer in the file.
         copies: repacked copies of each layer.
-        rest: tensors of no layer, which are looked up, not multiplied: the embedding of tokens, for one.
-        largest: the largest tensor.
+        rest: tensors outside the layers, such as the token embedding. They are looked up, not multiplied.
     """
 
     layers: tuple[int, ...] = ()
     copies: tuple[int, ...] = ()
     rest: int = 0
-    largest: int = 0
 
 
 def weights(
     tensors: Iterable[TensorInfo], n_layer: int, features: frozenset[str], placed: frozenset[str] = frozenset()
 ) -> Weights:
-    """The weights of a model by layer, and which of them llama.cpp keeps a second, repacked copy of.
+    """Returns the weights of a model by layer, and llama.cpp's repacked copies of them.
 
     Args:
-        features: of "amx", "avx2", "avx512", "neon", with native_patches/0006 "rows" (AVX2) and "vnni512" (AVX-512
-            VNNI), with 0012 "wide" (AVX-512) or "wide8" (AVX2 alone), those for which this build of llama.cpp
-            repacks; empty: none. With 0020 "prompts": "wide" has kernels of their own for rows of prompts.
-        placed: names of tensors to leave out: override_tensor has a place for them.
+        features: the features for which this build of llama.cpp repacks weights; empty: it repacks none. They are
+            "amx", "avx2", "avx512" and "neon"; with native_patches/0006 "rows" (AVX2) and "vnni512" (AVX-512 VNNI);
+            with 0012 "wide" (AVX-512) or "wide8" (AVX2 alone); with 0020 "prompts", if "wide" has separate kernels
+            for rows of prompts.
+        placed: names of tensors to leave out, since override_tensor places them.
     """
     found = {tensor.name: tensor for tensor in tensors}
     layers, copies = [0] * (n_layer + 1), [0] * (n_layer + 1)
@@ -77,24 +76,25 @@ def weights(
         else:
             layers[layer] += tensor.n_bytes
             copies[layer] += copy_bytes(tensor, features)
-    if OUTPUT not in found and EMBEDDING in found:  # one tensor for both ends, loaded for each
+    if OUTPUT not in found and EMBEDDING in found:  # llama.cpp loads a tied embedding once more for the logits
         copies[n_layer] += copy_bytes(found[EMBEDDING], features, tied=True)
-    largest = max((tensor.n_bytes for tensor in found.values()), default=0)
-    return Weights(tuple(layers), tuple(copies), rest, largest)
+    return Weights(tuple(layers), tuple(copies), rest)
 
 
 class Files(NamedTuple):
-    """Bytes of the model's files that are of use after the load.
+    """The bytes of the model's files that are needed after the load.
+
+    A tensor is used in place if it lies in main memory and has no repacked copy.
 
     Attributes:
-        mapped: in each file, from the first tensor that is used in place to the last. llama.cpp maps and reads all of
-            the file first, then unmaps both ends: llama-model-loader.cpp, load_all_data.
-        used: the tensors among them that are used in place. Without mapping they are all that is kept.
-        embedding: the part of `used` that is only looked up, since the logits are made with a copy.
-        ends: from the first tensor of each file to the last that is used in place.
-        largest_copied: the largest tensor of main memory that is not used in place.
-        not_dropped: the embedding, where it is on a GPU and lies between others that are used in place: its pages stay
-            where those of other copied tensors are given back (native_patches/0014).
+        mapped: the bytes from the first to the last tensor that is used in place, in each file. llama.cpp maps and
+            reads the whole file first, then unmaps both ends (llama-model-loader.cpp, load_all_data).
+        used: the tensors that are used in place. Without mapping only they are kept.
+        embedding: the token embedding in `used` if it is only looked up, since the logits are made with a copy.
+        ends: the bytes from the first tensor of each file to the last tensor that is used in place.
+        largest_copied: the largest tensor in main memory that is not used in place.
+        not_dropped: the token embedding if it is on a GPU, but lies between tensors that are used in place. Its pages
+            stay, although those of other copied tensors are given back (native_patches/0014).
     """
 
     mapped: int
@@ -113,7 +113,7 @@ def in_files(
     on_cpu: Sequence[bool],
     placed: Mapping[str, bool] = MappingProxyType({}),
 ) -> Files:
-    """The part of the files that stays where tensors have repacked copies, or lie on GPUs.
+    """Returns the part of the files that stays when tensors have repacked copies, or lie on GPUs.
 
     Args:
         parts: number of tensors in each file; empty: there is one file.
@@ -154,7 +154,7 @@ def _layer(name: str, n_layer: int) -> int | None:
 
 
 def multiplied(tensors: Iterable[TensorInfo]) -> list[TensorInfo]:
-    """The matrices that rows are multiplied with; the embedding among them where it makes the logits, too."""
+    """Returns the matrices of matrix products, with the token embedding if it also makes the logits."""
     found = [tensor for tensor in tensors if len(tensor.dims) >= 2]
     tied = all(tensor.name != OUTPUT for tensor in found)
     return [
@@ -165,14 +165,14 @@ def multiplied(tensors: Iterable[TensorInfo]) -> list[TensorInfo]:
 
 
 def is_only_looked_up(tensor: TensorInfo, tensors: Iterable[TensorInfo], features: frozenset[str]) -> bool:
-    """True for the embedding of a model whose logits are made with another matrix, or with a copy."""
+    """Returns True for the token embedding if the logits are made with another matrix, or with a copy."""
     if tensor.name != EMBEDDING:
         return False
     return any(each.name == OUTPUT for each in tensors) or copy_bytes(tensor, features, tied=True) > 0
 
 
 def copy_bytes(tensor: TensorInfo, features: frozenset[str], tied: bool = False) -> int:
-    """Bytes of the tensor's repacked copy; 0 where it stays as it is."""
+    """Returns the bytes of the tensor's repacked copy; 0 if it is not repacked."""
     by = repacked_by(tensor, features, tied)
     if by == "amx":
         columns, rows = tensor.dims[:2]
@@ -182,11 +182,11 @@ def copy_bytes(tensor: TensorInfo, features: frozenset[str], tied: bool = False)
 
 
 def repacked_by(tensor: TensorInfo, features: frozenset[str], tied: bool = False) -> str | None:
-    """The feature for which llama.cpp repacks a tensor, as "amx"; None: it stays as it is.
+    """Returns the feature for which llama.cpp repacks a tensor, such as "amx"; None if it is not repacked.
 
     Args:
         features: as in `weights`.
-        tied: the embedding makes the logits, too.
+        tied: the token embedding also makes the logits.
     """
     if len(tensor.dims) < 2 or not features or (not tied and any(part in tensor.name for part in _LOOKED_UP)):
         return None
@@ -208,10 +208,10 @@ def repacked_by(tensor: TensorInfo, features: frozenset[str], tied: bool = False
         and columns % _amx_block(kind) == 0
     ):
         return "amx"
-    if not matrix and "exps" not in tensor.name:  # of three dimensions, only experts are repacked
+    if not matrix and "exps" not in tensor.name:  # Of tensors with three dimensions only experts are repacked.
         return None
     for feature, multiple in _REPACKED.get(kind, ()):
-        # experts of Q6_K stay as they are
+        # AVX-512 VNNI repacks no experts of Q6_K.
         if feature in features and rows % multiple == 0 and (matrix or feature != "vnni512"):
             return feature
     return None

@@ -1,7 +1,7 @@
-"""Adapters of a request: names of loaded ones, with their scales. Pure Python.
+"""Adapters of a request: names of loaded adapters with their scales. Pure Python.
 
-An adapter is a LoRA or a control vector, known to its model by a name. llama.cpp applies adapters to a whole context,
-so that only requests with the same set of them can share a call.
+An adapter is a LoRA or a control vector with a name. llama.cpp applies adapters to a whole context, so only requests
+with the same set of adapters can share a call.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MAX_NAME = 256  # characters
 
 
 def adapter_set(adapters: object) -> AdapterSet:
-    """The AdapterSet of a value that a caller gave.
+    """Returns the AdapterSet of a value that a caller gave.
 
     Args:
-        adapters: {name: scale}, pairs of these, one name for scale 1, or None for none. A scale of 0 is the same as
-            not naming the adapter.
+        adapters: {name: scale}, pairs of name and scale, one name for scale 1, or None for none. A scale of 0 is the
+            same as not naming the adapter.
 
     Raises:
-        AdapterError: it is none of these, or a scale is no number from -1000 to 1000.
+        AdapterError: the value has another form, or a scale is not a number from -1000 to 1000.
     """
     if adapters is None:
         return ()
@@ -50,7 +50,7 @@ def adapter_set(adapters: object) -> AdapterSet:
 
 
 def adapter_sets(adapters: object, n: int) -> list[AdapterSet]:
-    """One set for each of n prompts: from one for all, or a list with one for each. Raises AdapterError."""
+    """Returns one set for each of n prompts, from one for all or from a list with one for each. Raises AdapterError."""
     if not isinstance(adapters, list):
         return [adapter_set(adapters)] * n
     if len(adapters) != n:
@@ -61,7 +61,7 @@ def adapter_sets(adapters: object, n: int) -> list[AdapterSet]:
 
 
 def check_name(given: object) -> str:
-    """The name of an adapter as a plain str. Raises AdapterError for what cannot be one."""
+    """Returns the name of an adapter as a plain str. Raises AdapterError for a value that cannot be a name."""
     name = string(given)
     if name is None or not 1 <= len(name) <= MAX_NAME:
         raise AdapterError(f"the name of an adapter is {show(given)}; give a text of 1 to {MAX_NAME} characters")
@@ -69,7 +69,7 @@ def check_name(given: object) -> str:
 
 
 def adapter_path(name: object, path: object) -> str:
-    """The absolute path of an adapter's file. Raises AdapterError for what is no path."""
+    """Returns the absolute path of an adapter's file. Raises AdapterError for a value that is not a path."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str) or not text:
         raise AdapterError(f"the path of adapter {show(name)} is {show(path)}; give a str or a Path")

@@ -1,4 +1,4 @@
-"""Delta: the parts of an answer that a piece of generated text brings, and the protocol of what takes texts apart."""
+"""Delta: the parts of an answer in a piece of generated text, and the protocol of parsers that find these parts."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ class Delta:
 
 
 class TextParser(Protocol):
-    """Takes text apart as it comes. The joined deltas are the same however the text is cut, and none of them holds a
-    part of a mark: text that may still become one waits for the text behind it.
-    """
+    """Splits text into parts as it comes. The joined deltas are the same however the text is cut. No delta holds a part
+    of a mark: text that may still become a mark is held back until more text comes."""
 
     def feed(self, text: str) -> Delta:
         """Takes the next piece of text."""
 
     def finish(self, text: str = "") -> Delta:
-        """Takes the last piece, and gives all that was held back. Nothing may be fed after it."""
+        """Takes the last piece, and returns all text that was held back. Nothing may be fed after it."""
 
 
 class AnswerParser(TextParser, Protocol):
@@ -40,7 +39,7 @@ class AnswerParser(TextParser, Protocol):
 
     @property
     def has_reasoned(self) -> bool:
-        """True if the text so far has a thinking part, be it empty."""
+        """True if the text so far has a thinking part, even an empty one."""
 
     @property
     def has_called(self) -> bool:

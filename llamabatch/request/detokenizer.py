@@ -1,4 +1,4 @@
-"""Detokenizer: token ids to text, a token at a time; characters and stop strings may cross token borders."""
+"""Detokenizer: token ids to text, a token at a time. Characters and stop strings may span several tokens."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 
 class Detokenizer:
-    """The text of one sequence. A part that may still belong to a stop string or a character is held back.
+    """The text of one sequence. Text that may still belong to a stop string or a character is held back.
 
     Args:
         token_bytes: id -> the bytes of the token's text.
-        stop: strings that end the text. The first to be complete wins; of several that one token completes, the
-            earliest in the text.
+        stop: strings that end the text. The first string that is complete wins; if one token completes several, the
+            earliest in the text wins.
         include_stop: leave the stop string in the text, instead of cutting before it.
-        min_tokens: stop strings that end within so many tokens end nothing.
-        errors: what becomes of bytes that are no UTF-8, as for bytes.decode.
+        min_tokens: stop strings that end within this many tokens are ignored.
+        errors: how to treat bytes that are not UTF-8, as in bytes.decode.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Detokenizer:
         return "".join(self._shown)
 
     def push(self, token_id: int) -> str:
-        """Appends a token; returns the text that it makes safe to show."""
+        """Appends a token. Returns the text that is now safe to show."""
         data = self._token_bytes(token_id)
-        if self._is_whole and data.isascii():  # as the decoder, in a third of the time
+        if self._is_whole and data.isascii():  # the same result as the decoder in a third of the time
             new = data.decode("ascii")
         else:
             new = self._decoder.decode(data)
@@ -63,7 +63,7 @@ class Detokenizer:
         return self._release(new)
 
     def flush(self) -> str:
-        """Ends the text; returns the part that was held back."""
+        """Ends the text. Returns the part that was held back."""
         text = self._release(self._decoder.decode(b"", final=True))
         if self.stopped is not None:
             return text
@@ -82,7 +82,7 @@ class Detokenizer:
         return shown
 
     def _cut(self, text: str) -> int:
-        """Number of characters that are safe to show; sets `stopped` when a stop string is complete."""
+        """Returns the number of characters that are safe to show. Sets `stopped` when a stop string is complete."""
         if not self._stop:
             return len(text)
         places = ((text.find(s, max(0, self._exempt + 1 - len(s))), s) for s in self._stop)
@@ -98,13 +98,13 @@ class Detokenizer:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The facts of a vocabulary that an engine needs, without the library behind it.
+    """The facts of a vocabulary that an engine needs, without the library behind the vocabulary.
 
     Attributes:
         size: number of tokens; ids run from 0 to size - 1.
-        is_eog: id -> whether it ends a generation.
-        token_bytes: id -> the bytes of its text; empty for special tokens.
-        all_bytes: the same, but for special tokens their names.
+        is_eog: id -> True if the token ends a generation.
+        token_bytes: id -> the bytes of the token's text; empty for special tokens.
+        all_bytes: the same, but the names of special tokens.
         bos: the token that the model wants at the beginning of every text; None: it wants none.
     """
 
@@ -115,7 +115,7 @@ class Vocabulary:
     bos: int | None = None
 
     def shown_bytes(self, preserved: Collection[int]) -> Callable[[int], bytes]:
-        """As token_bytes, but of the special tokens in `preserved` their names."""
+        """Returns a function like token_bytes, which returns the names of the special tokens in `preserved`."""
         if not preserved:
             return self.token_bytes
         shown = frozenset(preserved)

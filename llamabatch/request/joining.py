@@ -1,4 +1,4 @@
-"""Several outputs of a continuation as one, where a reader sees no difference."""
+"""Joins several outputs of a continuation into one where a reader sees no difference."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from llamabatch.request.outputs import SequenceOutput
 
 
 def joined(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
-    """The outputs with those of one continuation joined where a reader sees no difference: neighbours without calls of
-    tools and logprobs, before the last one.
-    """
+    """Joins outputs of the same continuation where a reader sees no difference. They are joined if they are neighbours
+    among its outputs and have no tool calls or logprobs; the last one may end the continuation."""
     last: dict[tuple[str, int], int] = {}  # place in the result of the latest piece of a continuation
     result: list[SequenceOutput | list[SequenceOutput]] = []
     for output in outputs:
@@ -27,7 +26,7 @@ def joined(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
 
 
 def _goes_on(before: SequenceOutput | list[SequenceOutput], output: SequenceOutput) -> bool:
-    """`output` may be joined to what came before it, as all text of a piece stands behind all thinking of it."""
+    """True if `output` may be joined to the pieces before it. A joined piece has all thinking before all text."""
     pieces = before if isinstance(before, list) else [before]
     if output.logprobs is not None or output.tool_calls:
         return False

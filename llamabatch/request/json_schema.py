@@ -1,6 +1,5 @@
-"""A JSON schema as a grammar can hold it: annotations are left out, unique items become lists of values, and keywords
-that no grammar holds are named.
-"""
+"""Turns a JSON schema into one that a grammar can hold: annotations are left out, unique items become lists of values,
+and keywords that no grammar holds are named."""
 
 from __future__ import annotations
 
@@ -15,31 +14,31 @@ from llamabatch.errors import SamplingError
 from llamabatch.request.schema_patterns import of_ecma
 from llamabatch.utils.checks import show
 
-# Formats that llguidance holds; any other is an annotation, as the standard has it.
+# Formats that llguidance holds. Any other format is an annotation, as in the standard.
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
-# Keywords that no grammar holds: refused, or left out and named.
+# Keywords that no grammar holds. They are refused, or left out and named.
 UNHELD = (
     *("if", "then", "else", "not", "contains", "minContains", "maxContains", "propertyNames", "dependentRequired"),
     *("dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"),
 )
-_VALUES = ("const", "default", "examples")  # keywords of which null is a value, and no slip
+_VALUES = ("const", "default", "examples")  # keywords for which null is a value, not a mistake
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems")
 _WITH_SCHEMAS = (*_SCHEMAS_BY_NAME, *_LISTS_OF_SCHEMAS, *_SCHEMAS)
-_MOST_LISTS = 512  # of values that stand for a list of unique items
-_LENIENT_ADVICE = 'leave it out, or give "lenient": True beside "json": the output names what is not held'
-_DEEPEST = 64  # references that lead to the values of an enumeration
+_MOST_LISTS = 512  # the most lists of values that replace a schema with unique items
+_LENIENT_ADVICE = 'leave it out, or give "lenient": True beside "json": the output then lists the ignored keywords'
+_DEEPEST = 64  # the longest chain of references to an enumeration
 
 
 def held(schema: Any, start: str = "", root: Any = None) -> tuple[Any, tuple[str, ...]]:
-    """The schema that a grammar holds, and the formats that it does not know, which are left out: "format 'password'".
+    """Returns the schema that a grammar holds, and the unknown formats that were left out: "format 'password'".
 
     Args:
-        start: of an error.
-        root: the schema in which this one stands; None: none.
+        start: the beginning of an error message.
+        root: the schema that contains this one; None: none.
 
     Raises:
         SamplingError: a keyword that no grammar holds.
@@ -48,10 +47,10 @@ def held(schema: Any, start: str = "", root: Any = None) -> tuple[Any, tuple[str
 
 
 def read(schema: Any, *, lenient: bool) -> tuple[Any, tuple[str, ...]]:
-    """The schema that is held to, and what was left out of the given one: "format 'password'", "not".
+    """Returns the schema that a grammar holds, and the parts that were left out: "format 'password'", "not".
 
     Args:
-        lenient: leave out what no grammar holds; else it is refused.
+        lenient: leave out keywords that no grammar holds; otherwise they are refused.
 
     Raises:
         SamplingError: a keyword that no grammar holds, and lenient is False.
@@ -60,7 +59,7 @@ def read(schema: Any, *, lenient: bool) -> tuple[Any, tuple[str, ...]]:
 
 
 class _Reader:
-    """Args: advice: what an error about a keyword says; None: such keywords are left out."""
+    """Reads one schema. Args: advice: the advice in an error about a keyword; None: such keywords are left out."""
 
     def __init__(self, root: Any, advice: str | None, start: str = "") -> None:
         self._root = root
@@ -77,8 +76,7 @@ class _Reader:
         return found, tuple(dict.fromkeys(self._left_out))
 
     def _elsewhere(self, value: Any, path: tuple[str, ...], targets: set[tuple[str, ...]]) -> Any:
-        """A value of a keyword that is none of the standard's, as "components", in which schemas stand: references lead
-        to them."""
+        """Reads the schemas in a keyword outside the standard, as "components". References lead to these schemas."""
         if path in targets:
             return self.schema(value)
         if not isinstance(value, dict):
@@ -103,9 +101,9 @@ class _Reader:
             self._left_out.append(f"{key} null")
             return False
         if key == "propertyNames" and value in ({}, True, {"type": "string"}):
-            return False  # which each name fits
+            return False  # every name fits
         if key in UNHELD:
-            self._leave_out(key, f"{key} of a JSON schema is {show(value)}, which no grammar holds")
+            self._leave_out(key, f"{key} of a JSON schema is {show(value)}, which a grammar cannot enforce")
             return False
         return key != "uniqueItems" or not isinstance(value, bool)
 
@@ -116,9 +114,9 @@ class _Reader:
             raise SamplingError(f"{self._start}{error}") from None
 
     def _unique(self, given: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-        """The schema of a list without equal items: each list that there can be, or in one order where these are many.
+        """Returns the schema of a list without equal items: all possible lists, or each in one order if these are many.
 
-        A list of at most one item has no equal ones.
+        A list of at most one item has no equal items.
         """
         most = given.get("maxItems", math.inf)
         if isinstance(most, (int, float)) and most <= 1:
@@ -134,8 +132,8 @@ class _Reader:
                     return {**rest, "anyOf": [_exactly(each) for size in sizes for each in ways(values, size)]}
         self._leave_out(
             "uniqueItems",
-            "uniqueItems of a JSON schema is held for lists of a few values (enum), and for maxItems of 1; these items "
-            f"are {show(given.get('items'))}",
+            "uniqueItems of a JSON schema works where items is a short enum, or maxItems is 1; items "
+            f"is {show(given.get('items'))}",
         )
         return found
 
@@ -145,7 +143,7 @@ class _Reader:
         self._left_out.append(key)
 
     def _values(self, items: Any) -> list[Any] | None:
-        """The values that a schema allows, without equal ones; None: they are no enumeration."""
+        """Returns the values that a schema allows, without equal ones; None if it is not an enumeration."""
         for _ in range(_DEEPEST):
             if not isinstance(items, dict) or not isinstance(items.get("$ref"), str):
                 break
@@ -164,7 +162,7 @@ _OF_LISTS = ("type", "items", "minItems", "maxItems")
 
 
 def referred(reference: str, root: object) -> object:
-    """The schema at a place of the root, as "#/$defs/size"; None: there is none."""
+    """Returns the schema at a place of the root, as "#/$defs/size"; None if there is none."""
     path = _path(reference)
     if path is None:
         return None
@@ -180,7 +178,7 @@ def referred(reference: str, root: object) -> object:
 
 
 def _path(reference: str) -> tuple[str, ...] | None:
-    """The names on the way from the root to a place in it; None: it is elsewhere."""
+    """Returns the names on the way from the root to a place in it; None if the place is not in the root."""
     start, _, path = reference.partition("/")
     if start != "#":
         return None
@@ -188,7 +186,6 @@ def _path(reference: str) -> tuple[str, ...] | None:
 
 
 def _references(root: Any) -> Iterator[tuple[str, ...]]:
-    """The paths of all references in a schema."""
     left = [root]
     while left:
         value = left.pop()
@@ -201,7 +198,7 @@ def _references(root: Any) -> Iterator[tuple[str, ...]]:
 
 
 def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """A schema with each schema that stands directly in it changed; lists are an older form of prefixItems."""
+    """Returns a schema with each schema directly in it changed. Lists are an older form of prefixItems."""
 
     def changed(key: str, value: Any) -> Any:
         if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
@@ -214,7 +211,7 @@ def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
 
 
 def _exactly(values: tuple[Any, ...]) -> dict[str, Any]:
-    """The schema of the list of these values alone."""
+    """Returns the schema of exactly this list of values."""
     size = len(values)
     each = [{"const": value} for value in values]
     return {"type": "array", "prefixItems": each, "items": False, "minItems": size, "maxItems": size}

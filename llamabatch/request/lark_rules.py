@@ -1,4 +1,4 @@
-"""Rules of a grammar in Lark's notation, in which the marks of a family of models may be special tokens."""
+"""Rules of a grammar in Lark's notation. The marks of a family of models may be special tokens in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamabatch.errors import SamplingError
 
 
 class Raw(NamedTuple):
-    """A regular expression within a notation, and a text that it matches."""
+    """A regular expression in a grammar, and a text that it matches."""
 
     regex: str
     sample: str
@@ -25,10 +25,10 @@ class Rules:
     """Rules of a grammar.
 
     Args:
-        marks: texts that `spell` gives a form.
+        marks: the texts for which `spell` returns a form.
 
     Attributes:
-        about: what the next rules are for, which stands behind each as a comment: about_line() finds it.
+        about: what the next rules are for. It stands behind each rule as a comment, which about_line() reads.
     """
 
     def __init__(self, marks: tuple[str, ...], spell: Spell) -> None:
@@ -43,15 +43,15 @@ class Rules:
         return "".join(self._lines)
 
     def rule(self, name: str, right: str, *, says: bool = True) -> str:
-        """A rule, or a terminal where its name has capital letters; returns the name.
+        """Adds a rule, or a terminal if its name has capital letters. Returns the name.
 
         Args:
-            says: what it is for; else another rule does.
+            says: add `about` as a comment; False where another rule has it.
         """
         self._left -= len(right)
         if self._left < 0:
             raise SamplingError(
-                f"tools are refused: {self.about} takes a grammar of more than {MAX_CHARS:,} characters"
+                f"tools are refused: the grammar for {self.about} has more than {MAX_CHARS:,} characters"
             )
         about = f"{_COMMENT}{self.about}" if says and self.about else ""
         self._lines.append(f"{name}: {right}{about}\n")
@@ -61,14 +61,14 @@ class Rules:
         self._lines += others._lines
 
     def lazy(self, name: str, content: str, end: str, start: str = "") -> str:
-        """A text of `content` up to the first `end`, with that; all are expressions of a terminal."""
+        """Adds a rule for `content` up to and with the first `end`. The arguments are expressions of a terminal."""
         if content not in self._terminals:
             self._terminals[content] = self.rule(name.upper(), content)
         self.rule(f"{name}[lazy]", f"{start} {self._terminals[content]} {end}".strip(), says=False)
         return name
 
     def up_to(self, end: str) -> str:
-        """Any text up to the first `end`, with that; `end` begins with a mark."""
+        """Returns an expression for any text up to and with the first `end`, which begins with a mark."""
         mark = self._marks.match(end)
         assert mark is not None
         if self._spell(mark[0]) == quoted(mark[0]):
@@ -76,7 +76,7 @@ class Rules:
         return f"{ANY} {self.text(end)}"  # no text has a special token in it
 
     def text(self, *parts: Part) -> str:
-        """Literal text, in which marks may be special tokens."""
+        """Returns an expression for literal text, in which marks may be special tokens."""
         made: list[str] = []
         for part in parts:
             if isinstance(part, Raw):
@@ -91,27 +91,27 @@ class Rules:
 
 
 ANY = "/(?s:.*)/"
-GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}  # of each %json
-MAX_CHARS = 2**18  # of a grammar
-_COMMENT = " // \x1f"  # no text of a message has the second one
+GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}  # for each %json
+MAX_CHARS = 2**18  # the most characters of a grammar
+_COMMENT = " // \x1f"  # no text of a message contains \x1f
 
 
 def quoted(text: str) -> str:
-    """A string of Lark, which is one of JSON but for U+007F: Lark's lexer takes that one as an escape only.
+    """Returns a string of Lark. It is a JSON string except for U+007F, which Lark's lexer takes only as an escape.
 
-    Also the form of a mark that is no special token.
+    This is also the form of a mark that is not a special token.
     """
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def slashed(regex: str) -> str:
-    """A regular expression as it stands between slashes."""
+    """Returns a regular expression as it stands between slashes."""
     escaped = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) > 1 else r"\/", regex, flags=re.DOTALL)
     return escaped.replace("\n", r"\n").replace("\r", r"\r")
 
 
 def form_of(kind: str, text: str) -> str | None:
-    """The right side of a rule for a form, as a Structure has its kind and its text; None: it is a grammar itself."""
+    """Returns the right side of a rule for a Structure's kind and text; None if the text is a grammar itself."""
     if kind == "json":
         schema = json.loads(text)
         given = schema.get("x-guidance", {})
@@ -123,22 +123,20 @@ def form_of(kind: str, text: str) -> str | None:
 
 
 def about_line(lark: str, number: int) -> str:
-    """The comment of the rule in a line, from 1 on: what it is for; "": it has none."""
+    """Returns the comment of the rule in a line, counted from 1: what the rule is for; "" if it has none."""
     lines = lark.split("\n")
     line = lines[number - 1] if 0 < number <= len(lines) else ""
     return line.rpartition(_COMMENT)[2] if _COMMENT in line else ""
 
 
-TEXT = "TEXT"  # the terminal of an argument's texts, with the number of its function, which is tried alone
-PARAMETERS = "the parameters"  # of a function, in what a rule is for
-CALL = "call"  # the rule of one call of any function, and with its number each function's
+TEXT = "TEXT"  # the terminal of an argument's texts, with the number of its function; it is tried alone
+PARAMETERS = "the parameters"  # of a function, in the comment of a rule
+CALL = "call"  # the rule of a call of any function; with a number, the rule of one function
 
 
 def without_call(lark: str, number: int) -> tuple[str, str] | None:
-    """A grammar of calls without the function that the rule in a line belongs to, and what that function is.
-
-    None: the rule belongs to none, or there is no other function.
-    """
+    """Returns a grammar of calls without the function whose rule stands in a line, and the comment of that function.
+    Returns None if the rule belongs to no function, or if there is no other function."""
     lines = lark.split("\n")
     rule = _OF_FUNCTION.match(lines[number - 1]) if 0 < number <= len(lines) else None
     at, calls = _calls(lines)
@@ -152,7 +150,7 @@ def without_call(lark: str, number: int) -> tuple[str, str] | None:
 
 
 def each_call(lark: str) -> Iterator[tuple[int, str]]:
-    """For each function of a grammar of calls the line of its rule, and the grammar with its calls alone."""
+    """Yields for each function of a grammar of calls the line of its rule, and the grammar with its calls alone."""
     lines = lark.split("\n")
     at, calls = _calls(lines)
     for name in calls:
@@ -160,7 +158,8 @@ def each_call(lark: str) -> Iterator[tuple[int, str]]:
 
 
 def _calls(lines: list[str]) -> tuple[int, list[str]]:
-    """The place of the rule of any call, and the names of each function's; none where no function may be left out."""
+    """Returns the index of the line with the rule of any call, and the functions' rule names; (0, []) without that
+    rule."""
     at = next((at for at, line in enumerate(lines) if line.startswith(f"{CALL}: ")), None)
     return (0, []) if at is None else (at, lines[at].partition(": ")[2].split(" | "))
 

@@ -11,13 +11,13 @@ from llamabatch.request.sampling_params import SamplingParams
 
 
 class Logprob(NamedTuple):
-    """Probability of one token at its place, for the model alone, unless SamplingParams.post_sampling_probs is True.
+    """The probability of one token at its place: the model's own, unless SamplingParams.post_sampling_probs is True.
 
     Attributes:
         logprob: natural logarithm of its probability: log softmax of the model's own logits, before logit_bias,
             penalties, masks and temperature.
-        rank: 1 for the likeliest token of the vocabulary; of equally likely ones the lower id counts as likelier.
-        decoded_token: its text, the name of a special token; U+FFFD for bytes that are no whole character.
+        rank: 1 for the likeliest token of the vocabulary; of equally likely tokens the lower id has the better rank.
+        decoded_token: its text, or the name of a special token; U+FFFD for bytes that are not a whole character.
     """
 
     logprob: float
@@ -26,11 +26,12 @@ class Logprob(NamedTuple):
 
 
 class TextOffsets:
-    """Places of tokens in their text, in characters. A token that goes on with a character stands where that begins.
+    """Places of tokens in their text, in characters. A token that continues a character stands at the character's
+    beginning.
 
     Args:
         at: the place of the first token.
-        errors: of bytes that are no UTF-8, as in bytes.decode.
+        errors: how to treat bytes that are not UTF-8, as in bytes.decode.
     """
 
     def __init__(self, at: int = 0, errors: str = "replace") -> None:
@@ -38,33 +39,33 @@ class TextOffsets:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
 
     def add(self, data: bytes) -> int:
-        """The place of the next token, which has these bytes."""
+        """Returns the place of the next token, which has these bytes."""
         at = self.at
         self.at += len(self._decoder.decode(data))
         return at
 
 
-# The token itself first, then the likeliest, which may name it again, then those that were asked for by id.
+# First the token itself, then the likeliest tokens, which may include it, then the tokens that were asked for by id.
 TokenLogprobs = dict[int, Logprob]
 
 
 class FlatLogprobs(Sequence[Any]):
-    """The TokenLogprobs of many places, kept in arrays, as in vLLM's class of this name: some 25 bytes a logprob, where
-    objects take 200. The dict of a place is made each time it is read; a place without logprobs is None.
+    """The TokenLogprobs of many places, kept in arrays, as in vLLM's class of this name. A logprob takes some 25 bytes
+    instead of the 200 of objects. The dict of a place is made each time it is read; a place without logprobs is None.
 
-    It equals a list or a tuple of equal items. A deep copy, as dataclasses.asdict makes one, is such a tuple.
+    The object equals a list or a tuple of equal items. A deep copy, as made by dataclasses.asdict, is a tuple.
     """
 
     __slots__ = ("_ends", "_lengths", "_logprobs", "_ranks", "_texts", "_token_ids")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, places: Iterable[TokenLogprobs | None] = ()) -> None:
-        self._ends = array("q")  # of each place, in the next three arrays
+        self._ends = array("q")  # the end of each place in the next three arrays
         self._token_ids = array("i")
         self._logprobs = array("d")
         self._ranks = array("i")
-        self._lengths = array("I")  # of the texts of tokens
-        self._texts: list[str] = []  # of each place, those of its tokens one after another
+        self._lengths = array("I")  # lengths of the tokens' texts
+        self._texts: list[str] = []  # for each place, the texts of its tokens one after another
         self.extend(places)
 
     def append(self, given: TokenLogprobs | None) -> None:
@@ -96,7 +97,7 @@ class FlatLogprobs(Sequence[Any]):
 
     @property
     def n_logprobs(self) -> int:
-        """Logprobs at all places together."""
+        """The number of logprobs at all places together."""
         return len(self._token_ids)
 
     def __len__(self) -> int:
@@ -136,13 +137,13 @@ class FlatLogprobs(Sequence[Any]):
         return tuple(self)
 
     def parts(self) -> tuple[Any, ...]:
-        """Its bytes and texts, for another process of this machine."""
+        """Returns the bytes and texts of the object, for another process of this machine."""
         arrays: tuple[array[Any], ...] = (self._ends, self._token_ids, self._logprobs, self._ranks, self._lengths)
         return (*[each.tobytes() for each in arrays], tuple(self._texts))
 
     @classmethod
     def of_parts(cls, parts: tuple[Any, ...]) -> FlatLogprobs:
-        """The instance with these parts."""
+        """Returns the instance with these parts."""
         made = cls()
         *arrays, texts = parts
         own: tuple[array[Any], ...] = (made._ends, made._token_ids, made._logprobs, made._ranks, made._lengths)
@@ -153,14 +154,14 @@ class FlatLogprobs(Sequence[Any]):
 
 
 def count(places: Sequence[TokenLogprobs | None] | None) -> int:
-    """Number of logprobs at all places together; 0: none were asked for."""
+    """Returns the number of logprobs at all places together; 0 if none were asked for."""
     if isinstance(places, FlatLogprobs):
         return places.n_logprobs
     return sum([len(each) for each in places or () if each])
 
 
 class RowLogprobs(NamedTuple):
-    """Logprobs of one output row: of a token with its `rank`, then of the likeliest ones in order.
+    """Logprobs of one output row: of a token with its `rank`, then of the likeliest tokens in order.
 
     Attributes:
         others: (id, logprob, rank) of further tokens.
@@ -172,7 +173,7 @@ class RowLogprobs(NamedTuple):
     others: Sequence[tuple[int, float, int]] = ()
 
     def named(self, token_bytes: Callable[[int], bytes]) -> TokenLogprobs:
-        """Each token with its rank and text."""
+        """Returns each token with its logprob, rank and text."""
         texts = [token_bytes(token_id).decode("utf-8", errors="replace") for token_id in self.token_ids]
         ranks = (self.rank, *range(1, len(texts)))
         found = dict(zip(self.token_ids, map(Logprob, self.logprobs, ranks, texts), strict=True))
@@ -189,12 +190,12 @@ class LogprobRecord:
     """The logprobs of one sequence; a sequence that asks for none has no record.
 
     Args:
-        prompt: its tokens; the row at position i - 1 holds the logprob of token i.
+        prompt: tokens of the prompt; the row at position i - 1 holds the logprob of token i.
         prompt_top: number of likeliest tokens for each token of the prompt; None: no logprobs of the prompt.
-        top: the same for output tokens; CUMULATIVE: the sum of their logprobs alone; None: nothing.
+        top: the same for output tokens; CUMULATIVE: only the sum of their logprobs; None: nothing.
         others: further tokens whose logprobs come with each output token.
         first: index of the first token of the prompt with a logprob.
-        post_sampling: those of output tokens are of the distribution that they are drawn from.
+        post_sampling: logprobs of output tokens come from the distribution that they are drawn from.
     """
 
     CUMULATIVE = -1
@@ -232,10 +233,10 @@ class LogprobRecord:
         ranked: bool = False,
         score_from: int | None = None,
     ) -> LogprobRecord | None:
-        """The record of a sequence; None where it asks for none.
+        """Returns the record of a sequence; None if it asks for no logprobs.
 
         Args:
-            ranked: best_of needs the sum at least.
+            ranked: best_of needs at least the sum.
             score_from: index of the first prompt token to score; the output has no logprobs then.
         """
         prompt_top = n_vocab if params.prompt_logprobs == -1 else params.prompt_logprobs
@@ -259,7 +260,7 @@ class LogprobRecord:
 
     @property
     def next_row(self) -> int:
-        """Position of the first row inside the prompt that is still to be read; cells before it may be copies."""
+        """The position of the first row inside the prompt that is still to be read. Cells before it may be copies."""
         return (len(self._prompt_rows) if self._asks_prompt else len(self._prompt)) - 1
 
     @property
@@ -268,11 +269,11 @@ class LogprobRecord:
         return self.next_row >= len(self._prompt) - 1
 
     def rows_of(self, start: int, end: int) -> int:
-        """Number of rows inside the prompt, of positions start .. end - 1, that are still to be read."""
+        """Returns how many rows inside the prompt, at positions start .. end - 1, are still to be read."""
         return max(0, min(end, len(self._prompt) - 1) - max(start, self.next_row))
 
     def targets(self, end: int, count: int) -> tuple[int, ...]:
-        """The tokens of which the last `count` rows inside the prompt before position `end` hold the logprobs."""
+        """Returns the tokens whose logprobs are in the last `count` rows inside the prompt before position `end`."""
         end = min(end, len(self._prompt) - 1)
         return self._prompt[end - count + 1 : end + 1]
 
@@ -281,7 +282,7 @@ class LogprobRecord:
         self._prompt_rows.extend([row.named(self._token_bytes) for row in rows])
 
     def add(self, rows: Sequence[RowLogprobs]) -> SampleLogprobs:
-        """Adds the rows of sampled tokens; returns the logprobs of these tokens."""
+        """Adds the rows of sampled tokens. Returns the logprobs of these tokens."""
         for row in rows:
             self._sum += row.logprobs[0]
         if self.top is None or self.top == self.CUMULATIVE:
@@ -298,15 +299,15 @@ class LogprobRecord:
 
     @property
     def cumulative(self) -> float | None:
-        """Sum of the logprobs of the output; None where none are asked for."""
+        """The sum of the logprobs of the output; None if none are asked for."""
         return None if self.top is None else self._sum
 
     def of_output(self) -> SampleLogprobs:
-        """One for each output token; None where none are asked for."""
+        """Returns the logprobs of each output token; None if none are asked for."""
         return None if self.top is None or self.top == self.CUMULATIVE else self._tokens
 
     def of_prompt(self) -> FlatLogprobs | None:
-        """One for each token of the prompt, None for those before the first to score; None before all rows are read."""
+        """Returns one for each prompt token, None for those not scored. None as a whole until all rows are read."""
         if not self._asks_prompt or not self.prompt_is_read:
             return None
         return self._prompt_rows

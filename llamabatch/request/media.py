@@ -18,10 +18,10 @@ class Media:
     """One picture or sound, decoded where it is needed: a file has a tenth of the bytes of its pixels, a path none.
 
     Attributes:
-        data: as `form` says: raw, that is rows of pixels with 3 bytes each (red, green, blue), or samples of a sound as
-            32-bit floats; the bytes of a file; an absolute path.
-        width, height: in pixels; of a sound the number of its samples, and 1.
-        kind: what it is. form: the form of `data`.
+        data: as `form` says. "raw": rows of pixels with 3 bytes each (red, green, blue), or samples of a sound as
+            32-bit floats; "file": the bytes of a file; "path": an absolute path.
+        width, height: in pixels; for a sound the number of its samples, and 1.
+        kind: picture or sound. form: the form of `data`.
         digest: SHA-256 of kind, size and raw data, in hexadecimal digits; equal media have equal digests in any form.
     """
 
@@ -38,34 +38,34 @@ class Media:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of main memory that it takes."""
+        """Bytes of main memory that `data` takes."""
         return len(self.data)
 
     @property
     def n_raw_bytes(self) -> int:
-        """Bytes of its raw data."""
+        """Bytes of the raw data."""
         return (3 if self.kind == IMAGE else 4) * self.width * self.height
 
 
 def digest_of(kind: Kind, raw: bytes, width: int, height: int) -> str:
-    """The digest of a Media with this raw data."""
+    """Returns the digest of a Media with this raw data."""
     return hashlib.sha256(f"{kind} {width} {height} ".encode() + raw).hexdigest()
 
 
 class MediaRun(NamedTuple):
-    """Neighbouring tokens of a prompt whose cells come from one encoder pass over a picture or a sound, or a part
-    of one.
+    """Neighbouring tokens of a prompt whose cells come from one encoder pass over a picture or a sound, or a part of
+    one.
 
     Attributes:
         start: index of the first of the tokens.
         length: number of tokens, each of which has a cell.
         media: index of the picture or sound in Request.media.
-        chunk: number of the encoder pass among those of this picture or sound.
-        is_causal: each token attends to earlier ones only; False: all of the run to one another, so that one call must
-            compute all of them.
-        n_pos: positions by which the run moves those of the text behind it; as many as tokens, but with M-RoPE the
-            longer side of the picture, in tokens.
-        n_time: positions of its tokens on the axis by which llama.cpp tells cells apart: with M-RoPE 1, as a rule.
+        chunk: number of the encoder pass among the passes of this picture or sound.
+        is_causal: each token attends to earlier tokens only. False: all tokens of the run attend to one another, so
+            that one call must compute all of them.
+        n_pos: positions by which the run moves the text behind it: the number of its tokens, but with M-RoPE the longer
+            side of the picture, in tokens.
+        n_time: positions of its tokens on the axis by which llama.cpp tells cells apart; with M-RoPE usually 1.
     """
 
     start: int
@@ -85,8 +85,8 @@ class MediaTokens(NamedTuple):
     """A picture or a sound as a part of a prompt.
 
     Attributes:
-        token_ids: ids of the model's vocabulary, and ids below 0 for the cells of the runs.
-        runs: in order; `start` counts from the first of these tokens.
+        token_ids: ids of the model's vocabulary, and negative ids for the cells of the runs.
+        runs: the runs in order; `start` counts from the first of these tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -94,13 +94,13 @@ class MediaTokens(NamedTuple):
 
 
 def cell_ids(digest: str, chunk: int, length: int) -> list[int]:
-    """Ids below 0 for the cells of a run, drawn from what the picture shows or what the sound is: lists of tokens that
-    are equal stand for equal cells, so that all that compares tokens (shared prefixes, kept ones, families) compares
-    media, too."""
+    """Returns negative ids for the cells of a run, drawn from the content of the picture or sound. Equal lists of
+    tokens stand for equal cells, so that code that compares tokens (shared and kept prefixes, families) compares media,
+    too."""
     drawn = hashlib.shake_128(f"{digest} {chunk}".encode()).digest(4 * length)
     return [-1 - (word >> 1) for word in struct.unpack(f"<{length}I", drawn)]  # a token id has 31 bits and its sign
 
 
 def moved(runs: Sequence[MediaRun], by: int, media: int) -> tuple[MediaRun, ...]:
-    """Runs of one picture as runs of a prompt: `by` tokens stand before them, and the picture has this index there."""
+    """Returns the runs of one picture as runs of a prompt, behind `by` tokens and with the picture's index `media`."""
     return tuple(run._replace(start=run.start + by, media=media) for run in runs)

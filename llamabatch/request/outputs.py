@@ -1,6 +1,6 @@
-"""RequestOutput and SequenceOutput: the result of a request and the part of it that one step brings.
+"""RequestOutput and SequenceOutput: the result of a request, and the part of it that one step produces.
 
-Their to_openai gives the shape of OpenAI's API, which llama_cpp.Llama returns too: for code that was written for these.
+Their to_openai returns the shape of OpenAI's API, as llama_cpp.Llama does, for code written for these.
 """
 
 from __future__ import annotations
@@ -75,17 +75,18 @@ class CompletionOutput:
 
     Attributes:
         index: its number among the continuations of the prompt.
-        text: the generated text, without stop string and special tokens unless the parameters say so; invalid UTF-8
-            becomes U+FFFD.
+        text: the generated text. Stop string and special tokens are left out unless the parameters say otherwise;
+            invalid UTF-8 becomes U+FFFD.
         token_ids: every sampled token, the end-of-generation token included.
         finish_reason: "stop", "length", "abort" or "error".
         stop_reason: the stop string (str), stop token or end-of-generation token (int) that ended it, else None.
-        logprobs: for each token of token_ids, itself and the likeliest at its place, by id; None unless asked for.
+        logprobs: for each token of token_ids, the logprobs of it and of the likeliest tokens at its place, by token id;
+            None unless asked for.
         cumulative_logprob: the sum of the logprobs of token_ids; None unless logprobs or best_of asked for it.
-        reasoning: the thinking before the text, of a chat with a model whose family is known (`plan.reasoning`); None:
-            the model did not think, or its text is not taken apart.
+        reasoning: the thinking before the text, in a chat with a model of a known family (`plan.reasoning`). None: the
+            model did not think, or its text is not parsed.
         tool_calls: calls of the tools that the conversation was given; they are not in the text. finish_reason is
-            "stop" after them, too; OpenAI's shape says "tool_calls".
+            "stop" after calls, too; OpenAI's shape says "tool_calls".
     """
 
     index: int
@@ -108,18 +109,19 @@ class RequestOutput:
     those of outputs[0].
 
     Attributes:
-        prompt_logprobs: for each token of the prompt, itself and the likeliest at its place, by id, and None for the
-            first token; None unless asked for, and where the request ended before.
-        embedding: float32 as the model gives them: n_embd of a text (with pooling="none" of each token, one after
-            another), or the outputs of the classification head; None unless the request embeds or classifies.
+        prompt_logprobs: for each token of the prompt, the logprobs of it and of the likeliest tokens at its place, by
+            token id; None for the first token. None as a whole unless asked for, and where the request ended before.
+        embedding: the model's float32 values: n_embd of a text (with pooling="none" of each token, one after another),
+            or the outputs of the classification head. None unless the request embeds or classifies.
         num_truncated: tokens that the prompt lost at its left (overflow="truncate"); prompt_token_ids is without them.
-        num_cached_tokens: tokens of the prompt that were not computed, since the prefix cache, a loaded prefix or
-            another request had their cells; as found when the request first began, also where it was preempted later.
-            Of several continuations, those of the first.
-        error_type: name of the class in llamabatch.errors that a single call raises with `error`; None: EngineError.
-        not_held: parts of the JSON schema that the text was not held to: formats that are annotations, as "format
-            'password'", and with "lenient": True keywords that no grammar holds. Of a call that had to come, functions
-            that it could not name, since their schemas cannot be held: "function 'f'".
+        num_cached_tokens: tokens of the prompt that were not computed, because the prefix cache, a loaded prefix or
+            another request had their cells. Counted when the request (its first continuation) first began, even if it
+            was preempted later.
+        error_type: name of the class in llamabatch.errors that a call for this prompt alone raises with `error`; None:
+            EngineError.
+        not_held: parts of the JSON schema that the text was not held to: formats that are only annotations, as "format
+            'password'", and with "lenient": True the keywords that no grammar holds. For a required tool call, also the
+            functions that it could not name because their schemas cannot be held: "function 'f'".
     """
 
     request_id: str
@@ -138,13 +140,13 @@ class RequestOutput:
     def __repr__(self) -> str:
         return brief(self, hidden=("timings",))
 
-    if not TYPE_CHECKING:  # a type checker shall see a wrong name
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they report a wrong name
 
         def __getattr__(self, name: str) -> Any:
             raise absent(self, name, OF_OUTPUT)
 
     def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
-        """The dictionary that OpenAI's API and llama_cpp.Llama would return.
+        """Returns the dictionary that OpenAI's API and llama_cpp.Llama would return.
 
         Args:
             chat: as a chat completion; otherwise as a completion.
@@ -153,7 +155,7 @@ class RequestOutput:
         return openai_chat_completion(self, model) if chat else openai_completion(self, model)
 
     def exception(self) -> LlamaBatchError | None:
-        """The exception that a call for this prompt alone would have raised; None: the request did not fail."""
+        """Returns the exception that a call for this prompt alone would have raised; None without a failure."""
         if self.error is not None:
             return error_class(self.error_type)(self.error)
         aborted = self.finish_reason is FinishReason.ABORT
@@ -186,7 +188,7 @@ class RequestOutput:
 
     @classmethod
     def failed(cls, request: Request, error: Exception | str) -> RequestOutput:
-        """The output of a request that was refused before it ran."""
+        """Returns the output of a request that was refused before it ran."""
         if isinstance(error, Exception):
             output = cls.failed(request, describe(error))
             return replace(output, error_type=error_type(error))
@@ -199,17 +201,17 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class SequenceOutput:
-    """The part of a result that one step brings: new tokens, text that is safe to show, at the end the whole output.
+    """The part of a result that one step produces: new tokens, text that is safe to show, at the end the whole output.
 
     Attributes:
         index: number of the continuation among those of the prompt.
-        finished: the output of the request, when its last continuation has ended.
+        finished: the output of the request, once its last continuation has ended.
         prompt_index: number of the prompt among those of its call.
-        logprobs: those of token_ids, as in CompletionOutput; None unless asked for.
+        logprobs: logprobs of token_ids, as in CompletionOutput; None unless asked for.
         reasoning: new thinking; "" where there is none.
-        ended: of several continuations, the reason for the end of this one, in its last piece; else None.
-        tool_calls: calls that begin or go on; joined by their index they are the tool_calls of the CompletionOutput.
-        called_tools: the continuation, whose last piece this is, has called tools.
+        ended: with several continuations, the reason for the end of this one, in its last piece; otherwise None.
+        tool_calls: calls that begin or continue; joined by index they are the tool_calls of the CompletionOutput.
+        called_tools: True in the last piece of a continuation that has called tools.
     """
 
     request_id: str
@@ -231,8 +233,8 @@ class SequenceOutput:
     def of_step(
         cls, request_id: str, token_ids: tuple[int, ...], text: str, logprobs: Sequence[TokenLogprobs] | None = None
     ) -> SequenceOutput:
-        """A piece that ends nothing; other fields have the defaults of the class. A step makes one for each row, and
-        the __init__ of a frozen dataclass, which sets all fields one by one, takes four times as long."""
+        """Returns a piece that ends nothing; other fields have their defaults. A step makes one for each row, and the
+        __init__ of a frozen dataclass, which sets all fields one by one, takes four times as long."""
         made = object.__new__(cls)
         fields = made.__dict__
         fields["request_id"] = request_id
@@ -243,18 +245,18 @@ class SequenceOutput:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Reason for the end of the continuation, in its last piece; None before."""
+        """The reason for the end of the continuation, in its last piece; None before."""
         if self.ended is not None or self.finished is None:
             return self.ended
         return self.finished.outputs[min(self.index, len(self.finished.outputs) - 1)].finish_reason
 
     def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
-        """A chunk of a stream of OpenAI's API. Arguments as in RequestOutput.to_openai."""
+        """Returns a chunk of a stream of OpenAI's API. Arguments as in RequestOutput.to_openai."""
         return openai_chat_chunk(self, model) if chat else openai_completion_chunk(self, model)
 
 
 def openai_completion(output: RequestOutput, model: str) -> dict[str, Any]:
-    """A "text_completion" dictionary. A failed request has finish_reason "error" and the key "error"."""
+    """Returns a "text_completion" dictionary. A failed request has finish_reason "error" and the key "error"."""
     choices = [
         {
             "index": each.index,
@@ -268,7 +270,7 @@ def openai_completion(output: RequestOutput, model: str) -> dict[str, Any]:
 
 
 def openai_chat_completion(output: RequestOutput, model: str) -> dict[str, Any]:
-    """A "chat.completion" dictionary; otherwise as openai_completion."""
+    """Returns a "chat.completion" dictionary; otherwise as openai_completion."""
     choices = [
         {
             "index": each.index,
@@ -282,13 +284,13 @@ def openai_chat_completion(output: RequestOutput, model: str) -> dict[str, Any]:
 
 
 def openai_completion_chunk(piece: SequenceOutput, model: str) -> dict[str, Any]:
-    """A piece of a stream, as llama_cpp.Llama's create_completion(stream=True) yields them."""
+    """Returns a piece of a stream, in the form that llama_cpp.Llama's create_completion(stream=True) yields."""
     choice = {"index": piece.index, "text": piece.text, "logprobs": None, "finish_reason": _reason(piece)}
     return _document(f"cmpl-{piece.request_id}", "text_completion", model, [choice])
 
 
 def openai_chat_chunk(piece: SequenceOutput, model: str) -> dict[str, Any]:
-    """A piece of a stream, a "chat.completion.chunk"."""
+    """Returns a piece of a stream, a "chat.completion.chunk"."""
     choice = {
         "index": piece.index,
         "delta": {**_thought(piece.reasoning or None), **_content(piece)},
@@ -322,25 +324,25 @@ def _reason(piece: SequenceOutput) -> str | None:
 
 
 def chat_reason(reason: FinishReason | None, *, called: bool) -> str | None:
-    """finish_reason of a chat: "tool_calls" where a model has called tools and its text has not been cut."""
+    """Returns the finish_reason of a chat: "tool_calls" if the model has called tools and its text was not cut."""
     if reason is None:
         return None
     return "tool_calls" if called and reason is FinishReason.STOP else reason.value
 
 
 def _content(part: CompletionOutput | SequenceOutput) -> dict[str, Any]:
-    """Text and calls of a message or of a delta; the content of a message that only calls is None."""
+    """Returns text and calls of a message or of a delta. The content of a message that only calls is None."""
     if not part.tool_calls:
         return {"content": part.text}
     return {"content": part.text or None, "tool_calls": [call.to_openai() for call in part.tool_calls]}
 
 
 def _thought(reasoning: str | None) -> dict[str, str]:
-    """Thinking under both of the names that clients of OpenAI's API look for: DeepSeek's, and vLLM's newer one."""
+    """Returns the thinking under both names that clients of OpenAI's API look for: DeepSeek's, and vLLM's newer one."""
     return {} if reasoning is None else {"reasoning_content": reasoning, "reasoning": reasoning}
 
 
-_BROKEN = "\N{REPLACEMENT CHARACTER}"  # in the name of a token that is no whole character
+_BROKEN = "\N{REPLACEMENT CHARACTER}"  # in the name of a token that is not a whole character
 
 
 def completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:
@@ -350,7 +352,8 @@ def completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:
     chosen = [given[token_id] for token_id, given in zip(each.token_ids, each.logprobs, strict=True)]
     for token in chosen:
         name = token.decoded_token
-        if tokens and _BROKEN in tokens[-1] and _BROKEN not in name:  # behind a character of several tokens
+        # the token before ended a character of several tokens
+        if tokens and _BROKEN in tokens[-1] and _BROKEN not in name:
             offset = max(offset, each.text.find(name, offset))
         tokens.append(name)
         offsets.append(offset)
@@ -366,10 +369,10 @@ def completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:
 def chat_logprobs(
     logprobs: Sequence[TokenLogprobs] | None, piece: Callable[[int], bytes] | None = None
 ) -> dict[str, Any] | None:
-    """ "logprobs" of a choice of a chat; None: they were not asked for.
+    """Returns "logprobs" of a choice of a chat; None if they were not asked for.
 
     Args:
-        piece: the bytes of a token by its id. Without it the bytes of a token that is no whole character are None.
+        piece: returns the bytes of a token by its id. Without it, tokens that are not whole characters have None.
     """
     if logprobs is None:
         return None
@@ -379,10 +382,10 @@ def chat_logprobs(
 def chat_logprob(
     given: TokenLogprobs, piece: Callable[[int], bytes] | None = None, most: int | None = None
 ) -> dict[str, Any]:
-    """The entry of one token in "logprobs" of a chat. Arguments as chat_logprobs.
+    """Returns the entry of one token in "logprobs" of a chat. Arguments as chat_logprobs.
 
     Args:
-        most: likeliest tokens that were asked for, as a sampled one behind them is no top logprob; None or -1: all.
+        most: how many likeliest tokens were asked for, to leave out a sampled one ranked below; None or -1: all.
     """
     (chosen_id, chosen), *others = given.items()  # the sampled token stands first
     shown = given.items() if chosen.rank <= len(given) else others

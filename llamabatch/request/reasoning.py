@@ -1,4 +1,4 @@
-"""The thinking of an answer: its marks, and its state where a prompt ends."""
+"""The thinking of an answer: its marks, and its state at the end of a prompt."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ RETURN, CALL, CONSTRAIN = "<|return|>", "<|call|>", "<|constrain|>"
 CHANNEL_MARKS = (START, CHANNEL, MESSAGE, END, RETURN, CALL, CONSTRAIN)
 FINAL = f"{CHANNEL}final{MESSAGE}"
 
-# White space between the end of the thinking and the answer: families write up to two line breaks.
+# The longest white space between thinking and answer: families write up to two line breaks.
 GAP = "\n\n"
 
 
 class Thinking(str, Enum):
-    """State of the thinking where a prompt ends."""
+    """The state of the thinking at the end of a prompt."""
 
-    INSIDE = "inside"  # the answer goes on with thinking
-    POSSIBLE = "possible"  # the answer may begin with the tag that opens it
-    OVER = "over"  # the prompt has closed it
+    INSIDE = "inside"  # the answer continues the thinking
+    POSSIBLE = "possible"  # the answer may begin with the tag that opens the thinking
+    OVER = "over"  # the prompt has closed the thinking
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class ReasoningTags:
     """The marks around the thinking of a family.
 
     Attributes:
-        family: its name, for the plan and for messages.
-        start, end: text that begins the thinking, and that ends it; no white space around them.
-        closing: text that ends the thinking when its budget is spent: `end` with the line breaks of the family.
-        channels: messages in channels, as gpt-oss has them; `end` is then the header of the final one.
+        family: name of the family, for the plan and for messages.
+        start, end: the texts that begin and end the thinking, without white space around them.
+        closing: the text that ends the thinking when its budget is spent: `end` with the line breaks of the family.
+        channels: messages are in channels, as in gpt-oss; `end` is then the header of the final message.
     """
 
     family: str
@@ -41,15 +41,15 @@ class ReasoningTags:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Texts that the parser of an answer must see, also where they are special tokens."""
+        """The texts that the parser of an answer must see, even if they are special tokens."""
         return CHANNEL_MARKS if self.channels else (self.start, self.end)
 
     def at_end_of(self, prompt: str, continued: str = "") -> Thinking:
-        """State of the thinking where the answer begins.
+        """Returns the state of the thinking where the answer begins.
 
         Args:
             prompt: the whole text that the model reads.
-            continued: text of the last message, if the answer goes on with it.
+            continued: text of the last message, if the answer continues it.
         """
         if continued:
             opened, closed = continued.rfind(self.start), continued.rfind(self.end)
@@ -70,8 +70,8 @@ class Reasoning:
     """The thinking of one request, as its engine needs it.
 
     Attributes:
-        thinking: its state where the prompt ends.
-        parsed: the answer is taken apart: line breaks between thinking and answer are no part of the answer.
+        thinking: state of the thinking at the end of the prompt.
+        parsed: the answer is split into parts, and line breaks between thinking and answer are not part of it.
     """
 
     tags: ReasoningTags

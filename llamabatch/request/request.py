@@ -21,33 +21,33 @@ _group_numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to continue. Immutable; everything that has to reach an engine in another process is in it.
+    """One prompt to continue. Immutable; it holds everything that has to reach an engine in another process.
 
     Attributes:
         request_id: unique among the requests in flight.
-        prompt_token_ids: the prompt as ids of the model's vocabulary; below 0 for the cells of pictures and sounds.
+        prompt_token_ids: the prompt as ids of the model's vocabulary, negative for the cells of pictures and sounds.
         params: how to sample.
-        prompt: the text that the ids came from, where there was one.
+        prompt: the text that the ids came from, if there was one.
         arrival_s: time.perf_counter() when the caller asked, seconds.
-        group: requests of one call share a number; later calls have higher ones. Policies sort inside a group only,
-            so that a later call never overtakes an earlier one for good.
+        group: requests of one call share a number; later calls have higher numbers. Policies sort only inside a group,
+            so that a later call cannot overtake an earlier one forever.
         seed: params.seed, or a random one drawn here, so that a retry draws the same tokens.
-        ranked: best_of needs its cumulative logprob, though no single ones are asked for.
-        embed: the result is a vector, not a continuation; `params` mean nothing then.
+        ranked: best_of needs the cumulative logprob, although no single logprobs are asked for.
+        embed: the result is a vector, not a continuation; `params` have no meaning then.
         classify: the result is the outputs of the model's classification head; `embed` is then True, too.
-        adapters: adapters that the model computes it with; see adapters.adapter_set.
-        score_from: index of the first prompt token to score, 1 .. their number - 1: the request gives the logprobs of
+        adapters: adapters that the request is computed with; see adapters.adapter_set.
+        score_from: index of the first prompt token to score, 1 .. their number - 1. The request returns the logprobs of
             the prompt from there on and samples nothing. None: an ordinary request.
         num_truncated: tokens that the prompt has lost at its left (overflow="truncate").
         resumed: output tokens that another engine emitted before it died.
-        reasoning: the thinking of the answer; None: none is known, so that neither a budget nor the start of
+        reasoning: the thinking of the answer; None: unknown, so that neither a budget nor the start of
             structured_outputs depends on it.
-        preserved_token_ids: special tokens whose names stand in the text also with skip_special_tokens, since the
+        preserved_token_ids: special tokens whose names stay in the text even with skip_special_tokens, because the
             parser of the answer looks for them; rising.
         media: the pictures and sounds of the prompt, in order.
-        media_runs: the runs of prompt_token_ids that stand for them, in order.
+        media_runs: the runs of prompt_token_ids that stand for the media, in order.
         make_parser: makes the parser of a continuation from this request and its index; None: the text stays as it is.
-            The engine knows nothing of it.
+            The engine does not use it.
     """
 
     request_id: str
@@ -82,7 +82,7 @@ class Request:
 
     @property
     def tier(self) -> tuple[bool, int]:
-        """Rank among the waiting requests; the lower one enters first."""
+        """The rank among the waiting requests; the lower one enters first."""
         return self.params.background, self.params.priority
 
     def is_late(self, now: float) -> bool:
@@ -91,22 +91,21 @@ class Request:
 
     @property
     def follows_reasoning(self) -> bool:
-        """True if the thinking of the answer is followed while it is generated: it has a budget, or a form binds behind
-        it."""
+        """True if the engine must follow the thinking of the answer, which has a budget or a form behind it."""
         params = self.params
         binds = params.structure is not None and not params.structure.in_reasoning
         return self.reasoning is not None and (binds or params.thinking_token_budget is not None)
 
     @property
     def expected_tokens(self) -> int:
-        """Upper bound of the tokens that the request will occupy, by present knowledge: the measure of load."""
+        """The most tokens that the request will occupy, as far as is known; the measure of load."""
         output = self.params.n_copies * (self.params.max_tokens or 256)
         return len(self.prompt_token_ids) + (output if self.score_from is None and not self.embed else 0)
 
 
 @dataclass(frozen=True)
 class ResumedOutput:
-    """Output tokens of an engine that is gone. The next one computes them like a prompt and does not emit them again.
+    """Output tokens of an engine that has died. The next engine computes them like a prompt, and does not emit them.
 
     Attributes:
         token_ids: the tokens. times_s: time.perf_counter() when each was emitted.
@@ -121,5 +120,5 @@ class ResumedOutput:
 
 
 def new_group() -> int:
-    """A group number for the requests of one call."""
+    """Returns a group number for the requests of one call."""
     return next(_group_numbers)

@@ -1,4 +1,4 @@
-"""The samplers of a chain: llama.cpp's names of them, their order there, and the values with which one does nothing."""
+"""The samplers of a chain: llama.cpp's names and order, and the values that switch a sampler off."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class _Sampler(NamedTuple):
     """A sampler.
 
     Attributes:
-        letter: in llama-server's --sampler-seq.
-        off: fields of SamplingParams, and their values with which it does nothing.
-        others: other names of it.
-        is_off_below: it does nothing with lower values, too.
+        letter: its letter in llama-server's --sampler-seq.
+        off: fields of SamplingParams, with the values that switch the sampler off.
+        others: other names of the sampler.
+        is_off_below: lower values switch it off, too.
     """
 
     letter: str
@@ -43,10 +43,10 @@ _CANONICAL = {other: name for name, each in _SAMPLERS.items() for other in (name
 
 
 def known_samplers(names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The samplers of a chain by their first names, in its order; and the names that are not known, each once.
+    """Returns the samplers of a chain by their first names, in its order; and the unknown names, each once.
 
     Args:
-        names: of samplers, or their letters.
+        names: names of samplers, or their letters.
     """
     given = list(names)
     unknown = dict.fromkeys(name for name in given if name not in _CANONICAL)
@@ -54,16 +54,16 @@ def known_samplers(names: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def switched_off(samplers: Iterable[str]) -> dict[str, Any]:
-    """Fields of SamplingParams, and their values with which no sampler acts but those of a chain."""
+    """Returns the fields of SamplingParams, with values, that switch off all samplers except those given."""
     left = _SAMPLERS.keys() - set(samplers)
     return {field: value for name in left for field, value in _SAMPLERS[name].off.items()}
 
 
 def is_off(sampler: str, values: Mapping[str, Any]) -> bool:
-    """True if a sampler does nothing.
+    """True if a sampler does nothing with these values.
 
     Args:
-        values: of all fields of SamplingParams.
+        values: the values of all fields of SamplingParams.
     """
     each = _SAMPLERS[sampler]
     below = -math.inf if each.is_off_below else 0.0

@@ -1,4 +1,4 @@
-"""SamplingParams: the sampling of one request, and its end. Names are vLLM's, defaults llama.cpp's."""
+"""SamplingParams: the sampling of one request, and when its text ends. Names are vLLM's, defaults llama.cpp's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llamabatch.utils.aliases import takes_names
 from llamabatch.utils.brief import brief
 from llamabatch.utils.checks import boolean, choice, integer, items, nearest, number, pairs, show, string
 
-MAX_CHARS = 256  # of a stop string, a bad word or a breaker
+MAX_CHARS = 256  # the most characters of a stop string, a bad word or a breaker
 MAX_BIASES = 1024
 MAX_PROCESSORS = 64
 MAX_TOKEN_ID = 2**20 - 1  # larger than any vocabulary; the engine refuses ids that its model does not have
@@ -31,7 +31,7 @@ Strings = tuple[str, ...] | list[str] | str | None
 TokenIds = Iterable[int] | None
 LogitsProcessor = Callable[[list[int], Any], Any]
 
-# Other libraries' names for fields of ours: llama.cpp and llama_cpp.Llama, Hugging Face's generate, OpenAI.
+# Names of other libraries for our fields: llama.cpp's and llama_cpp.Llama's, Hugging Face's generate, OpenAI's.
 ALIASES = {
     "n_predict": "max_tokens",
     "max_new_tokens": "max_tokens",
@@ -68,12 +68,12 @@ ALIASES = {
 # Aliases that name one form of structured_outputs: the key of that form.
 _FORMS = {f"guided_{form}": form for form in ("json", "regex", "choice", "grammar")}
 
-# Parameters of other libraries without a meaning here: understood at the value that asks for what happens anyway.
+# Parameters of other libraries without a meaning here. Values that ask for what happens anyway are accepted.
 AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "tfs_z": ((1, None), "llama.cpp has no tail free sampling any more; leave it out, or give top_p or typical_p"),
     "use_beam_search": ((False, None), "there is no beam search; give best_of"),
     "num_beams": ((1, None), "there is no beam search; give best_of"),
-    "length_penalty": ((1, None), "it belongs to beam search, which is not there; leave it out"),
+    "length_penalty": ((1, None), "it belongs to beam search, which is not supported; leave it out"),
     "flat_logprobs": ((False, None), "logprobs are TokenLogprobs, one a token"),
     "output_kind": ((None,), "call stream(...) for pieces, generate(...) for whole outputs"),
     "extra_args": ((None,), "there are no parameters but those of SamplingParams"),
@@ -151,97 +151,98 @@ BOOLEANS = (
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The sampling of a request, and its end. Checked once, when it is made; raises SamplingError.
+    """The sampling of a request, and when its text ends. Checked once, when it is made; raises SamplingError.
 
-    Keywords may have the names of llama.cpp, Hugging Face and OpenAI, too (docs/names.md): temp, repeat_penalty,
-    n_predict, guided_json. An unknown one raises UnknownParameterError with the nearest name; it is a TypeError, too.
+    Keywords may also have the names of llama.cpp, Hugging Face and OpenAI (docs/names.md): temp, repeat_penalty,
+    n_predict, guided_json. An unknown one raises UnknownParameterError, also a TypeError, with the nearest name.
 
     The chain is llama.cpp's (common/sampling.cpp): logit_bias, the penalties, DRY, allowed_token_ids and other masks,
     top_n_sigma, top_k, typical_p, top_p, min_p on the untempered probabilities, XTC, temperature, then one draw.
     Penalties are vLLM's and OpenAI's. temperature, top_k, top_p, min_p, xtc_probability, xtc_threshold, mirostat,
-    mirostat_tau, mirostat_eta, repetition_penalty and repeat_last_n are None unless given: then the value of the
-    model's GGUF holds (general.sampling.*), else the default in brackets: llama.cpp's (common/common.h) but for
+    mirostat_tau, mirostat_eta, repetition_penalty and repeat_last_n are None unless given. None means the value of the
+    model's GGUF (general.sampling.*), else the default in brackets: llama.cpp's (common/common.h) except for
     repeat_last_n.
 
     Attributes:
         n: continuations of the prompt, 1 .. 256; they share the prompt's KV cells.
-        best_of: generate so many and give the n with the highest mean logprob of their tokens; None: n.
-        max_tokens: tokens to generate at most, the end-of-generation token included; None: until the model stops or
+        best_of: generate this many and return the n with the highest mean logprob of their tokens; None: n.
+        max_tokens: the most tokens to generate, including the end-of-generation token; None: until the model stops or
             the request has used its n_ctx.
-        min_tokens: before so many tokens nothing ends the text: no end-of-generation token, stop token or stop string.
-        temperature: 0 is greedy: the likeliest token, the lowest id where two are equal. [0.8]
+        min_tokens: no end-of-generation token, stop token or stop string ends the text before this many tokens.
+        temperature: 0 is greedy: the likeliest token, or the lowest id of two that are equal. [0.8]
         top_k: keep the k likeliest tokens; 0 or -1: all. [40]
         top_p: keep the fewest tokens whose probabilities sum to at least top_p; 1: all. [0.95]
         min_p: keep tokens at least min_p times as probable as the likeliest; 0: all. [0.05]
-        typical_p: keep the tokens whose surprise is nearest to the entropy, up to this mass (locally typical
-            sampling); 1: all.
-        top_n_sigma: keep logits within so many standard deviations of the largest; 0 or below: all.
-        xtc_probability, xtc_threshold: with this probability, drop all tokens above the threshold but the least
-            likely of them ("exclude top choices"); a threshold above 0.5 never drops any. [0, 0.1]
+        typical_p: keep the tokens whose surprise is nearest to the entropy, up to this mass (locally typical sampling);
+            1: all.
+        top_n_sigma: keep logits within this many standard deviations of the largest; 0 or below: all.
+        xtc_probability, xtc_threshold: "exclude top choices": with this probability, drop all tokens above the
+            threshold except the least likely of them. A threshold above 0.5 never drops any. [0, 0.1]
         dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: "don't repeat
             yourself": a token that would repeat a run of more than dry_allowed_length tokens loses multiplier * base **
-            (run - allowed length); last_n: tokens looked at, -1: all; 0 of multiplier or last_n: off.
-        mirostat, mirostat_tau, mirostat_eta: 1 or 2: hold the surprise near tau bits, learning at rate eta, in place of
+            (run - allowed length). last_n is the number of last tokens that are searched, -1: all. A multiplier or
+            last_n of 0: off.
+        mirostat, mirostat_tau, mirostat_eta: 1 or 2: keep the surprise near tau bits, learning at rate eta, instead of
             the cuts above; 0: off. [0, 5, 0.1]
         dynatemp_range, dynatemp_exponent: temperature between temperature - range and + range, by entropy; 0: off.
         samplers: the samplers of the chain, in this order, by llama.cpp's names: "penalties", "dry", "top_n_sigma",
             "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "infill", at most 64, or a text of their letters
-            "edskypmxti"; all others do nothing. A name that comes again acts again. "infill" is for code in a gap: it
-            ends the text early, and takes the likeliest of tokens that begin alike. None: all but infill, in
+            "edskypmxti". Other samplers do nothing. A name that is repeated acts again. "infill" is for code in a gap:
+            it ends the text early, and takes the likeliest of tokens that begin alike. None: all but infill, in
             llama.cpp's order. Mirostat has no order.
-        seed: 0 .. 2**64-1; the draw of output token i depends on (seed, i) alone, so that company, retries and
-            preemption never shift it. None: a fresh random seed for each request. Continuation k draws with seed + k.
+        seed: 0 .. 2**64-1. The draw of output token i depends on (seed, i) alone, so that other requests, retries and
+            preemption never change it. Continuation k draws with seed + k. None: a fresh random seed for each request.
         stop: strings that end the text; the text is cut before the first of them.
         stop_token_ids: tokens that end the text as an end-of-generation token does.
         include_stop_str_in_output: leave the stop string, or the text of the stop token, in the text.
-        ignore_eos: go on after an end-of-generation token, which then counts as any other.
-        bad_words: strings that the tokens of the text never spell; each is looked for as the vocabulary writes it, with
-            and without a space before it.
-        repetition_penalty: the logit of each token that is in prompt or output is divided by it where positive, else
-            multiplied; 0.01 .. 100, 1: none. [1]
-        presence_penalty: taken from the logit of each token that is in the output; -2 .. 2.
-        frequency_penalty: the same for each time that the token is in the output; -2 .. 2.
-        repeat_last_n: the penalties see so many last tokens of prompt and output; -1: all, 0: none. [-1]
-        prompt_ignore_length: the penalties do not see so many first tokens of the prompt; None: they see all.
-        logit_bias: {token id: number to add to its logit, -100 .. 100}, at most 1024 ids, as texts too, as JSON
-            has them; kept as a tuple of pairs.
-        allowed_token_ids: only these may come; None: all.
-        logprobs: give the logprob of each output token, and of the so many likeliest; 0 .. 1024, -1: of the whole
-            vocabulary, None: none. A request may have 4,194,304 in all.
+        ignore_eos: continue after an end-of-generation token, which then counts as any other token.
+        bad_words: strings that the tokens of the text never spell. Each is searched for as the vocabulary writes it,
+            with and without a space before it.
+        repetition_penalty: divides the logit of each token in prompt or output if positive, and multiplies it if
+            negative; 0.01 .. 100, 1: none. [1]
+        presence_penalty: subtracted from the logit of each token that is in the output; -2 .. 2.
+        frequency_penalty: subtracted from the logit of a token once for each time that it is in the output; -2 .. 2.
+        repeat_last_n: the penalties count this many last tokens of prompt and output; -1: all, 0: none. [-1]
+        prompt_ignore_length: the penalties skip this many first tokens of the prompt; None: they count all.
+        logit_bias: {token id: number to add to its logit, -100 .. 100}, at most 1024 ids. Ids may be texts, as in JSON.
+            Kept as a tuple of pairs.
+        allowed_token_ids: only these tokens may come; None: all.
+        logprobs: return the logprob of each output token and of this many likeliest tokens; 0 .. 1024, -1: of the whole
+            vocabulary, None: no logprobs. At most 4,194,304 logprobs a request.
         prompt_logprobs: the same for the tokens of the prompt.
-        logprob_token_ids: give the logprobs of these tokens, too, at the place of each output token; with logprobs=None
-            theirs and that of the output token alone.
+        logprob_token_ids: also return the logprobs of these tokens at the place of each output token. With
+            logprobs=None, only theirs and the output token's are returned.
         skip_special_tokens: leave the names of special tokens out of the text.
-        structured_outputs: one of {"json": a schema (mapping, text or pydantic model class)}, {"regex": …},
-            {"choice": [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True},
-            {"structural_tag": free text with such parts, as in vLLM}; or OpenAI's response_format. The text is of this
-            form whenever it ends with "stop", unless one of your stop strings (stop_reason) cut it. Where the answer of
-            a chat begins with thinking, the form is that of the text behind it; {"enable_in_reasoning": True} beside
-            the form binds it from the first token on. Kept as a Structure. Not with stop_token_ids, min_tokens or
-            ignore_eos: the form alone says which token may end the text.
-        logits_processors: called as f(output token ids, logits) before each token and all else; logits is a copy of
-            the row, numpy float32 of shape (vocabulary,); the logits that f returns are sampled. An exception of f
-            ends the request with an error. Not where a child process does the work.
+        structured_outputs: one of {"json": a schema (mapping, text or pydantic model class)}, {"regex": …}, {"choice":
+            [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True}, {"structural_tag": free
+            text with such parts, as in vLLM}; or OpenAI's response_format. The text has this form whenever it ends with
+            "stop", unless one of your stop strings (stop_reason) cut it. If the answer of a chat begins with thinking,
+            the form applies to the text behind the thinking; {"enable_in_reasoning": True} beside the form applies it
+            from the first token on. Kept as a Structure. Not with stop_token_ids, min_tokens or ignore_eos, because the
+            form alone decides which token may end the text.
+        logits_processors: called as f(output token ids, logits) before each token, ahead of all samplers. logits is a
+            copy of the row, numpy float32 of shape (vocabulary,); the logits that f returns are sampled. An exception
+            in f ends the request with an error. Not available where a child process does the work.
         priority: a waiting request with a lower number enters first, as in vLLM.
         background: the request takes only rows that other requests leave free.
         deadline_s: seconds after its arrival at which the request ends as an error; None: never.
-        overflow: fate of a request that outgrows n_ctx. "refuse": the prompt is refused, or the output ends there;
-            "truncate": the prompt loses its left; "shift": the oldest tokens go, and the output goes on.
-        n_keep: so many first tokens of the prompt stay where `overflow` takes tokens away, at most half of n_ctx; -1:
-            all of the prompt; None: 0. A BOS stays in any case.
-        truncate_prompt_tokens: keep so many last tokens of the prompt, of which a BOS is one; -1: the same as
+        overflow: what happens when a request outgrows n_ctx. "refuse": the prompt is refused, or the output ends;
+            "truncate": the prompt is cut at its left; "shift": the oldest tokens are dropped, and the output continues.
+        n_keep: this many first tokens of the prompt stay when `overflow` drops tokens, at most half of n_ctx; -1: all
+            of the prompt; None: 0. A BOS always stays.
+        truncate_prompt_tokens: keep this many last tokens of the prompt, including a BOS; -1: the same as
             overflow="truncate"; None: all.
-        thinking_token_budget: tokens of thinking after which the engine closes it, with the text that the model's
-            family writes there; 0: as soon as it begins; None: the model decides. For models whose family is known
+        thinking_token_budget: tokens of thinking after which the engine closes the thinking with the text of the
+            model's family; 0: as soon as it begins; None: the model decides. For models of a known family
             (LLM.plan.reasoning), or with reasoning_tags.
-        skip_reading_prefix_cache: compute the whole prompt, also where other requests have computed its beginning. The
-            continuations of one request share it all the same.
-        cache_salt: cells of prompts are shared among requests of an equal salt alone, so that how soon a token comes
-            says nothing about the prompts of other tenants; 1 to 256 characters. None: among the requests without one.
-        post_sampling_probs: logprobs of output tokens are those of the distribution that a token is drawn from, behind
-            logit_bias, penalties, masks, temperature and all samplers, in place of the model's own. Tokens that cannot
-            be drawn are not among the likeliest; one asked for by id, or written to end the thinking, has -9999. Such
-            requests take no part in speculation.
+        skip_reading_prefix_cache: compute the whole prompt, even if other requests have computed its beginning. The
+            continuations of one request still share it.
+        cache_salt: cells of prompts are shared only among requests with the same salt, so that the time to a token
+            reveals nothing about other tenants' prompts; 1 to 256 characters. None: shared among requests without one.
+        post_sampling_probs: logprobs of output tokens come from the distribution that a token is drawn from, after
+            logit_bias, penalties, masks, temperature and all samplers, instead of the model's own. Tokens that cannot
+            be drawn are not among the likeliest; a token asked for by id, or written to end the thinking, then has
+            -9999. Such requests take no part in speculation.
     """
 
     n: int = 1
@@ -298,7 +299,7 @@ class SamplingParams:
     post_sampling_probs: bool = False
 
     def __post_init__(self) -> None:
-        # a default holds, and to check all of them takes longer than the rest of a request that names few
+        # defaults are valid: checking all of them would take longer than the rest of a request that names few fields
         given = {name: value for name, value in vars(self).items() if value is not _DEFAULTS.get(name, _UNKNOWN)}
         for name, (least, most) in NUMBERS.items():
             if name in given and (given[name] is not None or name not in OPEN):
@@ -311,7 +312,7 @@ class SamplingParams:
                 self._keep(name, boolean(SamplingError, name, given[name]))
         if self.deadline_s is not None:
             self._keep("deadline_s", number(SamplingError, "deadline_s", self.deadline_s, 0.0, 1e9, ", or None"))
-        for name, check in _CHECKS.items():  # those of several types become tuples, to be compared and hashed
+        for name, check in _CHECKS.items():  # fields of several types become tuples, which can be compared and hashed
             if name in given:
                 self._keep(name, check(given[name]))
         self._check_together()
@@ -353,12 +354,12 @@ class SamplingParams:
 
     @classmethod
     def from_options(cls, **options: object) -> SamplingParams:
-        """As SamplingParams(**options), for type checkers that know no other names than those of the fields."""
+        """Returns SamplingParams(**options), for type checkers, which know only the names of the fields."""
         return cls(**options)  # type: ignore[arg-type]  # checked by __post_init__
 
     @property
     def n_copies(self) -> int:
-        """Continuations to generate."""
+        """The number of continuations to generate."""
         return self.n if self.best_of is None else self.best_of
 
     @property
@@ -445,21 +446,21 @@ class SamplingParams:
 
 
 def _or_none(name: str) -> str:
-    """The end of the allowed range of a field in a message; empty where None is not allowed."""
+    """Returns the end of the allowed range of a field in a message; "" where None is not allowed."""
     if name == "max_tokens":
         return ", or None: until the model stops or n_ctx is used up"
     return ", or None" if name in OPEN or name in OPTIONAL_INTEGERS else ""
 
 
 def named(options: Mapping[str, object], others: Iterable[str] = ()) -> dict[str, object]:
-    """Options of a caller under the names of SamplingParams' own fields.
+    """Renames a caller's options to the names of SamplingParams' own fields.
 
     Args:
         options: names of fields or ALIASES, and their values, which are not checked.
         others: further names that the caller may give, for the message about an unknown one.
 
     Raises:
-        UnknownParameterError: a name is unknown. SamplingError: two mean one field.
+        UnknownParameterError: a name is unknown. SamplingError: two names mean one field.
     """
     values: dict[str, object] = {}
     for given, value in _with_one_logprobs(options).items():
@@ -486,7 +487,7 @@ def named(options: Mapping[str, object], others: Iterable[str] = ()) -> dict[str
 
 
 def _with_one_logprobs(options: Mapping[str, object]) -> Mapping[str, object]:
-    """The options with one number for OpenAI's pair of logprobs (true or false) and top_logprobs (how many)."""
+    """Replaces OpenAI's pair of logprobs (true or false) and top_logprobs (how many) by one number."""
     wanted = options.get("logprobs", 0)
     if not (wanted is None or isinstance(wanted, bool)):
         return options
@@ -498,7 +499,7 @@ def _with_one_logprobs(options: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def strings(name: str, given: object, most: int, *, to_tokens: bool = False) -> tuple[str, ...]:
-    """One string or several, each of 1 to MAX_CHARS characters; of whole characters if `to_tokens`."""
+    """Returns one string or several as a tuple, each of 1 to MAX_CHARS characters; whole characters if `to_tokens`."""
     if given is None:
         return ()
     values = [given] if isinstance(given, str) else items(given, most + 1)
@@ -527,7 +528,7 @@ def _samplers(given: object) -> tuple[str, ...] | None:
 
 
 def biases(given: object) -> tuple[tuple[int, float], ...]:
-    """logit_bias as pairs, ids rising."""
+    """Returns logit_bias as pairs, ids rising."""
     if given is None:
         return ()
     biased = pairs(given, MAX_BIASES + 1)
@@ -546,7 +547,7 @@ def biases(given: object) -> tuple[tuple[int, float], ...]:
 
 
 def token_ids(name: str, given: object, least: int = 0) -> tuple[int, ...] | None:
-    """Token ids, rising, each once; None stays None."""
+    """Returns token ids, rising, each once; None stays None."""
     if given is None:
         return None
     ids = items(given, MAX_TOKEN_ID + 2)
@@ -559,7 +560,7 @@ def token_ids(name: str, given: object, least: int = 0) -> tuple[int, ...] | Non
 
 
 def processors(given: object) -> tuple[Callable[[list[int], Any], Any], ...]:
-    """Functions of (output token ids, logits)."""
+    """Returns the functions of (output token ids, logits) as a tuple."""
     if given is None:
         return ()
     functions = items(given, MAX_PROCESSORS + 1)
@@ -579,13 +580,13 @@ def _salt(given: object) -> str | None:
 
 _FIELDS = tuple(field.name for field in fields(SamplingParams))
 PARAMETERS = frozenset((*_FIELDS, *ALIASES))  # names of parameters that `named` knows
-MISPLACED = frozenset((*AS_HERE, *_ELSEWHERE))  # those of other libraries that it refuses with advice of their own
+MISPLACED = frozenset((*AS_HERE, *_ELSEWHERE))  # names of other libraries that `named` refuses with advice of their own
 
-# a dataclass writes its __init__ itself, so the decorator comes behind it; type checkers see the fields alone
+# a dataclass writes its own __init__, so it is decorated afterwards; type checkers see only the fields
 setattr(SamplingParams, "__init__", takes_names(named)(SamplingParams.__init__))  # noqa: B010
 
 
-# Checks of the fields that are neither numbers nor booleans, in order; each gives the value to keep.
+# Checks of the fields that are neither numbers nor booleans, in order. Each returns the value to keep.
 _CHECKS: dict[str, Callable[[Any], object]] = {
     "cache_salt": _salt,
     "samplers": _samplers,

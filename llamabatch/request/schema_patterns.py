@@ -1,8 +1,8 @@
-"""Patterns of JSON schemas, which are expressions of ECMA-262, in the notation that llguidance reads (Rust's regex).
+"""Translates patterns of JSON schemas (expressions of ECMA-262) to the notation that llguidance reads (Rust's regex).
 
-The notations differ within classes: Rust nests them, and joins them with &&, -- and ~~; so each class becomes ranges.
-Control characters that JSON spells by number are in none but those that name them: llguidance 1.9 lets an escaped
-quotation mark or backslash through wherever all control characters fit, as in [^"].
+The notations differ within character classes: Rust nests classes, and joins them with &&, -- and ~~. So each class is
+rewritten as ranges. Control characters that JSON spells by number are only in classes that name them. Where all control
+characters fit, as in [^"], llguidance 1.9 also lets an escaped quotation mark or backslash through.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llamabatch.utils.checks import show
 
 _LAST = 0x10FFFF
 _Ranges = list[tuple[int, int]]
-# In no class that names what it leaves out: control characters but \t, \n, \f and \r, and surrogates.
+# A negated class never includes these: control characters except \t, \n, \f and \r, and surrogates.
 _NEVER: _Ranges = [(0x00, 0x08), (0x0B, 0x0B), (0x0E, 0x1F), (0xD800, 0xDFFF)]
 
 _DIGITS: _Ranges = [(0x30, 0x39)]
@@ -28,7 +28,7 @@ _HEX_DIGITS = {"x": 2, "u": 4}
 
 
 def of_ecma(pattern: str) -> str:
-    """A pattern in llguidance's notation. Raises SamplingError where a class or an escape has no end."""
+    """Returns a pattern in llguidance's notation. Raises SamplingError where a class or an escape has no end."""
     made, at = [], 0
     while at < len(pattern):
         if pattern[at] == "\\":
@@ -46,7 +46,7 @@ def of_ecma(pattern: str) -> str:
 
 
 class _Class:
-    """A class of characters, which begins at a position of a pattern."""
+    """A class of characters that begins at a position of a pattern."""
 
     def __init__(self, pattern: str, at: int) -> None:
         self._pattern = pattern
@@ -54,7 +54,7 @@ class _Class:
         self._at = at + 1
 
     def read(self) -> tuple[str, int]:
-        """The class in the other notation, and the position behind it."""
+        """Returns the class in the other notation, and the position behind it."""
         is_negated = self._pattern.startswith("^", self._at)
         self._at += is_negated
         ranges: _Ranges = []
@@ -65,11 +65,11 @@ class _Class:
                 self._at += 1
                 end = self._member(properties)
                 if len(end) != 1 or end[0][0] != end[0][1] or end[0][0] < found[0][0]:
-                    raise SamplingError(f"the pattern {show(self._pattern)} has a range without an end in a class")
+                    raise SamplingError(f"the pattern {show(self._pattern)} has an invalid range in a class")
                 found = [(found[0][0], end[0][1])]
             ranges += found
         self._at += 1
-        if properties:  # of Unicode: they stay names
+        if properties:  # Unicode properties stay as names
             inner = _spelled(ranges) + "".join(properties)
             return f"[{'^' if is_negated else ''}{inner}]", self._at
         return f"[{_spelled(_others(ranges) if is_negated else _joined(ranges)) or _NOTHING}]", self._at
@@ -101,7 +101,7 @@ class _Class:
         return [(code, code)]
 
     def _code(self, kind: str) -> int:
-        """The character of an escape whose letter is read."""
+        """Reads the rest of an escape behind its letter. Returns the code of its character."""
         text = ""
         if kind in _HEX_DIGITS and self._pattern.startswith("{", self._at):
             text, _, _ = self._pattern[self._at + 1 :].partition("}")
@@ -115,7 +115,7 @@ class _Class:
         except ValueError:
             code = _LAST + 1
         if code > _LAST or self._at + length > len(self._pattern):
-            raise SamplingError(f"the pattern {show(self._pattern)} has \\{kind} without its digits")
+            raise SamplingError(f"the pattern {show(self._pattern)} has an incomplete \\{kind}")
         self._at += length
         return code
 
@@ -124,7 +124,7 @@ _NOTHING = f"^\\x00-\\x{{{_LAST:X}}}"  # the class without a character
 
 
 def _joined(ranges: _Ranges) -> _Ranges:
-    """The ranges in order, without those that touch."""
+    """Returns the ranges in order, with touching ranges merged."""
     made: _Ranges = []
     for first, last in sorted(ranges):
         if made and first <= made[-1][1] + 1:
@@ -135,7 +135,7 @@ def _joined(ranges: _Ranges) -> _Ranges:
 
 
 def _others(ranges: _Ranges) -> _Ranges:
-    """The ranges of all characters that are in none of these, nor in _NEVER."""
+    """Returns the ranges of all characters that are neither in these ranges nor in _NEVER."""
     made: _Ranges = []
     at = 0
     for first, last in _joined([*ranges, *_NEVER]):
@@ -158,7 +158,7 @@ _ESCAPES = {"\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 
 
 def _letter(code: int) -> str:
-    """A character within a class: letters and digits of ASCII as they are."""
+    """Returns a character as written within a class. ASCII letters and digits stay as they are."""
     char = chr(code)
     if char in _ESCAPES:
         return _ESCAPES[char]

@@ -16,32 +16,32 @@ from llamabatch.request.sampling_params import SamplingParams
 class Sequence:
     """The running state of one request; everything else is derived from it.
 
-    There is no prefill phase and no decode phase: tokens computed catch up with tokens known.
+    There is no prefill phase and no decode phase: the computed tokens catch up with the known tokens.
 
     Args:
-        vocabulary: of the model.
+        vocabulary: the model's vocabulary.
         n_ctx: cells of the KV cache that the request may use.
-        streamed: its caller gets each token as it comes, and not the whole output at the end.
+        streamed: the caller gets each token as it comes, instead of the whole output at the end.
 
     Attributes:
         token_ids: prompt and output so far.
-        num_computed: tokens of these that are computed.
-        num_discarded: tokens of these that have lost their cells; the positions of all later ones are lower by it.
-        least_cut: its cells cannot be cut to fewer tokens: those of a window before them are not there.
+        num_computed: how many of token_ids are computed.
+        num_discarded: how many of token_ids have lost their cells; the positions of all later tokens are lower by this.
+        least_cut: the cells cannot be cut to fewer tokens, because older cells of a sliding window are missing.
         slot: seq id in the KV cache; None while the sequence waits.
         number: order of arrival at the scheduler.
         family: (most expected tokens, first number) of the requests of its call that begin alike.
         overtaken: times that a later request entered first.
-        last_step: number of the last step that computed it, for round robin.
-        scores: it samples nothing and ends with the logprobs of its prompt.
+        last_step: number of the last step that computed the sequence, for round robin.
+        scores: the sequence samples nothing and ends with the logprobs of its prompt.
         shifts: a full slot forgets its oldest tokens (overflow="shift").
         logprobs: the logprobs that the request asks for; None: it asks for none.
-        num_cached: tokens of the prompt that came from other cells when it first began to compute.
-        shared_from: number of the first of the sequences that have copied cells from one another, this one among them;
-            None: it has copied from no running one.
-        not_held: what its form does not hold, of what was asked for.
-        last_token_s: time.perf_counter() of its last output token.
-        media_runs: the runs of its prompt that stand for pictures and sounds.
+        num_cached: tokens of the prompt that came from other cells when the sequence first began to compute.
+        shared_from: sequences that have copied cells from one another share this number, which is that of the first of
+            them; None: the sequence has copied from no running one.
+        not_held: the parts of the requested form that the output is not held to.
+        last_token_s: time.perf_counter() of the last output token.
+        media_runs: the runs of the prompt that stand for pictures and sounds.
     """
 
     def __init__(self, request: Request, vocabulary: Vocabulary, n_ctx: int, *, streamed: bool = True) -> None:
@@ -53,7 +53,7 @@ class Sequence:
         self.num_cached = 0
         self.least_cut = 0
         self.shared_from: int | None = None
-        self._began = False  # it has had cells
+        self._began = False  # the sequence has had cells
         self.slot: int | None = None
         self.number: int | None = None
         self.family = (request.expected_tokens, 0)
@@ -66,7 +66,7 @@ class Sequence:
         self.error: str | None = None
         self.scores = request.score_from is not None
         if self.scores:
-            self.token_ids.pop()  # its logprob is read from the row before it
+            self.token_ids.pop()  # the logprob of the last token is read from the row before it
         self.logprobs = LogprobRecord.of_request(
             request.params,
             request.prompt_token_ids,
@@ -107,12 +107,12 @@ class Sequence:
 
     @property
     def most_cells(self) -> int:
-        """Upper bound of the cells that the sequence can come to use."""
+        """The upper bound of the cells that the sequence may use."""
         return min(self._num_prompt + self._max_output - 1, self._n_ctx)
 
     @property
     def num_cells(self) -> int:
-        """Cells that the sequence holds: the position of the next token to be computed."""
+        """The number of cells that the sequence holds, and the position of the next token to be computed."""
         return self.num_computed - self.num_discarded
 
     @property
@@ -122,7 +122,7 @@ class Sequence:
 
     @property
     def num_shareable(self) -> int:
-        """Leading tokens with cells that a sequence of the same tokens may copy, now or once they are computed."""
+        """The number of leading tokens whose cells another sequence may copy, now or once they are computed."""
         return 0 if self.num_discarded else len(self.token_ids)
 
     @property
@@ -131,39 +131,39 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Tokens known but not computed; 1 means that a decode row is enough, unless the sequence scores."""
+        """The number of known tokens that are not computed. 1: a decode row is enough, unless the sequence scores."""
         return len(self.token_ids) - self.num_computed
 
     @property
     def most_steps_left(self) -> int:
-        """Output tokens that can still come."""
+        """The number of output tokens that can still come."""
         return self._max_output - self.num_output
 
     @property
     def most_shared(self) -> int:
-        """Leading tokens that may be copied; at least the last one is computed, as its row is the output."""
+        """The number of leading tokens that may be copied. The last one is computed, because its row is the output."""
         most = len(self.token_ids) - 1
         record = self.logprobs
         return most if record is None or record.prompt_is_read else min(most, record.next_row)
 
     def last_turn(self, most: int) -> int:
-        """Tokens of the prompt up to the last one that ends a turn, if it is one of the last `most`; else all."""
+        """Returns the prompt tokens up to the last one that ends a turn, if among the last `most`; otherwise all."""
         is_eog, end = self._vocabulary.is_eog, self._num_prompt
         tail = enumerate(self.token_ids[max(0, end - most) : end], max(0, end - most) + 1)
         turns = [count for count, token_id in tail if token_id >= 0 and is_eog(token_id)]
         return turns[-1] if turns else end
 
     def whole(self, count: int) -> int:
-        """The most leading tokens, at most `count`, that end within no picture or sound: no part of one is shared."""
+        """Returns the most leading tokens, up to `count`, that split no picture or sound: parts are not shared."""
         for run in self.media_runs:
             if run.start < count < run.end:
                 return run.start
         return count
 
     def next_piece(self, count: int) -> tuple[int, MediaRun | None]:
-        """How many of the next `count` tokens one call can compute, and the run that they are in; None: text.
+        """Returns how many of the next `count` tokens one call can compute, and their run; None for text.
 
-        A run that is not causal is computed whole, be it longer than `count`.
+        A run that is not causal is computed whole, even if it is longer than `count`.
         """
         at = self.num_computed
         for run in self.media_runs:
@@ -184,7 +184,7 @@ class Sequence:
 
     @property
     def admitted_s(self) -> float | None:
-        """time.perf_counter() when it first had a slot; None before."""
+        """time.perf_counter() when the sequence first had a slot; None before."""
         return self._admitted_s
 
     def admit(self, slot: int) -> None:
@@ -193,9 +193,9 @@ class Sequence:
             self._admitted_s = time.perf_counter()
 
     def begin_at(self, count: int) -> None:
-        """The first `count` tokens have their cells from elsewhere.
+        """Starts the sequence with cells of the first `count` tokens that were computed elsewhere.
 
-        What a preempted sequence finds when it begins again is not counted as cached, as in vLLM.
+        The cells that a preempted sequence finds when it starts again do not count as cached, as in vLLM.
         """
         self.num_computed = count
         if not self._began:
@@ -209,7 +209,7 @@ class Sequence:
         self.num_computed = self.num_discarded = self.least_cut = 0
 
     def _resume(self, output: ResumedOutput) -> None:
-        """Goes on from these tokens, as if it had sampled them and then lost its slot."""
+        """Continues after these tokens, as if the sequence had sampled them and then lost its slot."""
         self._admitted_s = output.admitted_s
         for token_id, time_s in zip(output.token_ids, output.times_s, strict=True):
             self.accept(token_id, time_s)
@@ -217,9 +217,9 @@ class Sequence:
             self.logprobs.resume(output.logprobs or ())
 
     def shift(self) -> tuple[int, int]:
-        """Drops the older half of the full cells but for a BOS and n_keep tokens; returns its position and length.
+        """Drops the older half of the full cells except a BOS and n_keep tokens. Returns its position and length.
 
-        The moment depends on the number of computed tokens alone, so that a sequence which is computed again gets the
+        The moment depends on the number of computed tokens alone, so that a sequence that is computed again gets the
         same cells.
         """
         has_bos = 1 if self.token_ids[0] == self._vocabulary.bos else 0
@@ -229,7 +229,7 @@ class Sequence:
         return kept, count
 
     def accept(self, token_id: int, now: float) -> str:
-        """Appends a sampled token; returns the text that is now safe to show, and may set finish_reason.
+        """Appends a sampled token. Returns the text that is now safe to show, and may set finish_reason.
 
         Args:
             now: time.perf_counter() of the step.
@@ -261,7 +261,7 @@ class Sequence:
         self._finish(FinishReason.LENGTH)
 
     def abort(self, error: str | None = None) -> str:
-        """Ends the sequence from outside, as an error if one is given; returns the text that was held back."""
+        """Ends the sequence from outside, as an error if one is given. Returns the text that was held back."""
         self.error = error
         self._finish(FinishReason.ABORT if error is None else FinishReason.ERROR)
         return self._detokenizer.flush()
@@ -276,7 +276,7 @@ class Sequence:
         self.stop_reason = stop_reason
 
     def output(self) -> RequestOutput:
-        """The whole result of a finished sequence."""
+        """Returns the whole result of a finished sequence."""
         assert self.finish_reason is not None
         request, start = self.request, self.request.arrival_s
         times = tuple(t - start for t in self._token_times)
@@ -301,7 +301,7 @@ class Sequence:
 
 
 def kept_tokens(params: SamplingParams, num_prompt: int, n_ctx: int, least: int) -> int:
-    """The number of first tokens that stay where `overflow` takes tokens away.
+    """Returns how many first tokens stay when `overflow` drops tokens.
 
     Args:
         least: 1 for a prompt with a BOS, else 0.

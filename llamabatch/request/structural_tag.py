@@ -1,8 +1,8 @@
-"""structural_tag: free text with parts that have a form, begun by triggers. Its two notations, and its grammar in Lark.
+"""structural_tag: free text with parts that have a form and begin with triggers. Reads its notations, writes Lark.
 
 The notations are vLLM's: the older {"structures": [{"begin", "schema", "end"}], "triggers": […]}, and {"format": …} as
-xgrammar reads it. Free text becomes a lexeme that ends at the first trigger (a lazy one of llguidance), so that nothing
-is compared with the schema of a part before its trigger has come.
+read by xgrammar. Free text becomes a lexeme that ends at the first trigger (a lazy lexeme of llguidance), so that
+nothing is compared with the schema of a part before its trigger has come.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from llamabatch.request.json_schema import held
 from llamabatch.request.lark_rules import ANY, GUIDANCE, quoted, slashed
 from llamabatch.utils.checks import nearest, show
 
-MAX_DEPTH = 32  # of formats in formats
-MAX_TAGS = 256  # of one list
+MAX_DEPTH = 32  # the most levels of nested formats
+MAX_TAGS = 256  # the most items of a list
 
 _TEXT = f"TEXT: {ANY}\n"
 
@@ -26,28 +26,28 @@ class Special(NamedTuple):
     """A special token in a text.
 
     Attributes:
-        name: as a grammar of Lark has it.
+        name: its name in a grammar of Lark.
     """
 
     name: str
 
 
-Part = str | Special  # of a text: plain text, or a special token
+Part = str | Special  # a part of a text: plain text, or a special token
 Split = Callable[[str], Sequence[Part]]
 
 
 def to_lark(text: str, split: Split) -> str:
-    """The grammar of a structural tag.
+    """Returns the grammar of a structural tag.
 
     Args:
         text: JSON of one of the two notations.
-        split: of a text, its plain pieces and special tokens.
+        split: splits a text into its plain pieces and special tokens.
 
     Raises:
-        SamplingError: it is no structural tag, or has a format that is not supported.
+        SamplingError: the text is not a structural tag, or has a format that is not supported.
     """
     document = _object("structural_tag", json.loads(text))
-    document = document.get("structural_tag", document)  # as some clients nest it
+    document = document.get("structural_tag", document)  # some clients nest it
     is_older = "structures" in document
     top = _from_structures(document) if is_older else _object("format of structural_tag", document.get("format"))
     lark = _Lark(split)
@@ -65,8 +65,8 @@ def _from_structures(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Lark:
-    """The rules of one grammar. Each format becomes an expression with the text that ends it, as free text has to know
-    where it ends."""
+    """The rules of one grammar. Each format becomes an expression together with the text behind it, because free text
+    has to know where it ends."""
 
     def __init__(self, split: Split) -> None:
         self.rules: list[str] = []
@@ -87,7 +87,7 @@ class _Lark:
         }
 
     def of(self, given: object, end: tuple[Part, ...], depth: int) -> str:
-        """The expression of a format, with `end` behind it."""
+        """Returns the expression of a format, with `end` behind it."""
         if depth > MAX_DEPTH:
             raise SamplingError(f"structural_tag nests formats more than {MAX_DEPTH} deep")
         known = _object("a format of structural_tag", given)
@@ -98,17 +98,17 @@ class _Lark:
         return self._formats[kind](known, end, depth + 1)
 
     def rule(self, body: str, options: str = "") -> str:
-        """A new rule; its name."""
+        """Adds a rule and returns its name."""
         name = f"r{len(self.rules)}"
         self.rules.append(f"{name}{options}: {body}\n")
         return name
 
     def text(self, parts: Sequence[Part]) -> str:
-        """A text as it is; "" for an empty one."""
+        """Returns the expression of a literal text; "" for an empty one."""
         return " ".join(part.name if isinstance(part, Special) else quoted(part) for part in parts)
 
     def free(self, end: Sequence[Part]) -> str:
-        """Any text up to `end`, and that; without one, any text up to the end of all."""
+        """Returns the expression of any text up to and with `end`, or of any text at all without one."""
         if not end:
             return "TEXT"
         first, *rest = end
@@ -172,7 +172,7 @@ class _Lark:
         return f"{self.text(begin)} {rest}".lstrip()
 
     def _tag_parts(self, given: Mapping[str, Any], end: tuple[Part, ...], depth: int) -> tuple[tuple[Part, ...], str]:
-        """The text that begins a tag, and the expression of the rest of it."""
+        """Returns the text that begins a tag, and the expression of the rest of the tag."""
         own = self._parts("end", given.get("end", ""), empty=True)
         content = self.of(given.get("content"), _joined(own, end), depth)
         return self._parts("begin", given.get("begin"), empty=True), content
@@ -194,8 +194,8 @@ class _Lark:
             fitting = [each for each in triggers if each and begin.startswith(str(each))]
             if len(fitting) != 1:
                 raise SamplingError(
-                    f"a tag of structural_tag begins with {show(begin)}, which {len(fitting)} of its triggers begin; "
-                    "each tag needs exactly one"
+                    f"a tag of structural_tag begins with {show(begin)}, which {len(fitting)} of its triggers match; "
+                    "exactly one must match"
                 )
             _, rest = self._tag_parts(tag, (), depth)
             rest = self.rule(f"{self.text(self._parts('begin', begin[len(fitting[0]) :], empty=True))} {rest}".strip())
@@ -239,7 +239,7 @@ def _flag(given: Mapping[str, Any], name: str) -> bool:
 
 
 def _check_ends(given: object) -> None:
-    """Raises SamplingError for a format that ends with free text and nothing that ends it."""
+    """Raises SamplingError for a format whose last part is free text without an end."""
     left = [given]
     while left:
         known = left.pop()
@@ -247,9 +247,7 @@ def _check_ends(given: object) -> None:
             continue
         kind = known.get("type")
         if kind == "any_text" or (kind == "triggered_tags" and known.get("stop_after_first") is not True):
-            raise SamplingError(
-                f"structural_tag has {kind} where nothing ends it; put it last, or into a tag with an end"
-            )
+            raise SamplingError(f"structural_tag has {kind} without an end; put it last, or into a tag with an end")
         elements = known.get("elements")
         if kind == "sequence" and isinstance(elements, (list, tuple)) and elements:
             left.append(elements[-1])
@@ -260,7 +258,7 @@ def _check_ends(given: object) -> None:
 
 
 def _joined(first: Sequence[Part], second: Sequence[Part]) -> tuple[Part, ...]:
-    """Two texts behind each other, as few pieces as possible."""
+    """Joins two texts with as few pieces as possible."""
     if first and second and isinstance(first[-1], str) and isinstance(second[0], str):
         return (*first[:-1], first[-1] + second[0], *second[1:])
     return (*first, *second)

@@ -1,6 +1,6 @@
-"""Structure: the plain form of `structured_outputs`, a kind and a text, which compare, hash and cross a wire.
+"""Structure: `structured_outputs` as a kind and a text, which can be compared, hashed and sent to another process.
 
-Nothing is compiled here: that takes a vocabulary, and a trial of grammars that may be hostile (sampling/).
+Nothing is compiled here. Compiling takes a vocabulary, and a trial of grammars that may be hostile (sampling/).
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from llamabatch.utils.checks import boolean, half_character, items, mapping, nea
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 TOOLS = "tools"  # a grammar that llamabatch makes of the tools of a conversation; no caller can ask for it
 IN_REASONING = "enable_in_reasoning"
-LENIENT = "lenient"  # beside "json": what no grammar holds is left out of the schema, and named in the output
+LENIENT = "lenient"  # beside "json": keywords that no grammar holds are left out of the schema, and named in the output
 ANY_OBJECT = '{"type": "object"}'
 
-CANNOT_FOLLOW = "structured_outputs cannot be followed any further"  # begins the error of a form that costs too much
+CANNOT_FOLLOW = "structured_outputs cannot be followed any further"  # begins the error of a grammar that costs too much
 _MOST_NAMED = 1000  # parts of a schema that are not held
 _MOST_KEPT = 16  # structures that passed the checks
 _KEYS = (*KINDS, "json_object")
 _FORMATS = ("json_schema", "json_object", "structural_tag", "text")
-_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a surrogate pair, if the other half is not there
-_UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # UTF-8 or the notation of a grammar cannot hold these
+_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a surrogate pair, unless the other half is there, too
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # neither UTF-8 nor the notation of a grammar can hold these
 
 
 class Structure(NamedTuple):
     """The form of an output.
 
     Attributes:
-        kind: "json", "regex", "choice", "grammar" or "structural_tag"; TOOLS.
+        kind: "json", "regex", "choice", "grammar", "structural_tag" or TOOLS.
         text: a JSON schema; a regular expression; a JSON list of strings; a grammar in Lark's or llama.cpp's notation;
             JSON of a structural tag.
-        in_reasoning: it binds from the first token on; else behind the thinking, of a model that thinks.
+        in_reasoning: the form applies from the first token on; False: behind the thinking, if the model thinks.
         not_held: parts of the JSON schema that were given and are not in `text`.
     """
 
@@ -49,7 +49,7 @@ class Structure(NamedTuple):
 
 
 def structure(given: object) -> Structure | None:
-    """The Structure of a value of `structured_outputs`; None stays None. Raises SamplingError."""
+    """Returns the Structure of a value of `structured_outputs`; None stays None. Raises SamplingError."""
     if given is None:
         return None
     if isinstance(given, Structure):
@@ -83,12 +83,12 @@ def structure(given: object) -> Structure | None:
     if key == "json":
         return _json_structure(_short_enough(key, _schema_text(value)), lenient)._replace(in_reasoning=in_reasoning)
     if lenient:
-        raise SamplingError(f"{LENIENT} is True beside {key}; it is for json")
+        raise SamplingError(f"{LENIENT} is True with {key}; it works with json only")
     return Structure(key, _short_enough(key, _TEXTS[key](value)), in_reasoning)
 
 
 def _json_structure(text: str, lenient: bool) -> Structure:
-    """The Structure of a JSON schema, with what it does not hold. Raises SamplingError."""
+    """Returns the Structure of a JSON schema, with the parts that it does not hold. Raises SamplingError."""
     try:
         schema, not_held = json_schema.read(json.loads(text), lenient=lenient)
         return Structure("json", _short_enough("json", json.dumps(schema)), not_held=not_held)
@@ -97,7 +97,7 @@ def _json_structure(text: str, lenient: bool) -> Structure:
 
 
 def _checked(given: Structure) -> Structure:
-    """A Structure that a caller or another process made, checked like any other value."""
+    """Returns a Structure that a caller or another process made, checked like any other value."""
     kind, text = string(given.kind), string(given.text)
     if kind is None or kind not in _TEXTS:
         raise SamplingError(f"the kind of structured_outputs is {show(given.kind)}{nearest(show(given.kind), KINDS)}")
@@ -109,7 +109,7 @@ def _checked(given: Structure) -> Structure:
 
 @functools.lru_cache(_MOST_KEPT)
 def _read(kind: str, text: str) -> Structure:
-    """A checked Structure; cached, since each copy of the parameters of a request is checked again."""
+    """Returns a checked Structure. Cached, because each copy of the parameters of a request is checked again."""
     content: object = text
     if kind == "choice":
         try:
@@ -120,7 +120,7 @@ def _read(kind: str, text: str) -> Structure:
 
 
 def _response_format(given: dict[Any, Any], lenient: bool = False) -> Structure | None:
-    """The Structure of OpenAI's response_format, or llama_cpp.Llama's, which holds schema and type in one mapping."""
+    """Returns the Structure of OpenAI's response_format, or llama_cpp.Llama's, which holds schema and type together."""
     kind = string(given["type"])
     if kind is None or kind not in _FORMATS:
         shown = show(given["type"])
@@ -176,7 +176,7 @@ def _structural_tag(given: object) -> str:
 
 
 def _encodable(kind: str, text: str) -> str:
-    """The text of JSON, unless UTF-8 cannot hold a text in it, and so no grammar."""
+    """Returns the JSON text. Raises SamplingError if a text in it has half a character, which no grammar can hold."""
     try:
         half = half_character(json.loads(text)) if _MAYBE_HALF.search(text) else None
     except RecursionError as error:
@@ -196,9 +196,9 @@ def _plain_text(kind: str, given: object) -> str:
 
 
 def _writable(kind: str, text: str) -> str:
-    """The text, unless it is empty, or UTF-8 or the notation of a grammar cannot hold it."""
+    """Returns the text. Raises SamplingError if it is empty, or if UTF-8 or a grammar's notation cannot hold it."""
     if not text or _UNWRITABLE.search(text):
-        raise SamplingError(f"{kind} of structured_outputs has {show(text)}; give a text without zeros and surrogates")
+        raise SamplingError(f"{kind} of structured_outputs has {show(text)}; give a text without NUL and surrogates")
     return text
 
 
@@ -226,10 +226,10 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
 
 
 def special_name(name: str) -> str:
-    """The name of a special token in a grammar, in angle brackets: <|eot|> is its own, [INST] is <INST>.
+    """Returns the name of a special token in a grammar, in angle brackets: <|eot|> stays, [INST] becomes <INST>.
 
     Args:
-        name: in the vocabulary.
+        name: the name in the vocabulary.
     """
     return name if _IN_BRACKETS.fullmatch(name) else "<" + _NOT_IN_NAMES.sub("", name) + ">"
 

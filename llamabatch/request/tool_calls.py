@@ -1,4 +1,4 @@
-"""ToolCall and ToolCallDelta: a call of a function that the model wrote, whole and as it comes, and its place."""
+"""ToolCall and ToolCallDelta: a call of a function that the model wrote, whole or in parts, and its place."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-NO_OBJECT = "INVALID_JSON"  # the name that Anthropic's programs have for such a text
+NO_OBJECT = "INVALID_JSON"  # the name that Anthropic's programs use for a text that is not a JSON object
 
 
 def object_of(arguments: str) -> dict[str, Any]:
-    """The arguments of a call by name: none in an empty text; a text that is no JSON object, as of a call that was cut,
-    is the value of NO_OBJECT. Line breaks within a string are read, too."""
+    """Returns the arguments of a call by name, none for an empty text. A text that is not a JSON object, as in a call
+    that was cut, becomes the value of NO_OBJECT. Line breaks within a string are accepted."""
     if not arguments.strip():
         return {}
     try:
@@ -28,10 +28,10 @@ class ToolCall:
 
     Attributes:
         id: names the call in the message that answers it; the same for the same prompt, seed and place.
-        name: of the function.
-        arguments: JSON text of an object, as the model wrote it: a part of it where the output was cut, no JSON where
-            the model erred.
-        text_offset: characters of the answer's text before the call; None: all of them. Calls are equal without it.
+        name: name of the function.
+        arguments: JSON text of an object, as the model wrote it. Only a part if the output was cut; not JSON if the
+            model made an error.
+        text_offset: characters of the answer's text before the call; None: all of them. Not compared.
     """
 
     id: str
@@ -41,7 +41,7 @@ class ToolCall:
 
     @property
     def parsed(self) -> dict[str, Any] | None:
-        """The arguments by name; None: `arguments` is no JSON object, since it was cut or the model erred."""
+        """The arguments by name; None: `arguments` is not a JSON object, because it was cut or the model erred."""
         try:
             value = json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -49,7 +49,7 @@ class ToolCall:
         return value if isinstance(value, dict) else None
 
     def to_openai(self) -> dict[str, Any]:
-        """As in a message of OpenAI's API."""
+        """Returns the call as in a message of OpenAI's API."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
@@ -58,10 +58,10 @@ class ToolCallDelta:
     """The part of a call that one step brings.
 
     Attributes:
-        index: number of the call among those of its continuation.
-        id, name: of the call, in its first delta; None in the others.
-        arguments: the JSON text that is new. All of a call joined are its `arguments`.
-        text_offset: in the first delta, as that of the call.
+        index: number of the call among the calls of its continuation.
+        id, name: id and name of the call, in its first delta; None in later ones.
+        arguments: the JSON text that is new. Joined over all deltas, it is the `arguments` of the call.
+        text_offset: in the first delta, the text_offset of the call.
     """
 
     index: int
@@ -71,7 +71,7 @@ class ToolCallDelta:
     text_offset: int | None = field(default=None, compare=False)
 
     def to_openai(self) -> dict[str, Any]:
-        """As in a chunk of OpenAI's API."""
+        """Returns the part as in a chunk of OpenAI's API."""
         if self.id is None:
             return {"index": self.index, "function": {"arguments": self.arguments}}
         function = {"name": self.name, "arguments": self.arguments}
@@ -82,11 +82,11 @@ AnyCall = TypeVar("AnyCall", ToolCall, ToolCallDelta)
 
 
 def in_order(text: str, calls: Iterable[AnyCall], start: int = 0) -> Iterator[str | AnyCall]:
-    """Text and calls as the model wrote them: each call between the text before it and the text behind it.
+    """Yields text and calls as the model wrote them: each call between the text before it and the text behind it.
 
     Args:
-        text: of the answer, or of a piece of it; no part of it is given empty.
-        calls: in their order; a delta that goes on with a call stands before any text of its piece that follows.
+        text: the text of the answer, or of a piece of it. Empty parts are not yielded.
+        calls: the calls in order. A delta that continues a call stands before any later text of its piece.
         start: characters of the answer's text before this piece.
     """
     at = 0

@@ -25,16 +25,17 @@ class TokenSource(Protocol):
 
 
 class Vocab:
-    """The vocabulary of a model: len() tokens, which iteration gives by rising id, as the vocabulary writes them.
+    """The vocabulary of a model. len() counts its tokens; iteration yields them by rising id, as the vocabulary has
+    them.
 
-    A token as the vocabulary writes it is no text: a space may be "Ġ" or "▁", a byte "<0x0A>". `bytes` has the text.
-    Engines in child processes have it, too: it is read in this process. Its methods raise EngineClosedError after
-    close(), but for what they have read before.
+    A token as the vocabulary writes it is not text: a space may be "Ġ" or "▁", a byte "<0x0A>". `bytes` returns the
+    text. The vocabulary of an engine in a child process is read in this process. After close(), methods raise
+    EngineClosedError, except for what they have already read.
 
     Attributes:
-        special_ids: ids of the special tokens that the model names, by llama.cpp's names of them: "bos", "eos", "eot",
-            "sep", "nl", "pad", "mask", "fim_pre" and so on.
-        source: what it is read from.
+        special_ids: ids of the special tokens that the model names, by llama.cpp's names: "bos", "eos", "eot", "sep",
+            "nl", "pad", "mask", "fim_pre" and so on.
+        source: the model that the vocabulary is read from.
     """
 
     def __init__(self, source: TokenSource) -> None:
@@ -75,16 +76,17 @@ class Vocab:
         return self.source.eog_ids
 
     def token(self, token_id: int) -> str:
-        """A token as the vocabulary writes it. Raises PromptError for an id outside the vocabulary."""
+        """Returns a token as the vocabulary writes it. Raises PromptError for an id outside the vocabulary."""
         return self.source.token_text(integer(PromptError, "token_id", token_id, 0, self._size - 1))
 
     def bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to a text, of a special one its name. Raises as `token`."""
+        """Returns the bytes that a token adds to a text, or the name of a special token. Raises PromptError like
+        `token`."""
         return self.source.piece(integer(PromptError, "token_id", token_id, 0, self._size - 1))
 
     def id(self, token: str) -> int:
-        """The id of a token as the vocabulary writes it; of several the lowest. The first call reads the whole
-        vocabulary.
+        """Returns the id of a token as the vocabulary writes it, the lowest if there are several. The first call reads
+        the whole vocabulary.
 
         Raises:
             PromptError: there is no such token; tokenize() makes tokens of any text.

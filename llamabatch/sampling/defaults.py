@@ -1,7 +1,7 @@
 """FilledParams: SamplingParams with a value in every field, from the request, the model's GGUF or llama.cpp.
 
-A GGUF may carry the sampling that its makers advise, as general.sampling.* (llama.h: LLAMA_MODEL_META_KEY_SAMPLING_*).
-As in llama.cpp's own programs, a field that the request leaves open takes that value.
+A GGUF may carry sampling values that its makers advise, as general.sampling.* (llama.h:
+LLAMA_MODEL_META_KEY_SAMPLING_*). A field that the request leaves open takes that value, as in llama.cpp's own programs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 Defaults = Mapping[str, float]
 
-# llama.cpp's, where the file has none: common/common.h
+# llama.cpp's values (common/common.h), used if the file has none
 DEFAULTS: Defaults = {
     "temperature": 0.8,
     "top_k": 40,
@@ -43,8 +43,8 @@ _WHOLE = ("top_k", "mirostat", "repeat_last_n")
 
 
 class FilledParams(SamplingParams):
-    """SamplingParams as the samplers read them: every field has a value, and `samplers` is None unless their order
-    changes what comes."""
+    """SamplingParams with a value in every field, as samplers read them. `samplers` is None unless their order
+    matters."""
 
     if TYPE_CHECKING:
         temperature: float
@@ -71,20 +71,20 @@ class FilledParams(SamplingParams):
 
     @property
     def log_min_p(self) -> float:
-        """Lowest logit that min_p keeps, relative to the best; -inf: it keeps all."""
+        """The lowest logit that min_p keeps, relative to the best; -inf: it keeps all."""
         return math.log(self.min_p) if self.min_p > 0 else -math.inf
 
 
 def fill(params: SamplingParams, defaults: Defaults = DEFAULTS) -> FilledParams:
-    """A copy in which the fields that are None have the values of `defaults`, which holds one for each of OPEN."""
+    """Returns a copy in which fields that are None have the values of `defaults`, which holds one for each of OPEN."""
     filled = FilledParams.__new__(FilledParams)
-    filled.__dict__.update(vars(params))  # checked already: long lists are not walked again
+    filled.__dict__.update(vars(params))  # already checked: long lists are not checked again
     for name in OPEN:
         if getattr(params, name) is None:
             filled.__dict__[name] = defaults[name]
     if filled.chain is not None:
         off = switched_off(filled.chain)
-        if filled.greedy or filled.mirostat:  # a temperature that holds in any chain
+        if filled.greedy or filled.mirostat:  # greedy and mirostat use the temperature with any chain
             off.pop("temperature", None)
         filled.__dict__.update(off)
         filled.__dict__["samplers"] = _other_order(filled)
@@ -92,11 +92,11 @@ def fill(params: SamplingParams, defaults: Defaults = DEFAULTS) -> FilledParams:
 
 
 def _other_order(params: FilledParams) -> tuple[str, ...] | None:
-    """The samplers that act, in their order; None: it gives what llama.cpp's order gives."""
+    """Returns the samplers that act, in their order; None if the result is that of llama.cpp's order."""
     if params.mirostat:
         return None
     acting = [name for name in params.chain or () if not is_off(name, vars(params))]
-    if params.greedy:  # the likeliest token comes, whatever would drop it
+    if params.greedy:  # the likeliest token comes even if these would drop it
         acting = [name for name in acting if name not in ("typ_p", "xtc")]
     places = [KNOWN.index(name) for name in acting]
     rises = all(before < after for before, after in itertools.pairwise(places))
@@ -104,7 +104,7 @@ def _other_order(params: FilledParams) -> tuple[str, ...] | None:
 
 
 def defaults_of(metadata: Mapping[str, str]) -> Defaults:
-    """The defaults of a GGUF with this metadata. A value that cannot be is left out, with a warning."""
+    """Returns the defaults of a GGUF with this metadata. An impossible value is left out, with a warning."""
     found = dict(DEFAULTS)
     for name, key in _KEYS.items():
         if key not in metadata:
@@ -118,10 +118,10 @@ def defaults_of(metadata: Mapping[str, str]) -> Defaults:
         except (ValueError, OverflowError) as error:  # SamplingError is a ValueError
             found[name] = DEFAULTS[name]
             reason = error if isinstance(error, SamplingError) else f"{metadata[key]!r} is no number"
-            logger.warning("the model's %s is left out: %s", key, reason)
+            logger.warning("the model file's %s is ignored: %s", key, reason)
     return found
 
 
 def given_by(metadata: Mapping[str, str]) -> Defaults:
-    """The defaults that the GGUF itself has, without llama.cpp's."""
+    """Returns the defaults that the GGUF itself has, without llama.cpp's."""
     return {name: value for name, value in defaults_of(metadata).items() if _KEYS[name] in metadata}

@@ -1,8 +1,8 @@
 """DryPenalty: the length of the run that each token would repeat if it came next. Pure Python.
 
 The rules are those of llama.cpp's sampler (llama_sampler_init_dry), which reads the whole window for each token. Here
-the knowledge of the text grows by a token: the places where its last tokens stood before can only be the places
-of its last token, each with a run one longer than that of the token before it.
+the work for one more token is small: the repeated runs can only end at earlier places of the last token, and each is
+one token longer than the run that ended one place before.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class DryPenalty:
     """The repeated runs in the text of one sequence; a function of its tokens alone.
 
     Args:
-        tails: of the strings that no run may cross, from breaker_tokens.
-        shortest: runs of fewer tokens count for nothing (dry_allowed_length).
-        window: number of last tokens to look at; -1: all.
+        tails: the strings that no run may cross, as returned by breaker_tokens.
+        shortest: runs of fewer tokens are ignored (dry_allowed_length).
+        window: the number of last tokens that are searched; -1: all.
     """
 
     def __init__(self, tails: Tails, shortest: int, window: int = -1) -> None:
@@ -39,7 +39,7 @@ class DryPenalty:
         return len(self._tokens)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Adds the next tokens of the text: all of a prompt at once, or those sampled since."""
+        """Adds the next tokens of the text: all of a prompt at once, or the tokens sampled since."""
         if len(token_ids) == 1:
             self._add(token_ids[0])
         elif token_ids:
@@ -71,7 +71,7 @@ class DryPenalty:
         return found is not None and tuple(self._tokens[head + 1 : head + 1 + length]) in found
 
     def lengths(self) -> dict[int, int]:
-        """token -> length of the run that it would repeat; only runs of `shortest` or more."""
+        """Returns token -> length of the run that it would repeat, for runs of `shortest` or more tokens."""
         n = len(self._tokens)
         seen = n if self._window < 0 else min(n, self._window)
         head, end = self._break
@@ -93,11 +93,11 @@ class DryPenalty:
 def breaker_tokens(
     breakers: Iterable[str], n_vocab: int, token_bytes: Callable[[int], bytes], tokenize: Callable[[bytes], list[int]]
 ) -> Tails:
-    """Spellings of each of these strings: its first token, and the tokens that follow, if any.
+    """Returns the spellings of each string: its first token -> the tokens that follow, if any.
 
     Args:
-        token_bytes: id -> its text; special tokens by their names.
-        tokenize: the tokens of the rest of a string, without special ones.
+        token_bytes: id -> its text, or the name of a special token.
+        tokenize: returns the tokens of the rest of a string, without special tokens.
     """
     tails: dict[int, set[tuple[int, ...]]] = {}
     words = [token_bytes(token_id) for token_id in range(n_vocab)]
@@ -114,9 +114,9 @@ def breaker_tokens(
 
 
 def _runs_to_the_end(tokens: Sequence[int], window: int) -> dict[int, int]:
-    """Earlier place of the last token -> number of tokens up to there that equal the last ones.
+    """Returns, for each earlier place of the last token, how many tokens up to there equal the last tokens.
 
-    The Z function of the text read backwards (Gusfield 1997), which takes time that grows with the text alone.
+    It is the Z function of the text read backwards (Gusfield 1997), whose time is proportional to the text.
     """
     n = len(tokens) if window < 0 else min(len(tokens), window)
     backwards = list(reversed(tokens[len(tokens) - n :]))

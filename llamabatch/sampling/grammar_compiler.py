@@ -1,4 +1,4 @@
-"""Grammars: compiled for the vocabulary of one model, after a trial in a process of its own, and kept."""
+"""Grammars of one model: compiled for its vocabulary after a trial in a separate process, and kept."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _Known = OrderedDict[Structure, tuple[Future[T], float]]
 
 KEPT = 64  # compiled grammars, and verdicts on bad ones
 _PLACE = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: |error: )?")
-_MOST_LEFT_OUT = 8  # functions of one request whose schemas are no good
-_REMEMBER_BAD_S = 60.0  # later, a less busy machine may compile them
-MOST_SECONDS = 1.5  # of computing, to try a grammar out; usual ones take 1 to 20 ms
-_PATIENCE_S = 30.0  # for the process to start, and for its computing, on a machine that is busy
-_STACK = 16 * 2**20  # several times that of the trial
-_TEXTS = 4096  # forced texts with their tokens: the names of a schema come again and again
+_MOST_LEFT_OUT = 8  # the most functions of one request that are left out because of their schemas
+_REMEMBER_BAD_S = 60.0  # after that, a less busy machine may compile them
+MOST_SECONDS = 1.5  # computing time to try a grammar out; most take 1 to 20 ms
+_PATIENCE_S = 30.0  # the longest wait for the process to start, or to compute, on a busy machine
+_STACK = 16 * 2**20  # several times the stack of the trial
+_TEXTS = 4096  # forced texts kept with their tokens: the names of a schema come again and again
 _YIELD_EVERY = 512  # tokens, about 1 ms
-# as a file of its own: the rest of the package would take longer to import
+# run as a file, because importing the rest of the package would take longer
 _RUN = "import runpy, sys; file = sys.argv[1]; sys.path[:] = sys.argv[2:]; runpy.run_path(file, None, '__main__')"
 
 
 class Tokenizer(Protocol):
-    """Part of a Model that is used here."""
+    """The part of a Model that is used here."""
 
     n_vocab: int
 
@@ -62,7 +62,7 @@ class Tokenizer(Protocol):
 
 
 class Grammars:
-    """The grammars of one model. Safe from any thread; nothing is started or built before the first request.
+    """The grammars of one model. Safe from any thread. Nothing is started or built before the first request.
 
     Args:
         model: must stay open until `close`.
@@ -71,10 +71,10 @@ class Grammars:
     def __init__(self, model: Tokenizer) -> None:
         self._model = model
         self._lock = threading.Lock()
-        # with the time of the request, time.monotonic()
+        # each future is kept with the time of its request, time.monotonic()
         self._known: OrderedDict[Structure, tuple[Future[Compiled], float]] = OrderedDict()
         self._tried: OrderedDict[Structure, tuple[Future[str], float]] = OrderedDict()
-        self._names: list[str] = []  # of special tokens
+        self._names: list[str] = []  # names of special tokens
         self._trial = Trial(self._names)
         self._read: _Vocabulary | None = None
         self._vocabulary: Any = None
@@ -84,22 +84,16 @@ class Grammars:
         self._closed = False
 
     def compile(self, structure: Structure) -> Future[Compiled]:
-        """The compiled grammar, or a SamplingError that names its fault.
-
-        Raises EngineClosedError after close().
-        """
+        """Returns the compiled grammar, or a SamplingError with its fault. Raises EngineClosedError after close()."""
         return self._future(self._known, structure, self._compile)
 
     def check(self, structure: Structure) -> Future[str]:
-        """The grammar in llguidance's form, or the SamplingError of `compile`, by a trial in the process of its own
-        alone: for a process that has no engine, and must not end by a grammar.
-
-        Raises EngineClosedError after close().
-        """
+        """Returns the grammar in llguidance's form, or the SamplingError of `compile`, after the trial alone. For a
+        process without an engine, which no grammar may crash. Raises EngineClosedError after close()."""
         return self._future(self._tried, structure, self._try_out)
 
     def _future(self, known: _Known[T], structure: Structure, make: Callable[[Structure], T]) -> Future[T]:
-        """The grammar of a structure, made or under way; begun again where it is stale."""
+        """Returns the future of a structure's grammar. Starts it if there is none, or again if it is stale."""
         structure = structure._replace(in_reasoning=False)  # the same grammar
         with self._lock:
             if self._closed:
@@ -118,7 +112,7 @@ class Grammars:
             return future
 
     def close(self) -> None:
-        """Ends the trial process and unfinished compilations. Only after the last engine of the model has ended."""
+        """Ends the trial process and unfinished compilations. Call it after the last engine of the model has ended."""
         with self._lock:
             self._closed = True
         self._trial.close()
@@ -127,7 +121,7 @@ class Grammars:
         self._known.clear()
         self._tried.clear()
         self._facts = self._read = None
-        self._vocabulary = None  # through it, llguidance holds the model, where no garbage collector sees it
+        self._vocabulary = None  # llguidance holds the model through it, invisible to the garbage collector
 
     def _compile(self, structure: Structure) -> Compiled:
         with _errors_of(structure):
@@ -147,7 +141,7 @@ class Grammars:
             return self._grammar(structure)[0]
 
     def _grammar(self, structure: Structure) -> tuple[str, tuple[str, ...]]:
-        """A structure in llguidance's form, after its trial, and what was left out of it."""
+        """Returns a structure in llguidance's form, after its trial, and the functions that were left out."""
         if not self._model.eog_ids:
             raise SamplingError("structured_outputs need a model that has an end-of-generation token")
         self._read_vocabulary()
@@ -170,7 +164,7 @@ class Grammars:
                 left_out.append(rest[1])
 
     def _faulty_line(self, structure: Structure, tried: Structure) -> int:
-        """The line of the first function whose calls are no grammar alone; 0: each is."""
+        """Returns the line of the first function whose calls are refused even alone; 0 if there is none."""
         for line, alone in each_call(tried.text):
             try:
                 self._trial.run(structure, tried._replace(text=alone))
@@ -179,13 +173,13 @@ class Grammars:
         return 0
 
     def _lark(self, structure: Structure) -> Structure:
-        """A structural tag as a grammar, with the special tokens of this vocabulary; any other structure as it is."""
+        """Returns a structural tag as a grammar with this vocabulary's special tokens; any other structure as it is."""
         if structure.kind != "structural_tag":
             return structure
         return Structure("grammar", structural_tag.to_lark(structure.text, self._split))
 
     def _split(self, text: str) -> list[structural_tag.Part]:
-        """The pieces of a text: names of special tokens, and what stands between them."""
+        """Splits a text into names of special tokens and the text between them."""
         if not self._specials:
             return [text] if text else []
         names = sorted(self._specials, key=len, reverse=True)
@@ -197,7 +191,7 @@ class Grammars:
         ]
 
     def _tokens(self) -> Any:
-        """The vocabulary as llguidance reads it; 0.5 s for 128k tokens, once."""
+        """Returns the vocabulary as llguidance reads it. It is built once, in 0.5 s for 128k tokens."""
         if self._vocabulary is None:
             vocabulary = self._read_vocabulary()
             self._facts = VocabularyFacts(vocabulary.tokens, self._model.eog_ids, vocabulary)
@@ -229,7 +223,7 @@ class _Vocabulary:
         self.specials: dict[str, str] = {}
         for token_id in range(model.n_vocab):
             if token_id % _YIELD_EVERY == 0:
-                time.sleep(0)  # lets an engine's thread go on
+                time.sleep(0)  # lets an engine's thread run
             text = model.token_bytes(token_id)
             if not text and (name := model.all_bytes(token_id)):
                 self.special_token_ids.append(token_id)
@@ -247,7 +241,7 @@ class _Vocabulary:
         self._model = model
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The model's own tokens of a text that the grammar forces; together they must spell exactly it."""
+        """Returns the model's own tokens of a text that the grammar forces. Together they spell exactly this text."""
         data = text.encode() if isinstance(text, str) else text
         if data not in self._spelled:
             if len(self._spelled) >= _TEXTS:
@@ -265,7 +259,7 @@ class _Vocabulary:
         return self._greedy(text)
 
     def _greedy(self, text: bytes) -> list[int]:
-        """Tokens of a text, the longest first, up to the first byte that begins no token."""
+        """Returns tokens of a text, the longest first, up to the first byte that begins no token."""
         tokens, at = [], 0
         while at < len(text):
             longest = min(self._longest, len(text) - at)
@@ -279,7 +273,7 @@ class _Vocabulary:
 
 
 class _RefusedError(SamplingError):
-    """Args: line: of the grammar, from 1 on, in which its fault is; 0: none is known."""
+    """Args: line: the faulty line of the grammar, from 1 on; 0: unknown."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)
@@ -287,10 +281,10 @@ class _RefusedError(SamplingError):
 
 
 class Trial:
-    """A process that tries grammars out, started for the first and again after one that killed it.
+    """A process that tries grammars out. It is started for the first grammar, and again after a grammar has killed it.
 
     Args:
-        names: those of the model's special tokens, in the list before a process starts.
+        names: names of the model's special tokens, which must be in the list before a process starts.
     """
 
     def __init__(self, names: list[str]) -> None:
@@ -301,10 +295,8 @@ class Trial:
         self._closed = False
 
     def run(self, structure: Structure, tried: Structure) -> str:
-        """The grammar of `tried`, which was made of `structure`, in llguidance's form.
-
-        Raises SamplingError if it is bad, or more than the process could bear.
-        """
+        """Returns the grammar of `tried`, which was made from `structure`, in llguidance's form. Raises SamplingError
+        if it is bad, or cost more than the process allows."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -314,7 +306,7 @@ class Trial:
                 raise SamplingError(_refusal(structure, self._how_it_ended()))
         if "error" in answer:
             why, line = answer["error"], answer["line"]
-            if structure.kind == TOOLS:  # whose grammar no caller has seen
+            if structure.kind == TOOLS:  # the caller has not seen this grammar
                 about = about_line(tried.text, line)
                 if answer["property"]:
                     about = about.replace(PARAMETERS, f"argument {show(answer['property'])}", 1)
@@ -324,7 +316,7 @@ class Trial:
         return grammar
 
     def close(self) -> None:
-        """Ends the process for good; a pending question gets no answer."""
+        """Ends the process for good. A pending question gets no answer."""
         self._closed = True
         process = self._process
         if process is not None:
@@ -350,13 +342,13 @@ class Trial:
             raise EngineError(
                 f"structured_outputs: grammars are tried out in a child process, which cannot start: {reason(error)}"
             ) from error
-        # one that is killed from outside is waited for at once: else it would stay a zombie until the next grammar
+        # wait in a thread: a process killed from outside would otherwise stay a zombie until the next grammar
         threading.Thread(target=self._process.wait, name="llamabatch-grammar-end", daemon=True).start()
         if self._ask(self._names, _PATIENCE_S) is None:
             raise EngineError("structured_outputs: the process that tries grammars out cannot be started")
 
     def _ask(self, question: Sequence[str | float], seconds: float) -> dict[str, Any] | None:
-        """The answer of the process; None if it ended without one."""
+        """Returns the answer of the process; None if it ended without one."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -388,7 +380,7 @@ class Trial:
     def _how_it_ended(self) -> str:
         if self._is_late:
             return f"it takes more than {MOST_SECONDS:g} s to compile"
-        return "it is nested too deeply, or takes too much memory to compile"
+        return "it is nested too deeply, or needs too much memory to compile"
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -411,7 +403,7 @@ def _is_stale(future: Future[Any], age_s: float) -> bool:
 
 
 def _is_foreign(structure: Structure) -> bool:
-    """True if the grammar may be hostile; lists of words and the schema of any object are harmless."""
+    """True if the grammar may be hostile. Lists of words and the schema of any object are harmless."""
     return structure.kind != "choice" and structure != Structure("json", ANY_OBJECT)
 
 
@@ -422,21 +414,21 @@ def _refusal(structure: Structure, why: str) -> str:
 
 @contextlib.contextmanager
 def _errors_of(structure: Structure) -> Iterator[None]:
-    """Raises SamplingError for what is wrong with a grammar, EngineError for anything else."""
+    """Raises SamplingError for faults of a grammar, EngineError for anything else."""
     try:
         yield
     except LlamaBatchError:
         raise
     except ValueError as error:
         raise SamplingError(_refusal(structure, str(error))) from error
-    except Exception as error:  # nothing is wrong with the grammar: descriptors or memory are used up, say
+    except Exception as error:  # not the grammar's fault: descriptors or memory may be used up
         logger.exception("a grammar could not be compiled")
         raise EngineError(f"{structure.kind} of structured_outputs cannot be compiled: {describe(error)}") from error
 
 
 @contextlib.contextmanager
 def _stack(size: int) -> Iterator[None]:
-    """A `with` block in which threads start with a stack of this size, bytes."""
+    """Starts threads within a `with` block with a stack of this size, in bytes."""
     before = threading.stack_size(size)
     try:
         yield

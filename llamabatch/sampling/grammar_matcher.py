@@ -1,4 +1,4 @@
-"""Keeps outputs to their grammars: the masks of all constrained rows of a call are made together."""
+"""Keeps outputs to their grammars. The masks of all constrained rows of a call are made together."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from llamabatch.sampling.grammar_sandbox import reason
 from llamabatch.sampling.reasoning import Phase, ReasoningTracker
 from llamabatch.sampling.token_masks import Bitmask, all_but, allow, n_words
 
-_MOST_SECONDS = 0.02  # of computing, to compile within a step
-_FEW = 4  # rows that one thread serves sooner than several: a mask takes 5 to 50 us
+_MOST_SECONDS = 0.02  # the most computing time to compile a grammar within a step
+_FEW = 4  # below this many rows one thread is faster than several: a mask takes 5 to 50 us
 
 
 class VocabularyFacts:
-    """Masks for the tokens around an answer that begins behind a thinking.
+    """Masks for the tokens around an answer that follows thinking.
 
     Args:
-        tokens: bytes of each token, of special ones their names.
+        tokens: bytes of each token, or the name of a special token.
         eog_ids: tokens that end a generation.
-        spell: tokens of a text.
+        spell: returns the tokens of a text.
 
     Attributes:
-        no_end: all tokens but those of eog_ids.
-        no_break: all but those that begin with a line break.
-        breaks: by a number of line breaks: the tokens of so many at most, and of nothing else.
+        no_end: all tokens except eog_ids.
+        no_break: all tokens except those that begin with a line break.
+        breaks: by a number of line breaks, the tokens that consist of at most this many line breaks.
     """
 
     def __init__(self, tokens: Sequence[bytes], eog_ids: Iterable[int], spell: Callable[[bytes], list[int]]) -> None:
@@ -48,19 +48,19 @@ class VocabularyFacts:
 
 
 class Compiled:
-    """A grammar ready for a vocabulary, for any number of sequences.
+    """A grammar compiled for a vocabulary, for any number of sequences.
 
-    They share what its lexer has learnt, most of the work. The states of a lexer are limited for all sequences that
-    share it; one that meets the limit goes on with a lexer of its own, so that no request's text can end another's.
+    The sequences share what the lexer has learnt, which is most of the work. The states of a shared lexer are limited.
+    A sequence that reaches the limit gets its own lexer, so that no request's text can end another request.
 
     Args:
-        make: an LLMatcher at its beginning.
-        vocabulary: needed where the grammar binds behind a thinking.
-        left_out: functions that no call names, since their schemas cannot be held: "function 'f'".
+        make: returns a new LLMatcher at its beginning.
+        vocabulary: needed if the grammar applies after thinking.
+        left_out: functions that no call names, because their schemas cannot be held: "function 'f'".
 
     Attributes:
         first: an LLMatcher at its beginning; copies of it share its lexer.
-        spent: its lexer is full, and it takes long to make; the next request should have it compiled again.
+        spent: the lexer is full and takes long to make, so that the next request should compile the grammar again.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class Compiled:
 
     @property
     def error(self) -> str:
-        """Error of the grammar; empty if it has none."""
+        """The error of the grammar; empty if it has none."""
         return reason(self.first.get_error()) if self.first.is_error() else ""
 
     def own(self, full: Any) -> Any | None:
-        """A matcher at its beginning that shares nothing, for one that was a copy of `full`; None where making it would
-        keep other requests waiting. Later sequences share a new lexer, too."""
+        """Returns a matcher at its beginning with a lexer of its own, in place of a copy of `full`. Later sequences get
+        a new shared lexer, too. Returns None if making a lexer would keep other requests waiting."""
         if self._seconds > _MOST_SECONDS:
             self.spent = True
             return None
@@ -91,16 +91,16 @@ class Compiled:
 
 
 class GrammarMatcher:
-    """Position of one sequence in its grammar; a source of masks.
+    """The position of one sequence in its grammar; a source of masks.
 
-    It follows the tokens of the sequence and keeps none of its own, so that preemption and dropped tokens need no care.
+    It reads the tokens of the sequence and keeps none, so that preemption and dropped tokens need no extra care.
 
     Args:
-        reasoning: of a sequence that may think: the grammar binds behind the thinking; None: from the first token on.
+        reasoning: the thinking after which the grammar applies; None: it applies from the first token on.
 
     Attributes:
-        error: reason why the grammar cannot be followed any further, mostly its cost; then it allows no token.
-        computes: the matcher is to write the mask of the next token; else it is known without the grammar.
+        error: reason why the grammar cannot be followed any further, mostly its cost. It then allows no token.
+        computes: the matcher has to write the mask of the next token; otherwise the mask is known without the grammar.
     """
 
     __slots__ = (
@@ -109,14 +109,14 @@ class GrammarMatcher:
     )
 
     def __init__(self, compiled: Compiled, reasoning: ReasoningTracker | None = None) -> None:
-        self._source: Any = compiled.first  # None: its lexer is its own
+        self._source: Any = compiled.first  # None: the matcher has a lexer of its own
         self.matcher = self._source.deep_copy()
         self.error: str | None = None
         self.computes = True
         self._compiled = compiled
         self._reasoning = reasoning
         self._begin = 0  # output tokens before the first that the matcher consumed
-        self._rest = b""  # of the token before that one, which the matcher consumed as well
+        self._rest = b""  # end of the token before _begin, which the matcher consumed as well
         self._num_consumed = 0  # output tokens
         self._gap = 0  # line breaks that may come before the answer
         self._extra: list[int] = []  # tokens of the tag that begins the thinking, or of the header of a message
@@ -124,11 +124,11 @@ class GrammarMatcher:
         self._row: Bitmask | None = None
 
     def fail(self, error: Exception) -> None:
-        """Ends this sequence with its next token; the other rows of the call go on."""
+        """Ends this sequence with its next token. Other rows of the call are not affected."""
         self.error = f"{CANNOT_FOLLOW}: {describe(error)}"
 
     def advance(self, index: int, token_ids: Sequence[int]) -> None:
-        """Consumes the output tokens before `index`; token_ids ends with the last of them."""
+        """Consumes the output tokens before `index`, the last of which ends token_ids."""
         if self.error is not None:
             return
         self._extra, self._gap, self.computes = [], 0, True
@@ -160,7 +160,7 @@ class GrammarMatcher:
             self._num_consumed += 1
 
     def _begin_at(self, begin: int, rest: bytes) -> None:
-        """Sets the matcher to the beginning of an answer, whose first bytes came with the token before it."""
+        """Sets the matcher to the beginning of an answer. Its first bytes, `rest`, came with the token before it."""
         self.matcher = self._compiled.first.deep_copy()
         self._source, self._num_consumed = self._compiled.first, 0
         self._begin, self._rest = begin, rest
@@ -190,7 +190,7 @@ class GrammarMatcher:
             self.error = f"{CANNOT_FOLLOW}: {reason(self.matcher.get_error())}"
 
     def set_mask(self, index: int, token_ids: Sequence[int], row: Bitmask) -> None:
-        """Makes `row`, to which the matcher wrote it, the mask for output token `index`, until it is written again."""
+        """Turns `row`, which the matcher wrote, into the mask for output token `index`, until it is written again."""
         self._ready, self._row = index, row
         if self.error is None and not self.computes:
             row[:] = 0 if self._extra else self._facts.no_end
@@ -202,7 +202,7 @@ class GrammarMatcher:
         for token_id in self._extra:
             allow(row, token_id)
         if self._extra and index == 0 and self.computes:
-            np.bitwise_or(row, self._facts.breaks[1], out=row)  # some families write one before the tag
+            np.bitwise_or(row, self._facts.breaks[1], out=row)  # some families write a line break before the tag
 
     def _check(self, index: int, token_ids: Sequence[int], row: Bitmask) -> None:
         for _ in range(2):
@@ -214,24 +214,24 @@ class GrammarMatcher:
             row[:] = 0
 
     def mask(self, index: int, token_ids: Sequence[int]) -> Bitmask | None:
-        """Mask for output token `index`, as a MaskSource; GrammarMasks.fill has made it ready."""
+        """Returns the mask for output token `index`, as a MaskSource. GrammarMasks.fill must have made it ready."""
         assert self._ready == index
         return self._row
 
     @property
     def why_no_token(self) -> str:
-        """Error of a request for which no token may come."""
+        """The error of a request for which no token may come."""
         return self.error or (
-            "no token may come: structured_outputs and the other parameters exclude all, or the logits are not finite"
+            "no token can be chosen: structured_outputs and the other parameters exclude all, or logits are not finite"
         )
 
 
 class GrammarMasks:
-    """Memory that masks are written to, in place, and the threads that write them.
+    """The memory that masks are written to, in place, and the threads that write them.
 
     Args:
         n_vocab: tokens of the vocabulary.
-        n_threads: at most.
+        n_threads: the most threads.
     """
 
     def __init__(self, n_vocab: int, n_threads: int) -> None:

@@ -1,10 +1,11 @@
-"""A program that tries grammars out, so that one that crashes or never ends takes this process alone with it.
+"""A program that tries grammars out, so that a grammar that crashes or never ends takes only this process with it.
 
 llguidance bounds most of what a grammar can cost, but not all: a chain of some thousand `$ref`s overflows the stack,
-`multipleOf: 1234577` takes many seconds. It is started as a file, without the rest of llamabatch, in 0.1 s.
-The first line of stdin is a JSON list with the names of the model's special tokens, each further one [kind, text,
-seconds of computing that it may take]; stdout answers each with a line, {"grammar": text} or {"error": text, "line":
-that of a grammar in Lark that has the fault, from 1 on, "property": that of its JSON schema}; 0 and "": none is known.
+`multipleOf: 1234577` takes many seconds. The program is started as a file, without the rest of llamabatch, in 0.1 s.
+The first line of stdin is a JSON list with the names of the model's special tokens. Each further line is [kind, text,
+seconds of computing that the grammar may take]. stdout answers each with {"grammar": text}, or {"error": text, "line":
+the faulty line of a grammar in Lark, from 1 on, "property": the faulty property of its JSON schema}; a line of 0 and a
+property of "" mean unknown.
 """
 
 from __future__ import annotations
@@ -21,41 +22,41 @@ from typing import Any
 import llguidance
 from llguidance.gbnf_to_lark import is_lark_syntax
 
-MOST_MEMORY = 512 * 2**20  # address space, of which Python and the libraries take about 100 MiB
+MOST_MEMORY = 512 * 2**20  # address space; Python and the libraries take about 100 MiB of it
 STACK = 2 * 2**20  # less than the threads that compile and use the grammar later
 
 HAS_ALARM = sys.platform != "win32"
 
-MAX_LEXER_STATES = 25_000  # of 0.3 to 2 kB each
+MAX_LEXER_STATES = 25_000  # each takes 0.3 to 2 kB
 _SCHEMA = re.compile(r"%json\s*")
 _ESCAPE = re.compile(r"\\(?:u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|.)", re.DOTALL)
 _PLACE = re.compile(r"at (\d+)\(\d+\): ")
-_TEXT_OF_TOOLS = re.compile(r"(TEXT\w+): ")  # the terminal of an argument's texts, of chat/tagged_values.py
+_TEXT_OF_TOOLS = re.compile(r"(TEXT\w+): ")  # the terminal of an argument's texts in chat/tagged_values.py
 _LARGEST_EXACT = 2**53
 _MOST_SHOWN = 300  # characters of a message
 
-# As in the JSON grammars of llama.cpp (json-schema-to-grammar): a model that is unsure must not pad for ever.
+# The same as in llama.cpp's JSON grammars (json-schema-to-grammar): a model that is unsure must not pad forever.
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 
 
-# Without \uXXXX, with which a name that the schema knows could come again in disguise. The control characters that need
-# it do not come, unless the schema itself asks for one: _with_escapes.
+# \uXXXX is not allowed, because a name that the schema knows could come again in disguise. So control characters that
+# need \uXXXX do not come, unless the schema itself asks for one: _with_escapes.
 ESCAPES = 'nrbtf\\"'
-# control characters that only \uXXXX writes, and the escapes of a regular expression for them
+# control characters that only \uXXXX can write, and regular expressions' escapes for them
 _ONLY_BY_NUMBER = re.compile(
     r"[\0-\x07\x0b\x0e-\x1f\x7f]|\\(?:[av]|(?:x|u00|U000000)(?:[01]|7[fF])|[xuU]\{0*(?:1?[0-9a-fA-F]|7[fF])\})"
 )
-_ALL_ESCAPES = ESCAPES + "u"  # of llguidance itself, where a grammar names none
+_ALL_ESCAPES = ESCAPES + "u"  # llguidance's own default
 _BY_ESCAPE = re.compile(r"[\0-\x1f\x7f]")
 
 
 def limits() -> Any:
-    """Bounds of the cost of one grammar; llguidance's own, but for the states of its lexer."""
+    """Returns the bounds of the cost of one grammar: llguidance's own, except for the states of its lexer."""
     return llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
 
 def to_llguidance(kind: str, text: str) -> str:
-    """A Structure in llguidance's own form. Raises ValueError."""
+    """Returns a Structure in llguidance's own form. Raises ValueError."""
     matcher = llguidance.LLMatcher
     if kind == "json":
         schema = json.loads(text)
@@ -67,7 +68,7 @@ def to_llguidance(kind: str, text: str) -> str:
     if kind == "regex":
         return matcher.grammar_from_regex(text)
     if kind == "choice":
-        # one terminal: as many rules would make each step slow, or too many
+        # one terminal: one rule for each word would make each step slow, or be too many rules
         words = " | ".join(_quoted(each) for each in json.loads(text))
         return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {words}\n")
     text = _with_sound_schemas(text)
@@ -77,9 +78,9 @@ def to_llguidance(kind: str, text: str) -> str:
 
 
 def _with_sound_schemas(lark: str) -> str:
-    """A grammar with its JSON schemas checked, and able to write what they name. Raises ValueError.
+    """Returns a grammar whose JSON schemas are checked and may write all texts that they name. Raises ValueError.
 
-    A schema that is no JSON is left to llguidance's own message.
+    A schema that is not JSON is left to llguidance's own message.
     """
     decoder = json.JSONDecoder()
     pieces, at = [], 0
@@ -100,12 +101,13 @@ def _with_sound_schemas(lark: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string of Lark, which is one of JSON but for U+007F: Lark's lexer takes that one as an escape only."""
+    """Returns a string of Lark. It is a JSON string except for U+007F, which Lark's lexer takes only as an escape."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _plain(escape: re.Match[str]) -> str:
-    """An escape of GBNF as llguidance's converter takes it, which drops the zeros of \\u0041."""
+    """Returns an escape of GBNF that llguidance's converter reads correctly: the converter drops the zeros of
+    \\u0041."""
     code = int(escape["four"] or escape["eight"] or "0", 16)
     if not code or code > sys.maxunicode or 0xD800 <= code < 0xE000:
         return escape[0]
@@ -113,28 +115,28 @@ def _plain(escape: re.Match[str]) -> str:
 
 
 def _check_sound(schema: Any) -> None:
-    """Refuses a schema that a text could break, and llguidance would let it.
+    """Raises ValueError for a schema that llguidance would not hold exactly.
 
-    Whole numbers are read as floats there: above 2**53 one would do for its neighbour. Where optional names
-    count, one that comes twice would count as two, and be one when the text is read.
+    llguidance reads whole numbers as floats: above 2**53 a neighbouring number would pass. If optional names count, a
+    name that comes twice would count as two, but be one when the text is read.
     """
     for part, is_schema in _parts(schema):
         if isinstance(part, int) and abs(part) > _LARGEST_EXACT:
-            raise ValueError(f"the number {part} is not exact as a float; up to {_LARGEST_EXACT} is allowed")
+            raise ValueError(f"the number {part} is too large; whole numbers up to {_LARGEST_EXACT} are allowed")
         if isinstance(part, dict):
             least = part.get("minProperties")
             if is_schema and isinstance(least, int) and least > len(part.get("required") or ()) + 1:
-                raise ValueError(f"minProperties is {least}, of which all but one must be in required")
+                raise ValueError(f"minProperties is {least}; required must then name all but one")
 
 
 def _with_escapes(schema: Any, default: str) -> Any:
-    """The schema, with \\uXXXX allowed where one of its texts needs it. llguidance drops what it may not write.
+    """Returns the schema, with \\uXXXX allowed if its texts need it. llguidance drops texts that it may not write.
 
     Args:
-        default: the escapes that are allowed where the schema names none.
+        default: the escapes that are allowed if the schema names none.
 
     Raises:
-        ValueError: the schema takes other escapes away, or a name could then come again in disguise.
+        ValueError: the schema forbids other escapes, or a name could then come again in disguise.
     """
     if not isinstance(schema, dict) or not isinstance(guidance := schema.get("x-guidance", {}), dict):
         return schema
@@ -157,7 +159,7 @@ def _with_escapes(schema: Any, default: str) -> Any:
 
 
 def _texts(part: Any) -> Iterable[str]:
-    """The texts and patterns of a part of a schema; names are written rightly in any case."""
+    """Returns the texts and patterns of a part of a schema, without names, which are written correctly in any case."""
     if isinstance(part, str):
         return (part,)
     patterns = part.get("patternProperties") if isinstance(part, dict) else None
@@ -165,7 +167,7 @@ def _texts(part: Any) -> Iterable[str]:
 
 
 def _parts(schema: Any) -> Iterator[tuple[Any, bool]]:
-    """All values of a schema at any depth, each with True unless the value stands in const or enum."""
+    """Yields all values of a schema at any depth, each with True unless the value stands in const or enum."""
     left = [(schema, True)]
     while left:
         part, is_schema = left.pop()
@@ -181,21 +183,21 @@ def _parts(schema: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def reason(error: str) -> str:
-    """The part of llguidance's message that a user of the grammar understands."""
+    """Returns the part of llguidance's message that a user of the grammar understands."""
     lines = [line.strip() for line in error.strip().split("\n")]
     if lines[0].startswith("NoExtensionBias"):
         return "no text can match it"
     if "lookarounds not supported" in error:
-        return "a pattern has ^, $ or \\b within, which no grammar holds"
+        return "a pattern has ^, $ or \\b in its middle, which grammars do not support"
     for line in lines[1:]:
-        if line.startswith("error: "):  # of the parser of regular expressions, below the expression
+        if line.startswith("error: "):  # from the parser of regular expressions, below the expression
             return line[:_MOST_SHOWN]
     lines[0], _, _ = lines[0].partition(". Enable 'coerce_one_of'")
     return lines[0] if len(lines[0]) <= _MOST_SHOWN else lines[0][:_MOST_SHOWN] + "…"
 
 
 class Bytes:
-    """A vocabulary of single bytes, the special tokens of a model, and one that ends a generation."""
+    """A vocabulary of single bytes, a model's special tokens, and one token that ends a generation."""
 
     bos_token_id = None
 
@@ -209,7 +211,7 @@ class Bytes:
 
 
 def check(tokenizer: Any, kind: str, text: str) -> dict[str, Any]:
-    """Compiles a grammar and makes the mask of its first token; the grammar in llguidance's form, or an error."""
+    """Compiles a grammar and makes the mask of its first token. Returns its form in llguidance, or an error."""
     try:
         grammar = to_llguidance(kind, text)
     except (ValueError, RecursionError) as error:
@@ -220,7 +222,7 @@ def check(tokenizer: Any, kind: str, text: str) -> dict[str, Any]:
     if kind == "tools" and not matcher.is_error():
         if line := _line_without_text(tokenizer, text):
             return {"error": "no text can match it", "line": line, "property": ""}
-        matcher.consume_tokens(matcher.compute_ff_tokens())  # what must come of a call
+        matcher.consume_tokens(matcher.compute_ff_tokens())  # the fixed beginning of a call
         matcher.compute_bitmask()
     if matcher.is_error():
         return _error(tokenizer, matcher.get_error(), text)
@@ -228,7 +230,7 @@ def check(tokenizer: Any, kind: str, text: str) -> dict[str, Any]:
 
 
 def _line_without_text(tokenizer: Any, lark: str) -> int:
-    """The line of the first terminal of an argument that no text can match, from 1 on; 0: there is none."""
+    """Returns the line, from 1 on, of the first terminal of an argument that no text can match; 0 if there is none."""
     lines = lark.split("\n")
     for at, line in enumerate(lines):
         found = _TEXT_OF_TOOLS.match(line)
@@ -249,7 +251,7 @@ def _error(tokenizer: Any, message: str, text: str) -> dict[str, Any]:
 
 
 def _faulty_property(tokenizer: Any, lark: str, line: int) -> str:
-    """The first property that is no grammar alone, of the JSON schema of a rule; "": there is none."""
+    """Returns the first property in the JSON schema of a rule that is refused even alone; "" if there is none."""
     found = _SCHEMA.search(lark.split("\n")[line - 1])
     if found is None:
         return ""
@@ -273,18 +275,18 @@ def _faulty_property(tokenizer: Any, lark: str, line: int) -> str:
 
 
 def _alarm(seconds: float) -> None:
-    """Ends this process once it has computed for so long, also without the process that started it. 0: no longer."""
+    """Lets the system end this process after this much computing time, even if its parent has died. 0: no limit."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def ended_by_alarm(code: int) -> bool:
-    """True if the exit code, of subprocess, is that of a process whose alarm ended it."""
+    """True if a subprocess exit code means that the process was ended by its alarm."""
     return sys.platform != "win32" and code == -signal.SIGPROF
 
 
 def main() -> None:
-    if sys.platform != "win32":  # where the time alone bounds the memory
+    if sys.platform != "win32":  # on Windows, only the time bounds the memory
         import resource
 
         with contextlib.suppress(ValueError, OSError):  # not on this system
@@ -306,7 +308,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the engine's process alone decides; systemd sends its signal to both
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # only the engine's process decides; systemd signals both processes
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.stack_size(STACK)

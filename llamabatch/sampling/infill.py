@@ -10,16 +10,16 @@ import numpy.typing as npt
 
 from llamabatch.sampling.numpy_sampler import Floats, Ids, top_of, weights_of
 
-_MOST = 4096  # of the likeliest tokens, among which some are sought that begin alike
-_LEAST = 0.2  # the probability below which a token goes
-_END_COUNTS = 3  # an end of the text counts as so many times the mean of all tokens
+_MOST = 4096  # the likeliest tokens, which are searched for tokens that begin alike
+_LEAST = 0.2  # tokens below this probability are dropped
+_END_COUNTS = 3  # an end of the text counts as this many times the mean of all tokens
 
 
 class Infill:
     """The infill sampler of one vocabulary.
 
     Args:
-        eog_ids: tokens that end a text. end: the one that ends a turn, or else a text.
+        eog_ids: tokens that end a text. end: the token that ends a turn, or otherwise a text.
         token_bytes: the bytes of a token by its id, none for special tokens.
     """
 
@@ -29,8 +29,8 @@ class Infill:
         self._bytes = token_bytes
 
     def left(self, values: Floats, ids: Ids) -> Ids:
-        """The ids that stay, rising: only ends of the text, where these are likely; else the likely tokens, where one
-        that begins another stands for both.
+        """Returns the ids that stay, rising: only ends of the text if these are likely; otherwise the likely tokens,
+        where a token that begins another stands for both.
 
         Args:
             values: a whole row. ids: at least one of its tokens, rising; none is -inf.
@@ -52,12 +52,12 @@ class Infill:
         return left
 
     def _merge(self, shares: Floats, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Adds up, in place, the shares of tokens of which one begins the other, at the likelier of both; returns which
-        tokens are gone with that."""
+        """Merges tokens of which one begins the other: adds up the shares, in place, at the likelier one. Returns a
+        mask of the others."""
         order = top_of(shares, _MOST).tolist()
         texts = {place: self._bytes(int(ids[place])) for place in order}
         beginnings = {text for text in texts.values() if text}
-        begun: dict[bytes, list[int]] = defaultdict(list)  # the tokens that begin with a text, likeliest first
+        begun: dict[bytes, list[int]] = defaultdict(list)  # text -> the tokens that begin with it, likeliest first
         for place, text in texts.items():
             for length in range(1, len(text) + 1):
                 if text[:length] in beginnings:

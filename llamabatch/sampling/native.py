@@ -1,8 +1,8 @@
 """The compiled helper, native_patches/sampler/sampler.cpp: finds it, checks it, calls it. Nothing is loaded at import.
 
-It stands beside this file in a checkout and an editable install, else with the libraries of the build of llama.cpp in
-use, else with those of the installed llamabatch-llama. Where it is missing, everything works with numpy.
-`LLAMABATCH_NATIVE=0` in the environment leaves it out on purpose; it is read when a model is loaded.
+The file is looked for beside this module (a checkout or an editable install), then with the libraries of the llama.cpp
+build in use, then with those of the installed llamabatch-llama. Without the helper everything works with numpy.
+`LLAMABATCH_NATIVE=0` in the environment turns the helper off; it is read when a model is loaded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VARIABLE = "LLAMABATCH_NATIVE"
 
 
 class Params(ctypes.Structure):
-    """lb_params."""
+    """The struct lb_params."""
 
     _fields_ = (
         ("top_p", ctypes.c_double),
@@ -56,7 +56,7 @@ class Params(ctypes.Structure):
 
 
 class Prepared:
-    """SamplingParams as the helper reads them; `address` is good as long as this lives."""
+    """SamplingParams as the helper reads them. `address` is valid while this object lives."""
 
     __slots__ = ("_kept", "address")
 
@@ -83,7 +83,7 @@ class Prepared:
 
 
 def allowed_words(ids: Sequence[int] | None) -> array[int] | None:
-    """Token ids as a mask: bit i of word i / 32 is token i, as far as the highest id; None stays None."""
+    """Returns token ids as a mask up to the highest id: bit i % 32 of word i / 32 is token i. None stays None."""
     if ids is None:
         return None
     words = array("I", bytes(4 * (max(ids) // 32 + 1)))
@@ -117,7 +117,7 @@ class _Helper:
 def _helper() -> _Helper:
     if os.environ.get(VARIABLE) == "0":
         return _Helper(None, f"{VARIABLE} is 0")
-    unusable = _Helper(None, "missing, as llamabatch was installed without it")
+    unusable = _Helper(None, "missing: llamabatch was installed without it")
     for path, unfit in _places():
         helper = _Helper(None, unfit) if unfit else _load(path)
         if helper.library is not None:
@@ -127,7 +127,7 @@ def _helper() -> _Helper:
 
 
 def _places() -> Iterator[tuple[Path, str]]:
-    """Files that may be the helper, the best first, each with the reason why it is not taken, or ""."""
+    """Yields files that may be the helper, the best first, each with the reason why it cannot be used, or ""."""
     if PATH.is_file():
         yield PATH, ""
     choice = binding_choice.chosen()
@@ -139,7 +139,7 @@ def _places() -> Iterator[tuple[Path, str]]:
     if package is not None and (package / "lib" / PATH.name).is_file():
         try:
             version = importlib.metadata.version("llamabatch-llama")
-        except importlib.metadata.PackageNotFoundError:  # a copied folder: its interface tells
+        except importlib.metadata.PackageNotFoundError:  # a copied folder: only ABI_VERSION is checked
             version = __version__
         unfit = "" if version == __version__ else f"of llamabatch-llama {version}, and this is llamabatch {__version__}"
         yield package / "lib" / PATH.name, unfit
@@ -152,7 +152,7 @@ def _load(path: Path) -> _Helper:
     except (OSError, AttributeError) as error:
         return _Helper(None, f"cannot be loaded ({' '.join(str(error).split())})")
     if found != ABI_VERSION:
-        return _Helper(None, f"of another release (interface {found}, wanted is {ABI_VERSION})")
+        return _Helper(None, f"of another release (interface {found}, expected {ABI_VERSION})")
     number, long, pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
     library.lb_sample_rows.argtypes = [
         pointer, long, number, number, pointer, pointer, pointer, pointer, pointer, long, number, pointer
@@ -170,12 +170,12 @@ def available() -> bool:
 
 
 def why_not() -> str:
-    """Reason why the helper is not used; empty if it is."""
+    """Returns the reason why the helper is not used; empty if it is used."""
     return _helper().reason
 
 
 def file() -> Path | None:
-    """The file of the helper that is used; None: numpy is used."""
+    """Returns the file of the helper that is used; None if numpy is used."""
     return _helper().path
 
 
@@ -185,12 +185,12 @@ def forget() -> None:
 
 
 def sample_rows(logits: Floats, states: Sequence[RowState], n_threads: int) -> list[int]:
-    """A token for each row, -1 where the logits are no numbers.
+    """Returns a token for each row, -1 where the logits are not numbers.
 
     Args:
         logits: shape (len(states), vocabulary), float32, each row without gaps; read in place, not changed.
         states: one for each row; ids beyond the vocabulary are ignored.
-        n_threads: more than 1 counts where the helper was compiled with OpenMP and the rows are worth it.
+        n_threads: values above 1 count if the helper was compiled with OpenMP and the rows are worth it.
     """
     n_rows, n_vocab = logits.shape
     if len(states) != n_rows or not _can_read(logits):
@@ -228,7 +228,7 @@ def sample_rows(logits: Floats, states: Sequence[RowState], n_threads: int) -> l
 
 
 def candidates(row: Floats, state: RowState) -> tuple[array[int], array[float]]:
-    """Token ids that one row may draw, rising, and their weights; empty where the logits are no numbers."""
+    """Returns the token ids that one row may draw, rising, and their weights; empty where logits are not numbers."""
     ids, weights = array("i", bytes(4 * len(row))), array("d", bytes(8 * len(row)))
     history = None if state.counts is None else array("Q", _history(state.counts))
     count = _helper().library.lb_candidates(
@@ -249,8 +249,8 @@ def candidates(row: Floats, state: RowState) -> tuple[array[int], array[float]]:
 def row_logprobs(
     logits: Floats, rows: Sequence[int], tokens: Sequence[int], tops: Sequence[int], n_threads: int
 ) -> Iterator[tuple[Sequence[int], Sequence[float], int]]:
-    """For each of `rows`: its token and its likeliest ones, their logprobs, and the rank of the token; all empty where
-    the logits are no numbers. See llamabatch.sampling.row_logprobs."""
+    """Yields for each of `rows` its token and its likeliest ones, their logprobs, and the rank of the token; all empty
+    where the logits are not numbers. See llamabatch.sampling.row_logprobs."""
     n_rows, n_vocab = logits.shape
     if not _can_read(logits) or not all(0 <= row < n_rows for row in rows):
         raise ValueError(f"rows {list(rows)} of logits of shape {logits.shape}, {logits.dtype}, {logits.strides}")
@@ -283,7 +283,7 @@ def _can_read(logits: Floats) -> bool:
 
 
 def _history(counts: TokenCounts | None) -> tuple[int, int, int]:
-    """An lb_history."""
+    """Returns the fields of an lb_history."""
     if counts is None:
         return 0, 0, 0
     ids, n = counts.ids.buffer_info()

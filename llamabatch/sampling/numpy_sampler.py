@@ -1,6 +1,6 @@
-"""The sampler in numpy, for installations without the compiled helper; it gives the same tokens.
+"""The sampler in numpy, for installations without the compiled helper. It returns the same tokens.
 
-native_patches/sampler/sampler.cpp has the same steps, and the reason for weights in whole numbers. The chain is
+native_patches/sampler/sampler.cpp has the same steps, and explains why weights are whole numbers. The chain is
 llama.cpp's: bias, penalties, mask, top_k, top_p, min_p on the untempered probabilities, temperature, one draw.
 """
 
@@ -21,10 +21,10 @@ Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.uint32]
 
 NO_TOKEN = -1
-# Columns of a chunk; the maxima of chunks bound the k-th largest logit from below. At 152k tokens 64 to 256 are equally
+# Columns of a chunk. The maxima of chunks bound the k-th largest logit from below. At 152k tokens 64 to 256 are equally
 # fast.
 _CHUNK = 128
-# Candidates that top_p looks at before it falls back on the whole vocabulary.
+# Candidates that top_p checks before it takes the whole vocabulary.
 _FIRST_LOOK = 1024
 _UNIT = 2.0**33  # the weight of the likeliest token
 COLDEST = 1e-9  # below this temperature sampling is greedy
@@ -43,7 +43,7 @@ class RowState(Protocol):
 
 
 def sample_row(row: Floats, state: RowState) -> int:
-    """The token of one row, or NO_TOKEN; where logits are equal, lower ids come first."""
+    """Returns the token of one row, or NO_TOKEN. Where logits are equal, lower ids come first."""
     if state.params.greedy:
         values = values_of(row, state)
         return NO_TOKEN if values is None else int(values.argmax())
@@ -55,7 +55,7 @@ def sample_row(row: Floats, state: RowState) -> int:
 
 
 def candidates(row: Floats, state: RowState) -> tuple[Ids, Floats]:
-    """The ids that the chain leaves, rising, and their weights in whole numbers; empty where nothing can be drawn."""
+    """Returns the ids that the chain leaves, rising, and their weights in whole numbers; empty if none can be drawn."""
     values = values_of(row, state)
     if values is None:
         return np.empty(0, np.int64), np.empty(0)
@@ -75,12 +75,12 @@ def candidates(row: Floats, state: RowState) -> tuple[Ids, Floats]:
 
 
 def values_of(row: Floats, state: RowState, *, penalised: bool = True) -> Floats | None:
-    """The row with bias, penalties and masks, a copy only where there are any; None where it holds no numbers.
+    """Returns the row with bias, penalties and masks, copied only if there are any; None if the row holds no numbers.
 
     Args:
         penalised: False: without penalties.
     """
-    if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf; `max` hands a NaN on
+    if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf; `max` of a row with a NaN is NaN
         return None
     values, params, counts = row, state.params, state.counts if penalised else None
     if params.biases or counts is not None:
@@ -113,7 +113,7 @@ def penalise(values: Floats, params: FilledParams, counts: TokenCounts) -> None:
 
 
 def nucleus(values: Floats, top: Any, top_p: float) -> Ids:
-    """The fewest likeliest tokens with weights that reach top_p of all."""
+    """Returns the fewest likeliest tokens whose weights reach the share top_p of all weights."""
     target = top_p * weights_of(values, top).sum()
     for look in (_FIRST_LOOK, len(values)):
         ids = top_of(values, look)
@@ -128,7 +128,7 @@ def _reach(weights: Floats, target: float) -> int:
 
 
 def top_of(values: Floats, k: int) -> Ids:
-    """The k largest that are not -inf, in order. A threshold from chunk maxima keeps the sort to a few dozen."""
+    """Returns the k largest that are not -inf, in order. A threshold from chunk maxima leaves few to sort."""
     vocabulary = len(values)
     whole = vocabulary // _CHUNK
     if k * 4 <= whole:
@@ -141,10 +141,10 @@ def top_of(values: Floats, k: int) -> Ids:
 
 
 def weights_of(values: Floats, top: Any, temperature: float = 1.0) -> Floats:
-    """exp((values - top) / temperature) * 2^33, rounded: float64 that hold whole numbers, whose sums are exact.
+    """Returns exp((values - top) / temperature) * 2^33, rounded: float64 with whole numbers, whose sums are exact.
 
-    Step by step as in native_patches/sampler/kernels.hpp, in float32, so that the last bit is the same; the polynomial
-    is that of Cephes' expf (Moshier).
+    The steps are those of native_patches/sampler/kernels.hpp, in float32, so that the last bit is the same. The
+    polynomial is that of Cephes' expf (Moshier).
     """
     single = np.float32
     with np.errstate(over="ignore", invalid="ignore"):
@@ -165,7 +165,7 @@ _MASK = 2**64 - 1
 
 
 def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) that depends on (seed, index) alone: splitmix64 (Steele, Lea, Flood 2014), its top 53 bits."""
+    """Returns a number in [0, 1) from (seed, index) alone: the top 53 bits of splitmix64 (Steele, Lea, Flood 2014)."""
     z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -1,4 +1,4 @@
-"""SamplingParams prepared for one model: its defaults, words as tokens, masks; they make each SamplerState."""
+"""SamplingParams prepared for one model: its defaults, words as tokens, masks. Each SamplerState is made from them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from llamabatch.sampling.token_counts import token_counts
 from llamabatch.sampling.token_masks import BadWords, Bitmask, Masks, NotBefore, all_but
 from llamabatch.utils.checks import show
 
-_MOST_KEPT = 32  # a call has mostly one SamplingParams for all its prompts
+_MOST_KEPT = 32  # a call usually has one SamplingParams for all its prompts
 
 
 class Tokenizer(Protocol):
-    """Part of a Model that is used here."""
+    """The part of a Model that is used here."""
 
     n_vocab: int
     metadata: Mapping[str, str]
@@ -39,10 +39,10 @@ class Tokenizer(Protocol):
 
 
 class PreparedParams:
-    """One SamplingParams, made ready for one model; any number of sequences share it.
+    """One SamplingParams prepared for one model. Any number of sequences share it.
 
     Args:
-        tails: breaker_tokens of its breakers; with DRY only.
+        tails: breaker_tokens of the breakers; only with DRY.
 
     Raises:
         SamplingError: a bad word has no tokens.
@@ -57,12 +57,12 @@ class PreparedParams:
         self._bad_words = BadWords(_bad_runs(params, model), model.n_vocab) if params.forbidden_strings else None
 
     def sampler_state(self, request: Request) -> SamplerState:
-        """State that samples a sequence of this request from its first token to its last."""
+        """Returns the state that samples a sequence of this request from its first token to its last."""
         params = self.params
         counts = None
         if params.penalised:
             seen = request.prompt_token_ids[params.prompt_ignore_length or 0 :]
-            if request.media:  # the cells of pictures are no tokens that could come again
+            if request.media:  # ids of picture cells are not tokens that could repeat
                 seen = tuple(token_id for token_id in seen if token_id >= 0)
             counts = token_counts(seen, params.repeat_last_n)
         dry = None
@@ -79,17 +79,17 @@ class PreparedParams:
 
 
 class PreparedParamsCache:
-    """PreparedParams of a model, each made once for as long as its SamplingParams are in use. For one thread."""
+    """The PreparedParams of a model. Each is made once while its SamplingParams are in use. For one thread."""
 
     def __init__(self, model: Tokenizer) -> None:
         self._model = model
         self._defaults = defaults_of(model.metadata)
         self._breakers: tuple[tuple[str, ...], Tails] | None = None
-        # by identity: hashing long lists takes its time
+        # by identity, because hashing long lists takes time
         self._known: dict[int, tuple[SamplingParams, PreparedParams]] = {}
 
     def of(self, params: SamplingParams) -> PreparedParams:
-        """`params` made ready. Raises SamplingError if a bad word has no tokens."""
+        """Returns `params` prepared for the model. Raises SamplingError if a bad word has no tokens."""
         known = self._known.get(id(params))
         if known is not None:
             return known[1]
@@ -97,11 +97,11 @@ class PreparedParamsCache:
         prepared = PreparedParams(filled, self._model, self._tails_of(filled) if filled.dry else None)
         if len(self._known) >= _MOST_KEPT:
             del self._known[next(iter(self._known))]
-        self._known[id(params)] = (params, prepared)  # the params too, so that their id stays theirs
+        self._known[id(params)] = (params, prepared)  # params are kept, so that their id is not reused
         return prepared
 
     def _tails_of(self, params: FilledParams) -> Tails:
-        """Kept for the last set of breakers, as every token of the vocabulary is looked at."""
+        """Returns the tails of the breakers. Keeps the last, because making them reads the whole vocabulary."""
         if self._breakers is None or self._breakers[0] != params.breakers:
             model = self._model
             tails = breaker_tokens(params.breakers, model.n_vocab, model.all_bytes, model.tokenize_bytes)
@@ -115,7 +115,7 @@ def _infill(model: Tokenizer) -> Infill:
 
 
 def _no_end(params: FilledParams, model: Tokenizer) -> Bitmask:
-    """All tokens but those that would end the text."""
+    """Returns a mask of all tokens except those that would end the text."""
     ends = set(params.stop_ids)
     if not params.ignore_eos:
         ends.update(model.eog_ids)
@@ -123,7 +123,7 @@ def _no_end(params: FilledParams, model: Tokenizer) -> Bitmask:
 
 
 def _bad_runs(params: FilledParams, model: Tokenizer) -> Iterator[tuple[int, ...]]:
-    """The bad words as tokens, each with and without a space before it, as vLLM has them."""
+    """Yields the bad words as tokens, each with and without a space before it, as in vLLM."""
     for word in params.forbidden_strings:
         runs = list(_spellings(word, model))
         if not runs:

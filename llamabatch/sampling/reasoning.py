@@ -1,7 +1,7 @@
 """The thinking of a sequence, token by token: where it ends, and the tokens that end it when its budget is spent.
 
-A tag may be one token or several, and a token may hold the end of a tag with text behind it, so that tags are looked
-for in the bytes of the tokens.
+A tag may be one token or several, and a token may hold the end of a tag and text behind it. So tags are searched for in
+the bytes of the tokens.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import NamedTuple, Protocol
 
 from llamabatch.request.reasoning import CHANNEL, END, FINAL, GAP, MESSAGE, START, Reasoning, ReasoningTags, Thinking
 
-_KEPT = 128  # states of the last tokens, more than a step guesses
+_KEPT = 128  # states of the last tokens that are kept, more than a step guesses
 _MOST_PIECES = 3  # tokens that may come after the budget to complete a character
 _SPACE = b" \t\r\n"
-_MOST_HEADER = 2048  # bytes of the header of a message; what is longer is text
+_MOST_HEADER = 2048  # bytes of the header of a message; a longer one counts as text
 ASSISTANT = f"{START}assistant"
 
 
 class Tokenizer(Protocol):
-    """Part of a Model that is used here."""
+    """The part of a Model that is used here."""
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
 
@@ -30,22 +30,22 @@ class Tokenizer(Protocol):
 
 
 class Phase(Enum):
-    """Place of the next token."""
+    """The place of the next token."""
 
-    BEFORE = auto()  # the thinking may begin; of channels: in the header of a message
+    BEFORE = auto()  # the thinking may begin; with channels: in the header of a message
     THINKING = auto()
-    ELSEWHERE = auto()  # of channels: in a message that is neither thinking nor the answer
+    ELSEWHERE = auto()  # with channels: in a message that is neither thinking nor the answer
     ANSWER = auto()
 
 
 class State(NamedTuple):
-    """The state behind some tokens.
+    """The state after some tokens.
 
     Attributes:
-        begin: in ANSWER, the number of output tokens before it.
-        rest: bytes of the last of these tokens that belong to the answer.
-        gap: bytes of white space between the thinking and the answer that may still come.
-        forced: tokens of the closing text that have come; None: it is not being written.
+        begin: in ANSWER, the number of output tokens before the answer.
+        rest: bytes of the token before `begin` that belong to the answer.
+        gap: bytes of white space between thinking and answer that may still come.
+        forced: tokens of the closing text that have come; None: the closing text is not being written.
         n_thinking: tokens of thinking so far.
         tail: bytes in which a mark may have begun.
     """
@@ -64,9 +64,9 @@ class ReasoningTokens:
 
     Attributes:
         closing: tokens of the text that ends the thinking.
-        start: tokens of the tag that begins it, as the model writes it.
-        openings: of channels, the tokens of a header behind "<|start|>assistant": of thinking, and of the answer.
-        sender: of channels, the tokens of "<|start|>assistant".
+        start: tokens of the tag that begins the thinking, as the model writes it.
+        openings: with channels, the tokens of a header behind "<|start|>assistant", for thinking and for the answer.
+        sender: with channels, the tokens of "<|start|>assistant".
     """
 
     def __init__(self, tags: ReasoningTags, model: Tokenizer) -> None:
@@ -83,7 +83,7 @@ class ReasoningTokens:
         self.reopens_at = self.start[0] if special and not tags.channels else None
 
     def next_of_tag(self, tail: bytes) -> list[int]:
-        """Tokens that go on with the tag before the thinking, or the header of a message, of which `tail` has come."""
+        """Returns the tokens that may follow `tail` in the tag before the thinking, or in the header of a message."""
         if not self.tags.channels:
             return self._next(tail.lstrip(), self.start)
         sender = ASSISTANT.encode()
@@ -102,7 +102,7 @@ class ReasoningTokens:
 
 
 class ReasoningTracker:
-    """Follows the thinking of one sequence. It keeps no tokens, so that dropped ones and preemption need no care.
+    """Follows the thinking of one sequence. It keeps no tokens, so that preemption and dropped tokens need no care.
 
     Args:
         budget: tokens of thinking after which the closing text is forced; None: any number.
@@ -116,10 +116,10 @@ class ReasoningTracker:
         self._states = [self._first]
 
     def at(self, index: int, token_ids: Sequence[int]) -> State:
-        """The state before output token `index`.
+        """Returns the state before output token `index`.
 
         Args:
-            token_ids: prompt and output so far, which ends with output token index - 1.
+            token_ids: prompt and output so far, up to output token index - 1.
         """
         if index < self._from:
             self._from, self._states = 0, [self._first]
@@ -134,7 +134,7 @@ class ReasoningTracker:
         return self._states[-1]
 
     def dictated(self, index: int, token_ids: Sequence[int]) -> int | None:
-        """The token that must come as output token `index`; None: the sampler's choice."""
+        """Returns the token that must come as output token `index`; None if the sampler chooses."""
         state = self.at(index, token_ids)
         return None if state.forced is None else self.tokens.closing[state.forced]
 
@@ -146,7 +146,6 @@ class ReasoningTracker:
         return State(Phase.BEFORE, tail=ASSISTANT.encode() if self.tokens.tags.channels else b"")
 
     def _after(self, state: State, token_id: int, index: int) -> State:
-        """The state behind output token `index`."""
         text = self.tokens.model.all_bytes(token_id)
         if state.forced is not None and token_id == self.tokens.closing[state.forced]:
             return self._forced(state, index)
@@ -167,7 +166,7 @@ class ReasoningTracker:
         return self._answer(state, index, b"", max(0, self.tokens.gap - breaks))
 
     def _answer(self, state: State, index: int, rest: bytes, gap: int) -> State:
-        """The answer begins behind output token `index`, with the bytes `rest` of that token."""
+        """Returns the state of an answer behind output token `index`, whose last bytes `rest` belong to it."""
         while gap and rest[:1] == b"\n":
             rest, gap = rest[1:], gap - 1
         return State(Phase.ANSWER, index + 1, rest, 0 if rest else gap, n_thinking=state.n_thinking)
@@ -190,7 +189,7 @@ class ReasoningTracker:
             return self._answer(state, index, begun[len(tokens.end_bytes) :], tokens.gap)
         if tokens.start_bytes.startswith(begun) or tokens.end_bytes.startswith(begun):
             return state._replace(tail=begun)
-        return State(Phase.ANSWER)  # without thinking, from the first token on
+        return State(Phase.ANSWER)  # no thinking: the answer begins with the first token
 
     def _thinking(self, state: State, text: bytes, index: int) -> State:
         tail, end = state.tail + text, self.tokens.end_bytes
@@ -220,16 +219,16 @@ class ReasoningTracker:
         return self._bounded(state, tail) if state.phase is Phase.THINKING else state._replace(tail=tail)
 
     def _bounded(self, state: State, tail: bytes) -> State:
-        """A state of thinking, in which the closing text is forced once the budget is spent; not within a character."""
+        """Returns a state of thinking. A spent budget forces the closing text, but not within a character."""
         n_over = -1 if self._budget is None else state.n_thinking - self._budget
         closes = n_over >= 0 and (n_over >= _MOST_PIECES or not within_character(tail))
         return state._replace(tail=tail, forced=0 if closes else None)
 
 
 def spelled(text: str, model: Tokenizer) -> tuple[int, ...]:
-    """Tokens of a text with special tokens in it, in the middle of another text.
+    """Returns the tokens of a text with special tokens, as they stand in the middle of another text.
 
-    Some vocabularies put a space before every text: then those of the text behind a line break.
+    Some vocabularies put a space before every text; there the text is tokenized behind a line break.
     """
     wanted = text.encode()
     tokens: list[int] = []
@@ -242,10 +241,10 @@ def spelled(text: str, model: Tokenizer) -> tuple[int, ...]:
 
 
 def within_character(text: bytes) -> bool:
-    """True if a text of UTF-8 ends within a character."""
+    """True if UTF-8 text ends within a character."""
     for length in range(1, min(3, len(text)) + 1):
         byte = text[-length]
-        if byte & 0xC0 != 0x80:  # no continuation: the first byte of a character, or all of it
+        if byte & 0xC0 != 0x80:  # not a continuation byte, so the first byte of a character
             needed = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4 if byte & 0xF8 == 0xF0 else 1
             return length < needed
     return False

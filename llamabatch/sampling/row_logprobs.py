@@ -1,6 +1,6 @@
 """Logprobs of the rows of a call: compiled, or in numpy with the same values to 1e-6.
 
-The runner comes here only for calls with a request that asks for logprobs.
+The runner uses this module only for calls with a request that asks for logprobs.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from llamabatch.scheduler.output import ScheduledSpan
 Floats = npt.NDArray[np.float32]
 
 NEVER = -9999.0  # the logprob of a token that could not be drawn, as in OpenAI's API: JSON has no -inf
-_MANY = 64  # tokens, for whose ranks one sort of the row is faster than a comparison with all of it for each
+_MANY = 64  # above this many tokens, sorting the row once is faster than comparing it with each
 
 
 def sample_with_logprobs(
     logits: Floats, spans: Sequence[ScheduledSpan], states: Sequence[SamplerState], n_threads: int
 ) -> list[tuple[int | None, tuple[RowLogprobs, ...]]]:
-    """Samples the rows of a call that are to be sampled, and reads the logprobs that its requests ask for.
+    """Samples the rows of a call that have to be sampled, and reads the logprobs that its requests ask for.
 
     Args:
-        logits: the output rows of the call, which are those of `spans` in order: of each its prompt rows, then the
-            one that is sampled.
+        logits: the output rows of `spans` in order: for each span its prompt rows, then the row that is sampled.
         states: one for each span, at the token that is sampled.
 
     Returns:
-        For each span its token, None where it samples none, and the logprobs of its rows, in their order.
+        For each span its token, None if it samples none, and the logprobs of its rows, in their order.
     """
     ends = list(itertools.accumulate(span.prompt_rows + span.output for span in spans))
     sampled = {end - 1: state for end, span, state in zip(ends, spans, states, strict=True) if span.output}
@@ -75,10 +74,10 @@ def accepted_logprobs(
     accepted: Sequence[tuple[int, ...]],
     n_threads: int,
 ) -> list[tuple[RowLogprobs, ...]]:
-    """The logprobs of the accepted tokens of each span of a call with guesses; () where its request asks for none.
+    """Returns the logprobs of the accepted tokens of each span of a call with guesses; () if its request asks for none.
 
     Args:
-        logits: the rows of each span one after another: that of its known token, then those of its guesses.
+        logits: the rows of each span one after another: the row of its known token, then the rows of its guesses.
         states: one for each span, at the first of its tokens.
     """
     found: list[tuple[RowLogprobs, ...]] = []
@@ -87,7 +86,7 @@ def accepted_logprobs(
         record = span.logprobs
         if record is None or record.top is None:
             found.append(())
-        elif record.post_sampling:  # without guesses, it has one token at most
+        elif record.post_sampling:  # such a span has no guesses, so at most one token
             found.append(tuple(drawn_logprobs(logits[first], state, t, record.top, record.others) for t in tokens))
         else:
             rows = range(first, first + len(tokens))
@@ -102,7 +101,7 @@ def accepted_logprobs(
 
 
 def _sample_some(logits: Floats, states: dict[int, SamplerState], n_threads: int) -> dict[int, int]:
-    """The token of each row that has a state; neighbouring rows are sampled in one call, where they lie."""
+    """Returns the token of each row that has a state. Neighbouring rows are sampled in one call, in place."""
     tokens: dict[int, int] = {}
     for _, run in itertools.groupby(enumerate(states), key=lambda pair: pair[1] - pair[0]):
         rows = [row for _, row in run]
@@ -114,16 +113,16 @@ def _sample_some(logits: Floats, states: dict[int, SamplerState], n_threads: int
 def row_logprobs(
     logits: Floats, rows: Sequence[int], tokens: Sequence[int], tops: Sequence[int], n_threads: int = 1
 ) -> list[RowLogprobs]:
-    """For each wanted row the logprob of one token, and of the likeliest ones; without any where the logits are no
+    """Returns for each of `rows` the logprob of one token and of the likeliest ones; none where the logits are not
     numbers.
 
     Args:
         logits: shape (rows of the call, vocabulary), float32, read in place.
-        rows: which rows, in any order.
-        tokens: the token of each of them that is asked about.
-        tops: how many likeliest tokens come after it, at most the vocabulary; tokens of probability 0 do not. With -1
-            the rank of the first is not looked for, and 0.
-        n_threads: for the compiled helper, where it has OpenMP and the rows are worth it.
+        rows: indices of rows, in any order.
+        tokens: one token for each row.
+        tops: how many likeliest tokens follow it, at most the vocabulary; tokens of probability 0 are left out. With -1
+            the rank of the first token is not computed, and 0.
+        n_threads: for the compiled helper, if it has OpenMP and the rows are worth it.
     """
     if native.available():
         if max(tops, default=0) > MAX_LOGPROBS:  # the whole vocabulary: its table holds one row at a time
@@ -137,7 +136,7 @@ def row_logprobs(
 
 
 def drawn_logprobs(row: Floats, state: SamplerState, token: int, top: int, others: tuple[int, ...] = ()) -> RowLogprobs:
-    """The logprobs of one token, of the likeliest ones and of others in the distribution that a row is drawn from.
+    """Returns the logprobs of a token, of the likeliest and of others, in the distribution that a row is drawn from.
 
     Args:
         state: at the token that the row is sampled for.
@@ -164,7 +163,7 @@ def drawn_logprobs(row: Floats, state: SamplerState, token: int, top: int, other
 
 def _row_logprobs(row: Floats, token: int, top: int) -> RowLogprobs:
     largest = row.max()
-    if not -np.inf < largest <= np.finfo(np.float32).max:  # a NaN too: `max` hands it on
+    if not -np.inf < largest <= np.finfo(np.float32).max:  # also true for a NaN, because `max` returns it
         return RowLogprobs((), (), 0)
     with np.errstate(over="ignore"):
         whole = np.log(np.exp(row - largest).sum(dtype=np.float64))
@@ -178,7 +177,7 @@ def _row_logprobs(row: Floats, token: int, top: int) -> RowLogprobs:
 
 
 def _with_others(found: RowLogprobs, row: Floats, others: tuple[int, ...]) -> RowLogprobs:
-    """The logprobs of a row, and those of further tokens with their ranks; `found` as it is where the logits are no
+    """Adds logprobs and ranks of further tokens to a row's logprobs. Returns `found` as it is where the logits are not
     numbers."""
     if not found.token_ids:
         return found

@@ -1,9 +1,9 @@
-"""Samples all output rows of a call, with the compiled helper or with numpy, which give the same tokens.
+"""Samples all output rows of a call, with the compiled helper or with numpy. Both return the same tokens.
 
-Rows with uncommon samplers go through numpy in either case (sampler_chain.py).
+Rows with uncommon samplers always go through numpy (sampler_chain.py).
 
-A row's token depends on its logits, its parameters, the tokens before it (penalties only), its mask, and
-(seed, index). Each row is read alone, in place, so that other rows of the call cannot change a token.
+A row's token depends on its logits, its parameters, the tokens before it (penalties only), its mask, and (seed, index).
+Each row is read alone, in place, so that other rows of the call cannot change a token.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from llamabatch.sampling.reasoning import ReasoningTracker
 
 NO_TOKEN = numpy_sampler.NO_TOKEN
-NOTHING_MAY_COME = "no token may come: the masks forbid all, or the logits are not finite numbers"
+NOTHING_MAY_COME = "no token can be chosen: the masks forbid all, or the logits are not finite numbers"
 
 
 class SamplerState:
-    """The state of sampling one sequence: everything but the logits. Made once; `advance` moves it on.
+    """The state of sampling one sequence: everything except the logits. It is made once, and `advance` updates it.
 
     Attributes:
         params: how to sample.
-        seed: the request's, 0 .. 2**64-1.
+        seed: the request's seed, 0 .. 2**64-1.
         index: number of the output token that is sampled next, from 0.
         counts: the tokens before it, needed for penalties only; ids outside the vocabulary are ignored.
-        mask: bit i of word i / 32 allows token i (llguidance's format), uint32, without gaps; None: no mask. What
-            params.allowed_token_ids forbids stays forbidden.
-        masks: sources of the mask of each token; None for most.
+        mask: bit i % 32 of word i / 32 allows token i (llguidance's format), uint32, without gaps; None: no mask.
+            Tokens that params.allowed_token_ids forbids stay forbidden.
+        masks: the sources of each token's mask; None for most.
         grammar: position in the grammar of structured_outputs, one of the sources of masks; None: no grammar.
-        chain: the samplers that few ask for; None for most.
-        token_ids: prompt and output so far; kept up to date where there is a chain.
+        chain: the uncommon samplers; None for most.
+        token_ids: prompt and output so far; kept up to date only if there is a chain.
         error: message of the logits processor that failed for this token.
-        reasoning: place in the thinking, of a sequence with a budget of it; None for most.
-        dictated: the token that comes whatever is sampled, to close the thinking; None: the sampled one.
+        reasoning: place in the thinking, for a sequence with a thinking budget; None for most.
+        dictated: the token that replaces the sampled one, to close the thinking; None: the sampled token is used.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class SamplerState:
         dry: DryPenalty | None = None,
         infill: Infill | None = None,
     ) -> None:
-        """`dry`, `infill`: as in Chain."""
+        """See Chain for `dry` and `infill`."""
         self.params = params if isinstance(params, FilledParams) else fill(params)
         self.seed = seed
         self.index = index
@@ -89,7 +89,7 @@ class SamplerState:
 
     @property
     def why_no_token(self) -> str:
-        """Error of a request for which no token could be sampled."""
+        """The error of a request for which no token could be sampled."""
         if self.error is not None:
             return self.error
         if self.grammar is not None:
@@ -104,10 +104,10 @@ class SamplerState:
         self.masks.add(grammar)
 
     def advance(self, index: int, token_ids: Sequence[int]) -> None:
-        """Moves on to output token `index`. Repeated for one token, it changes nothing.
+        """Moves to output token `index`. A second call for the same token changes nothing.
 
         Args:
-            token_ids: prompt and output so far, which end with output token index - 1; not to be changed.
+            token_ids: prompt and output so far, up to output token index - 1; not to be changed.
         """
         self.index = index
         if self.counts is not None:
@@ -121,8 +121,8 @@ class SamplerState:
             self.dictated = self.reasoning.dictated(index, token_ids)
 
     def later(self, number: int) -> SamplerState:
-        """The state for the output token that comes `number` tokens after this one, without masks. A chain is the same
-        one: a request with guesses has none with a memory."""
+        """Returns the state for the output token that comes `number` tokens after this one, without masks. The chain is
+        shared: a request with guesses has no chain with a memory."""
         state = SamplerState(self.params, self.seed, self.index + number, self.counts, self.mask)
         state._prepared = self.prepared
         state.chain = self.chain
@@ -132,12 +132,12 @@ class SamplerState:
 def sample_rows(
     logits: npt.NDArray[np.float32], states: list[SamplerState], n_threads: int = 1, *, dictated: bool = True
 ) -> list[int]:
-    """A token id for each row, or NO_TOKEN where the logits are not numbers or nothing is allowed.
+    """Returns a token id for each row, or NO_TOKEN where the logits are not numbers or nothing is allowed.
 
     Args:
         logits: shape (len(states), vocabulary), float32; not changed.
         states: one for each row.
-        n_threads: for the compiled helper, where it has OpenMP and the rows are worth it.
+        n_threads: for the compiled helper, if it has OpenMP and the rows are worth it.
         dictated: a token that a state dictates takes the place of the sampled one.
     """
     if native.available():
@@ -158,10 +158,10 @@ def _sample_row(row: npt.NDArray[np.float32], state: SamplerState) -> int:
 def distribution(
     row: npt.NDArray[np.float32], state: SamplerState
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """The tokens that a row may draw, in order of their ids, and their probabilities, which sum to 1.
+    """Returns the tokens that a row may draw, in order of their ids, and their probabilities, which sum to 1.
 
-    A token less than 2^-34 times as likely as the likeliest has probability 0. Both are empty where the logits are
-    not numbers or nothing is allowed.
+    A token less than 2^-34 times as likely as the likeliest has probability 0. Both are empty where the logits are not
+    numbers or nothing is allowed.
     """
     if state.chain is None and native.available():
         raw_ids, raw_weights = native.candidates(row, state)

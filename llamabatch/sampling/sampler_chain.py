@@ -1,11 +1,11 @@
 """Chain: the samplers that few requests ask for, one row at a time in numpy, with or without the compiled helper.
 
 Order and meaning are llama.cpp's (common/sampling.cpp, src/llama-sampler.cpp): bias, penalties, DRY, masks,
-top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature, one draw; or with mirostat: temperature, then mirostat in
-place of all cuts. Logits processors come before all of it. A request may name another order: bias and masks come
-first then, too. Four things differ on purpose. Temperature 0 is greedy with any other option. A token that cannot come
-counts nowhere, not for an entropy either. Mirostat keeps the penalties, which llama.cpp then leaves out. And the
-weights of the draw are the whole numbers of numpy_sampler, so that one seed gives one text.
+top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature, one draw. With mirostat: temperature, then mirostat in
+place of all cuts. Logits processors come first. In an order that a request names, bias and masks still precede it.
+Four things differ on purpose. Temperature 0 is greedy with any other option. A token that cannot come is never counted,
+not for an entropy either. Mirostat keeps the penalties, which llama.cpp then leaves out. The weights of the draw are
+the whole numbers of numpy_sampler, so that one seed gives one text.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from llamabatch.sampling.infill import Infill
 from llamabatch.sampling.numpy_sampler import COLDEST, NO_TOKEN, Floats, Ids, RowState, top_of, uniform, weights_of
 from llamabatch.utils.checks import show
 
-_MIROSTAT_M = 100  # the likeliest tokens, from which mirostat 1 estimates how steep the distribution is
+_MIROSTAT_M = 100  # mirostat 1 estimates from this many likeliest tokens how steep the distribution is
 _LOOKS = (512, 8192)  # tokens that typical_p sorts before it sorts them all
 _UNIT = 2.0**33  # the weight of the likeliest token
-_XTC_SALT = 0x9E6C63D0876A9A47  # makes XTC's chance another number than the draw's
+_XTC_SALT = 0x9E6C63D0876A9A47  # makes XTC's random number differ from the draw's
 _CUTS = CHAIN[2:-1]  # all but penalties, DRY and temperature
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 _FLOAT_MAX_LOG = 88.7228391  # dry_base ** run stays below the largest float32
@@ -39,8 +39,8 @@ class Chain:
     """The samplers of one sequence, with their memory of its tokens.
 
     Args:
-        dry: the repetitions that DRY penalises; None: it penalises none.
-        infill: the vocabulary for the sampler of this name; None: it does nothing.
+        dry: the repetitions that DRY penalises; None: no DRY.
+        infill: the sampler "infill" of the vocabulary; None: it does nothing.
     """
 
     def __init__(self, params: FilledParams, dry: DryPenalty | None = None, infill: Infill | None = None) -> None:
@@ -53,7 +53,7 @@ class Chain:
         self._mus = [2 * params.mirostat_tau]  # mirostat's bound before each output token
 
     def sample(self, row: Floats, state: RowState) -> int:
-        """The token of one row, or NO_TOKEN; the same for each call with the same output token."""
+        """Returns the token of one row, or NO_TOKEN; the same for each call with the same output token."""
         if self._params.greedy and self._params.chain is None:
             values = self._edited(row, state)
             return NO_TOKEN if values is None else int(values.argmax())
@@ -67,7 +67,7 @@ class Chain:
         return int(ids[place])
 
     def candidates(self, row: Floats, state: RowState) -> tuple[Ids, Floats]:
-        """The ids that the chain leaves, rising, and their weights in whole numbers; empty where nothing can come."""
+        """Returns the ids that the chain leaves, rising, and their weights in whole numbers; empty if none is left."""
         params = self._params
         if params.chain is not None:
             return self._in_order(params.chain, row, state)
@@ -83,7 +83,7 @@ class Chain:
         return ids, weights_of(left, left.max(), temperature)
 
     def _in_order(self, names: Sequence[str], row: Floats, state: RowState) -> tuple[Ids, Floats]:
-        """As candidates, for samplers in an order of their own."""
+        """Returns the same as candidates, for samplers in an order of their own."""
         start = self._start(row, state, penalised=False)
         if start is None:
             return np.empty(0, np.int64), np.empty(0)
@@ -111,28 +111,28 @@ class Chain:
         return ids, weights_of(left, left.max())
 
     def _temper(self, values: Floats, ids: Ids) -> Ids:
-        """Divides values by the temperature, in place; returns the ids that it leaves: at 0 the likeliest."""
+        """Divides values by the temperature, in place. Returns the ids that stay: at temperature 0 the likeliest."""
         left = values[ids]
         temperature = dynamic_temperature(left, self._params)
-        if self._params.greedy or temperature < COLDEST:  # a quotient could be too large for two values to stay apart
+        if self._params.greedy or temperature < COLDEST:  # quotients so large that two values could become equal
             return ids[[left.argmax()]]
         values[ids] = np.clip(left.astype(np.float64) / temperature, -_FLOAT_MAX, _FLOAT_MAX)
         return ids
 
     def mu(self, index: int) -> float:
-        """Mirostat's bound in bits for output token `index`."""
+        """Returns mirostat's bound in bits for output token `index`."""
         return self._mus[min(index, len(self._mus) - 1)]
 
     def learn(self, index: int, probability: float) -> None:
-        """Takes in the probability that output token `index` had among the candidates. The memory of later tokens is
-        dropped, so that a token that is sampled again counts once."""
+        """Records the probability that output token `index` had among the candidates. Drops the memory of later tokens,
+        so that a token that is sampled again counts once."""
         params = self._params
         mu = self.mu(index)
         del self._mus[index + 1 :]
         self._mus.append(mu - params.mirostat_eta * (-math.log2(probability) - params.mirostat_tau))
 
     def _edited(self, row: Floats, state: RowState) -> Floats | None:
-        """The row with all that comes before the cuts; None where nothing can come."""
+        """Returns the row with all changes before the cuts; None where nothing can come."""
         values = self._start(row, state)
         if values is None or self._dry is None:
             return values
@@ -171,11 +171,11 @@ class Chain:
         return np.float32(min(params.dry_multiplier * params.dry_base**run, _FLOAT_MAX))
 
     def _cut(self, values: Floats, state: RowState) -> Ids:
-        """The ids that the cuts leave, rising."""
+        """Returns the ids that the cuts leave, rising."""
         params, first = self._params, 0
         if self._cuts[:1] == ["top_k"] and 0 < params.top_k < len(
             values
-        ):  # from the row as it is, as most requests ask
+        ):  # straight from the whole row, as most requests cut first with top_k
             kept: Ids = np.sort(numpy_sampler.top_of(values, params.top_k))
             first = 1
         else:
@@ -185,10 +185,10 @@ class Chain:
         return kept
 
     def _places(self, name: str, left: Floats, state: RowState) -> Ids | slice:
-        """The places, rising, of the values that a cut leaves.
+        """Returns the places, rising, of the values that a cut leaves.
 
         Args:
-            left: the values that came through so far, at least one; none is -inf.
+            left: the values that the samplers before left, at least one; none is -inf.
         """
         params = self._params
         if name == "top_n_sigma" and params.top_n_sigma > 0:
@@ -206,20 +206,20 @@ class Chain:
 
 
 def top_n_sigma(values: Floats, n: float) -> Ids:
-    """Values within n standard deviations of the largest (Tang et al. 2024)."""
+    """Returns the places of values within n standard deviations of the largest (Tang et al. 2024)."""
     return np.flatnonzero(values >= float(values.max()) - n * float(values.std(dtype=np.float64)))
 
 
 def typical(values: Floats, mass: float) -> Ids:
-    """The fewest tokens whose surprise is nearest to the entropy and whose probabilities exceed `mass` (Meister et al.
-    2022)."""
+    """Returns the places of the fewest tokens whose surprise is nearest to the entropy and whose probabilities exceed
+    `mass` (Meister et al. 2022)."""
     weights = weights_of(values, values.max())
     places = np.flatnonzero(weights)
     probabilities = weights[places] / weights.sum()
     surprise = -np.log(probabilities)
     distance = np.abs(surprise - (probabilities * surprise).sum())
     near = np.arange(len(places))
-    for look in _LOOKS:  # sorting a whole vocabulary takes its time
+    for look in _LOOKS:  # sorting a whole vocabulary takes time
         if look < len(places):
             close = np.flatnonzero(distance <= np.partition(distance, look)[look])
             if probabilities[close].sum() > mass:
@@ -231,18 +231,18 @@ def typical(values: Floats, mass: float) -> Ids:
 
 
 def xtc(values: Floats, threshold: float) -> Ids:
-    """All but the tokens at least as probable as the threshold; of those the least likely stays."""
+    """Returns the places of the tokens less probable than the threshold, and of the least likely one above it."""
     weights = weights_of(values, values.max())
     above = np.flatnonzero(weights >= threshold * weights.sum())
     if len(above) < 2:
         return np.arange(len(values))
     lowest = values[above].min()
-    stays = above[values[above] == lowest][-1]  # where two are equal, the higher id counts as less likely
+    stays = above[values[above] == lowest][-1]  # of equal tokens the higher id counts as less likely
     return np.delete(np.arange(len(values)), above[above != stays])
 
 
 def dynamic_temperature(values: Floats, params: FilledParams) -> float:
-    """Between temperature - range, where one token is certain, and + range, where all are equally likely."""
+    """Returns a temperature from temperature - range, if one token is certain, to + range, if all are equal."""
     if params.dynatemp_range <= 0 or len(values) < 2:
         return params.temperature
     low = max(0.0, params.temperature - params.dynatemp_range)
@@ -252,15 +252,15 @@ def dynamic_temperature(values: Floats, params: FilledParams) -> float:
 
 
 def entropy(values: Floats) -> float:
-    """Entropy of the softmax of a row, in nats."""
+    """Returns the entropy of the softmax of a row, in nats."""
     weights = weights_of(values, values.max())
     probabilities = weights[weights > 0] / weights.sum()
     return max(0.0, -float((probabilities * np.log(probabilities)).sum()))
 
 
 def mirostat(values: Floats, params: FilledParams, mu: float) -> Ids:
-    """Tokens of a whole row that mirostat leaves, at least one (Basu et al. 2021): as many of the likeliest as version
-    1 estimates to hold mu bits of surprise, or with version 2 those of at most mu bits each."""
+    """Returns the tokens of a whole row that mirostat leaves, at least one (Basu et al. 2021). Version 1 keeps as many
+    of the likeliest as it estimates to hold mu bits of surprise; version 2 keeps those of at most mu bits each."""
     if params.mirostat == 2:
         weights = weights_of(values, values.max(), params.temperature)
         bound = max(1.0, weights.sum() * 2.0**-mu)
@@ -270,7 +270,7 @@ def mirostat(values: Floats, params: FilledParams, mu: float) -> Ids:
 
 
 def mirostat_k(likeliest: Floats, mu: float, n_vocab: int) -> int:
-    """Number of tokens that mirostat 1 keeps, 1 to n_vocab, if probabilities fall as those of Zipf's law.
+    """Returns the number of tokens that mirostat 1 keeps, 1 to n_vocab, if probabilities follow Zipf's law.
 
     Args:
         likeliest: the logits of the _MIROSTAT_M likeliest tokens, falling.
@@ -290,14 +290,14 @@ def mirostat_k(likeliest: Floats, mu: float, n_vocab: int) -> int:
 
 
 class ProcessorError(Exception):
-    """A logits processor raised an exception, or returned no row of logits; the message names it."""
+    """A logits processor raised an exception, or did not return a row of logits; the message names the processor."""
 
 
 def processed(row: Floats, processors: Sequence[LogitsProcessor], output: Sequence[int]) -> Floats:
-    """The result of the functions, one after another, on a row; the row itself stays as it is.
+    """Returns the row after all logits processors, one after another. The row itself is not changed.
 
     Args:
-        output: the output tokens so far. Each function gets a list of its own, and a row of its own.
+        output: the output tokens so far. Each function gets its own copy of the list and of the row.
 
     Raises:
         ProcessorError.
@@ -316,6 +316,6 @@ def processed(row: Floats, processors: Sequence[LogitsProcessor], output: Sequen
             raise ProcessorError(f"logits_processors: {name} gave {what}; give numbers of shape {row.shape}")
         with np.errstate(over="ignore", invalid="ignore"):
             row = made.astype(np.float32)
-        if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf; `max` hands a NaN on
+        if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf; `max` of a row with a NaN is NaN
             raise ProcessorError(f"logits_processors: {name} gave NaN or +inf; give finite numbers or -inf")
     return row

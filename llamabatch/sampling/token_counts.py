@@ -1,4 +1,4 @@
-"""TokenCounts: the distinct tokens of a sequence, or of a window of it, and their number in its output, for the
+"""TokenCounts: the distinct tokens of a sequence, or of a window of it, with their numbers in its output, for
 penalties."""
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 
 
 class TokenCounts:
-    """Two parallel arrays, which the sampler reads in place; the cost of an addition does not grow with the text.
+    """Two parallel arrays, which the sampler reads in place. The cost of an addition does not grow with the text.
 
     Attributes:
         ids: the distinct tokens of prompt and output; int32.
-        counts: number of each in the output; int32. 0 for tokens of the prompt alone.
+        counts: how often each is in the output; int32. 0 for tokens of the prompt alone.
         num_output: tokens of the output that are counted.
     """
 
@@ -36,7 +36,7 @@ class TokenCounts:
         self.counts[place] += is_output
 
     def take_back(self, token_ids: Iterable[int], n_distinct: int) -> None:
-        """Undoes the adding of these, the last that were added. `n_distinct`: how many ids there were before."""
+        """Removes the tokens that were added last. `n_distinct`: the number of ids before they were added."""
         for token_id in token_ids:
             self.counts[self._places[token_id]] -= 1
             self.num_output -= 1
@@ -46,8 +46,8 @@ class TokenCounts:
 
 
 class WindowCounts(TokenCounts):
-    """The same for the last tokens of prompt and output. A token that leaves the window leaves the arrays, too, and the
-    last one of them takes its place.
+    """Counts of the last tokens of prompt and output. A token that leaves the window leaves the arrays, too, and the
+    last token of the arrays takes its place.
 
     Args:
         window: the number of tokens that count, above 0.
@@ -57,7 +57,7 @@ class WindowCounts(TokenCounts):
         tail = prompt_token_ids[-window:]
         super().__init__(tail)
         self._window = window
-        self._text = list(tail)  # from the first token that ever counted on
+        self._text = list(tail)  # all tokens since the first that counted
         self._num_prompt = len(tail)
         self._times = Counter(tail)  # in the window, as prompt or output
 
@@ -92,7 +92,7 @@ class WindowCounts(TokenCounts):
 
 
 def token_counts(prompt_token_ids: Sequence[int], window: int = -1) -> TokenCounts:
-    """The counts of a text that begins with this prompt.
+    """Returns the counts of a text that begins with this prompt.
 
     Args:
         window: the number of last tokens that count; -1: all.

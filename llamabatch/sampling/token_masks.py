@@ -1,7 +1,7 @@
-"""Masks: the tokens that may come next in a sequence, from several sources combined into one mask for the sampler.
+"""Masks: the tokens that may come next in a sequence. Masks of several sources are combined into one for the sampler.
 
-A mask is llguidance's: bit i of word i / 32 allows token i; uint32, one word for 32 tokens of the vocabulary. A source
-that allows everything gives None, and a sequence without sources has no Masks at all, so that it costs nothing.
+A mask has llguidance's format: bit i % 32 of word i / 32 allows token i; uint32, one word for 32 tokens of the
+vocabulary. A source that allows everything returns None. A sequence without sources has no Masks, at no cost.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _ALL = np.uint32(0xFFFFFFFF)
 
 class MaskSource(Protocol):
     def mask(self, index: int, token_ids: Sequence[int]) -> Bitmask | None:
-        """The mask for output token `index`, or None for all tokens. It is read before the next call.
+        """Returns the mask for output token `index`, or None for all tokens. The mask is read before the next call.
 
         Args:
-            token_ids: prompt and output so far, which ends with output token index - 1; not to be changed.
+            token_ids: prompt and output so far, up to output token index - 1; not to be changed.
         """
 
 
 class Masks:
-    """The sources of one sequence. A token may come if all of them allow it."""
+    """The mask sources of one sequence. A token may come if all sources allow it."""
 
     def __init__(self, n_vocab: int) -> None:
         self._sources: list[MaskSource] = []
@@ -37,7 +37,7 @@ class Masks:
         self._sources.append(source)
 
     def next(self, index: int, token_ids: Sequence[int]) -> Bitmask | None:
-        """The mask for output token `index`; good until the next call."""
+        """Returns the mask for output token `index`, which is valid until the next call."""
         given = [words for source in self._sources if (words := source.mask(index, token_ids)) is not None]
         if len(given) < 2:
             return given[0] if given else None
@@ -48,12 +48,12 @@ class Masks:
 
 
 def n_words(n_vocab: int) -> int:
-    """Words of a mask."""
+    """Returns the number of words of a mask."""
     return -(-n_vocab // 32)
 
 
 def all_but(token_ids: Iterable[int], n_vocab: int) -> Bitmask:
-    """A mask that forbids these tokens."""
+    """Returns a mask that forbids these tokens."""
     words = np.full(n_words(n_vocab), _ALL, np.uint32)
     for token_id in token_ids:
         forbid(words, token_id)
@@ -71,11 +71,11 @@ def allow(words: Bitmask, token_id: int) -> None:
 
 
 class NotBefore:
-    """Forbids tokens in the first part of the output: with min_tokens those that would end the text.
+    """Forbids tokens in the first part of the output: with min_tokens, the tokens that would end the text.
 
     Args:
-        min_tokens: length of that part.
-        words: the mask for it.
+        min_tokens: length of the first part.
+        words: the mask for the first part.
     """
 
     def __init__(self, min_tokens: int, words: Bitmask) -> None:
@@ -87,7 +87,7 @@ class NotBefore:
 
 
 class BadWords:
-    """Forbids the last token of each of these runs where the output ends with the tokens before it.
+    """Forbids the last token of each of these runs while the output ends with the run's earlier tokens.
 
     Args:
         runs: lists of token ids, none empty.
@@ -97,7 +97,7 @@ class BadWords:
         runs = set(runs)
         self._always = all_but((run[0] for run in runs if len(run) == 1), n_vocab)
         self._forbids_always = any(len(run) == 1 for run in runs)
-        self._after: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # by the token before the last
+        self._after: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # token before the last -> the runs
         for *before, last in sorted(runs):
             if before:
                 self._after.setdefault(before[-1], []).append((tuple(before), last))

@@ -1,10 +1,9 @@
-"""Rows of which a device returns the likeliest tokens alone: the requests for which they are enough, and their samples.
+"""Rows of which a device returns only the likeliest tokens: decides which requests they suffice for, and samples them.
 
 The samplers see such a row as a vocabulary of DEVICE_TOP tokens, in order of their ids. top_k is the first cut of the
-chain, so that below DEVICE_TOP it leaves of the row what it leaves of the whole vocabulary, and top_p, min_p,
-temperature and the draw have the same numbers to work with. What changes the order of the tokens before top_k
-(logit_bias, penalties, masks), what looks at all of them (top_n_sigma, a logits processor), and logprobs need the
-whole row.
+chain: below DEVICE_TOP it leaves the same tokens as of the whole vocabulary, so that top_p, min_p, temperature and the
+draw work with the same numbers. Other options need the whole row: the ones that change the order of tokens before top_k
+(logit_bias, penalties, masks), the ones that read all tokens (top_n_sigma, a logits processor), and logprobs.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class TopRows:
     """The likeliest tokens of some rows.
 
     Args:
-        ids, logits: shape (rows, DEVICE_TOP), of each row in any order.
+        ids, logits: shape (rows, DEVICE_TOP), each row in any order.
     """
 
     def __init__(self, ids: Ids, logits: Logits) -> None:
-        # one sort of whole numbers instead of a sort of places: the id above, the bits of the logit below
+        # one sort of whole numbers instead of an argsort: the id in the high bits, the logit's bits in the low ones
         pairs = ids.astype(np.int64) << 32 | logits.view(np.uint32)
         pairs.sort(axis=1)
         self.ids: Ids = (pairs >> 32).astype(np.int32)
@@ -57,14 +56,14 @@ class TopRows:
         return part
 
     def is_ambiguous(self, states: Sequence[SamplerState]) -> bool:
-        """True if the last of these tokens ties with one that top_k leaves, so that an equal token of a lower id may be
-        missing, or if a row holds no numbers."""
+        """True if the last of these tokens ties with one that top_k keeps, so that an equal token of a lower id may be
+        missing. Also True if a row holds no numbers."""
         wanted = [1 if state.params.greedy else state.params.top_k for state in states]
         n_better = (self.logits > self.logits.min(axis=1, keepdims=True)).sum(axis=1)
         return bool((n_better < wanted).any())
 
     def sample(self, states: list[SamplerState], n_threads: int) -> list[int]:
-        """As sample_rows."""
+        """Samples the rows; see sample_rows."""
         places = sample_rows(self.logits, states, n_threads, dictated=False)
         tokens = [
             NO_TOKEN if place == NO_TOKEN else row[place] for place, row in zip(places, self.ids.tolist(), strict=True)

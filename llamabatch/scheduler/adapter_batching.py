@@ -1,7 +1,7 @@
-"""Turns of adapter sets, where requests with different adapters are in flight at once. Pure Python.
+"""Gives turns to adapter sets where requests with different adapters are in flight at once. Pure Python.
 
-llama.cpp applies adapters to a whole context, so that a step computes sequences of one adapter set. Changing the set
-has its price (on the bundled model 2 ms, a step of 32 rows takes 5), so a set keeps its turn for several steps.
+llama.cpp applies adapters to a whole context, so a step computes sequences of one adapter set. Changing the set takes
+time (2 ms on the bundled model, where a step of 32 rows takes 5), so a set keeps its turn for several steps.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call
 
-# A turn lasts for this many steps, and a step's prompt tokens count as further ones: sequences of other sets wait no
-# longer when the current set reads long prompts.
+# A turn lasts for this many steps. Each TOKENS_A_STEP prompt tokens count as a further step, so that sequences of other
+# sets wait no longer when the current set reads long prompts.
 STEPS_A_TURN = 8
 TOKENS_A_STEP = 64
 
 
 class AdapterScheduler:
-    """Gives turns to the adapter sets in flight, in order of their first coming; each gets one before any has a second.
+    """Gives turns to the adapter sets in flight, in order of first use. Each set gets a turn before any gets another.
 
-    It hears of all requests in flight, so that requests without adapters among themselves cost nothing.
+    It is told about all requests in flight, so that it costs nothing while none of them uses adapters.
 
     Attributes:
         current: the set that has the turn.
@@ -32,16 +32,16 @@ class AdapterScheduler:
     def __init__(self) -> None:
         self.current: AdapterSet = ()
         self._order: list[AdapterSet] = []
-        self._steps = 0  # of the current turn
+        self._steps = 0  # steps of the current turn
         self._names: Counter[str] = Counter()  # adapters of the requests in flight
 
     def add(self, request: Request) -> None:
-        """`request` is in flight from here on."""
+        """Counts the adapters of a request that is now in flight."""
         if request.adapters:
             self._names.update(name for name, _ in request.adapters)
 
     def remove(self, request: Request) -> None:
-        """`request` has ended."""
+        """Removes the adapters of a request that has ended from the count."""
         if request.adapters:
             self._names -= Counter(name for name, _ in request.adapters)
 
@@ -55,7 +55,7 @@ class AdapterScheduler:
         return name in self._names
 
     def neighbours(self, sequence: Sequence, running: Iterable[Sequence]) -> list[int] | None:
-        """Slots of running sequences with the same adapter set; None where no adapters are in use.
+        """Returns the slots of running sequences with the same adapter set; None where no adapters are in use.
 
         Rows of a set in neighbouring slots stay in one pass over the weights.
         """
@@ -64,7 +64,7 @@ class AdapterScheduler:
         return own if others else None
 
     def choose(self, ready: list[Sequence]) -> list[Sequence]:
-        """The sequences that may compute in this step: those of the current set, after the turn has passed on."""
+        """Returns the sequences of the current set, which compute in this step. Passes an expired turn on first."""
         here = dict.fromkeys(s.request.adapters for s in ready)
         if not here:
             return ready
@@ -79,6 +79,6 @@ class AdapterScheduler:
         return ready if len(here) == 1 else [s for s in ready if s.request.adapters == self.current]
 
     def count_step(self, calls: Iterable[Call]) -> None:
-        """Counts a step of the current set's turn, and its prompt tokens as further steps."""
+        """Counts a step of the current set's turn. Its prompt tokens count as further steps."""
         tokens = sum(span.length for call in calls if not call.is_decode for span in call.spans)
         self._steps += 1 + tokens // TOKENS_A_STEP

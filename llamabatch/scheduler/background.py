@@ -1,6 +1,6 @@
-"""Part of a step that background sequences have beside those that others wait for. Pure Python.
+"""Decides how much of a step background sequences get beside foreground ones. Pure Python.
 
-Background work fills the machine without being noticed: steps that it shares are hardly longer than those without it.
+Background work fills the machine without being noticed: shared steps are hardly longer than steps without it.
 """
 
 from __future__ import annotations
@@ -12,62 +12,62 @@ from enum import Enum, auto
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Limits
 
-# A step that background sequences share is at most so many times as long as one without them.
+# A step that background sequences share is at most this many times as long as a step without them.
 MOST_LONGER = 1.1
-# One step in so many is without them, which shows what such a step takes; one in two until that is known.
+# One step in this many runs without background sequences, to measure it; until that time is known, one step in two.
 STEPS_WITH = 8
-# Where a row of theirs costs a pass of its own, steps between two that they share, once that cost is known, so that
-# fewer than 1 gap in 100 is longer for their sake. Until then they share a step more often, as their rows may turn out
-# to be cheap.
+# Where a background row costs a pass of its own, this many steps lie between two shared steps once that cost is known.
+# Fewer than 1 gap in 100 is then longer because of background work. Until the cost is known, steps are shared more
+# often, because background rows may turn out to be cheap.
 BACKGROUND_STEPS_BETWEEN = 119
 BACKGROUND_STEPS_UNTIL_KNOWN = 29
-# Prompt tokens of background sequences in a step that they share with others, at most; and alone, while others were
-# there in one of the last steps: a request that arrives now should not wait for a long pass.
+# The most background prompt tokens in a shared step. The limit also holds in a step of background sequences alone, if
+# one of the last STEPS_ALONE steps had foreground ones: a request that arrives now should not wait for a long pass.
 BACKGROUND_CHUNK = 128
 STEPS_ALONE = 100
 # A token never counts as cheaper than this part of a step, whatever the measured times say.
 _LEAST_COST = 0.001
-_MOST_GROWTH = 2  # of the tokens in a step, from one step to the next
-_ROWS_CHANGED = 0.25  # of the foreground: the times of steps before it say nothing any more
+_MOST_GROWTH = 2  # growth of the background tokens from one step to the next
+_ROWS_CHANGED = 0.25  # after this change of the foreground rows, older times of steps say nothing
 _SAMPLES = 15
 _FEWEST_SAMPLES = 5
 
 
 class BackgroundTurn(Enum):
-    """Part of a step that background sequences have beside foreground ones."""
+    """The part of a step that background sequences get beside foreground ones."""
 
-    NONE = auto()  # they compute nothing, or run alone
-    SHARE = auto()  # some tokens of those that have waited longest, in the pass of the others
-    DECODE = auto()  # rows of those that decode
-    PREFILL = auto()  # rows, and a chunk of their prompts
+    NONE = auto()  # background sequences compute nothing, or run alone
+    SHARE = auto()  # some tokens of the sequences that have waited longest, in the pass of the foreground
+    DECODE = auto()  # rows of decoding sequences
+    PREFILL = auto()  # rows, and a chunk of prompts
 
 
 class BackgroundPacer:
-    """Decides which steps background sequences share with others, and how much of them.
+    """Decides which steps background sequences share with foreground ones, and how much of these steps they get.
 
-    Where a pass takes any rows they have a few tokens in nearly all steps, as many as make it MOST_LONGER times as
-    long. Elsewhere their rows may cost a pass of their own, and they share few steps; nearly all, where that turns out
-    to cost next to nothing.
+    Where a pass takes any rows, background sequences get a few tokens in nearly all steps, as many as make a step
+    MOST_LONGER times as long. Elsewhere background rows may cost a pass of their own, and share few steps, or nearly
+    all if they turn out to cost next to nothing.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._turn = BackgroundTurn.NONE
         self._is_mixed = False
-        self._n_steps = 0  # mixed ones
+        self._n_steps = 0  # steps with foreground and background sequences
         self._steps_since_turn = BACKGROUND_STEPS_UNTIL_KNOWN
         self._steps_alone = STEPS_ALONE
-        self._n_rows = 0  # of the foreground, in the last step
-        self._n_tokens = 1  # of background sequences, in a step that they share
-        self._without: deque[float] = deque(maxlen=_SAMPLES)  # seconds of steps without background tokens, and with
-        self._with: deque[float] = deque(maxlen=_SAMPLES)
+        self._n_rows = 0  # foreground rows in the last step
+        self._n_tokens = 1  # background tokens in a shared step
+        self._without: deque[float] = deque(maxlen=_SAMPLES)  # seconds of steps without background tokens
+        self._with: deque[float] = deque(maxlen=_SAMPLES)  # seconds of steps with them
         self._costs: deque[float] = deque(maxlen=_SAMPLES)  # seconds of a background token
 
     def turn(self, n_foreground: int, n_background: int) -> BackgroundTurn:
-        """Part of this step for background sequences beside foreground ones. Call once per step, first.
+        """Returns the part of this step for background sequences. Call it once per step, before the other methods.
 
         Args:
-            n_foreground, n_background: running sequences.
+            n_foreground, n_background: numbers of running sequences.
         """
         self._steps_alone = 0 if n_foreground else self._steps_alone + 1
         self._is_mixed = n_foreground > 0 and n_background > 0
@@ -94,7 +94,7 @@ class BackgroundPacer:
         return 0 < statistics.median(self._with) <= MOST_LONGER * statistics.median(self._without)
 
     def sharing(self, behind: abc.Iterable[Sequence]) -> list[Sequence]:
-        """The background sequences that share this step: those that have waited longest, up to its tokens."""
+        """Returns the background sequences that share this step, longest waiting first, up to the step's tokens."""
         chosen, left = [], self._n_tokens
         for sequence in sorted(behind, key=lambda s: s.last_step):
             if left <= 0:
@@ -104,12 +104,12 @@ class BackgroundPacer:
         return chosen
 
     def chunk(self, n_rows: int, plain_s: float | None, token_s: float | None) -> int:
-        """Prompt tokens of background sequences in a step that they share.
+        """Returns the background prompt tokens of a step that is shared.
 
         Args:
             n_rows: background sequences that decode in it.
             plain_s, token_s: seconds of a step without prompt tokens, and of a prompt token; None: not known yet. Where
-                their prompts are computed in few steps, they take no longer than a plain step.
+                background prompts are computed in few steps, a chunk takes no longer than a plain step.
         """
         if self._turn is BackgroundTurn.SHARE:
             return max(1, self._n_tokens - n_rows)
@@ -123,7 +123,7 @@ class BackgroundPacer:
         return most if self._steps_alone >= STEPS_ALONE else min(most, BACKGROUND_CHUNK)
 
     def observe(self, seconds: float, n_rows: int, n_tokens: int) -> None:
-        """Takes the duration of this step in, which had no prompt tokens of foreground sequences.
+        """Records the duration of this step, which had no prompt tokens of foreground sequences.
 
         Args:
             n_rows: foreground sequences that decoded.

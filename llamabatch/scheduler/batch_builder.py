@@ -1,8 +1,7 @@
 """Packs rows into calls so that llama.cpp needs few passes over the weights. Pure functions.
 
-With a split KV cache llama.cpp takes consecutive seq ids with equally many tokens each into one pass (llama-batch.cpp,
-split_equal); with a unified one, and with the patched build's ragged passes, it takes whatever comes, up to n_ubatch
-tokens (Limits.packs_any).
+With a split KV cache, a pass takes consecutive seq ids with equally many tokens each (llama-batch.cpp, split_equal).
+With a unified one, or with the patched build's ragged passes, it takes any tokens up to n_ubatch (Limits.packs_any).
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
 # An idle slot between two running ones either gets a dummy row or cuts the call in two, and a cut costs a pass over
 # the weights. A row costs about a tenth of a pass (0.5B Q8_0: 23 ms with 1 row, 95 ms with 32).
 MAX_DUMMY_GAP = 8
-# Prompt chunks up to this length go together although their lengths differ: a pass of its own would cost more.
+# Prompt chunks up to this length share a call even if their lengths differ: a separate pass would cost more.
 SHORT_CHUNK = 16
-# A sequence moves into a hole if it may go on for this many steps: moving costs as much as 1 to 8 dummy rows
+# A sequence moves into a hole only if it may run for this many more steps: moving costs as much as 1 to 8 dummy rows
 # (0.5B Q8_0: 2 ms with slots of 512 cells, 15 to 35 ms with 4,096; a dummy row 2.3 ms a step).
 MIN_STEPS_TO_MOVE = 16
 
@@ -28,18 +27,19 @@ MIN_STEPS_TO_MOVE = 16
 def decode_calls(
     sequences: abc.Sequence[Sequence], occupied: abc.Set[int], limits: Limits, max_gap: int = MAX_DUMMY_GAP
 ) -> list[Call]:
-    """A call with one row for each sequence; dummy rows fill holes in the ids where that is cheaper than a cut.
+    """Returns a call with a row for each sequence. Dummy rows fill holes in the slot ids where that is cheaper than a
+    cut.
 
     Args:
-        occupied: slots that hold cells; a row over them would widen the attention of all.
-        max_gap: slots of a hole that is filled at most.
+        occupied: slots that hold cells. A dummy row there would widen the attention of all rows.
+        max_gap: the longest hole that is filled, in slots.
     """
     spans = decode_spans(sequences)
     return [Call(tuple(spans), _dummies(spans, occupied, limits, max_gap))] if spans else []
 
 
 def decode_spans(sequences: Iterable[Sequence]) -> list[ScheduledSpan]:
-    """The next token of each sequence, in the order of their slots."""
+    """Returns spans with the next token of each sequence, in slot order."""
     return sorted((_span(s, 1) for s in sequences), key=lambda span: span.slot)
 
 
@@ -50,9 +50,9 @@ def verify_call(
     occupied: abc.Set[int],
     limits: Limits,
 ) -> Call:
-    """A decode call with up to `n_guesses` guessed tokens behind each row.
+    """Returns a decode call with up to `n_guesses` guessed tokens behind each row.
 
-    Where a pass computes equally many tokens of each sequence, shorter drafts are filled up.
+    Where a pass needs equally many tokens of each sequence, shorter drafts are padded.
     """
     spans = []
     for sequence, draft in zip(sequences, drafts, strict=True):
@@ -69,17 +69,17 @@ def prefill_calls(
     limits: Limits,
     stops: abc.Mapping[Sequence, int] = MappingProxyType({}),
 ) -> list[Call]:
-    """Calls with prompt chunks of `budget` tokens in all, oldest sequence first.
+    """Returns calls with prompt chunks of `budget` tokens in all, oldest sequence first.
 
-    Chunks of one length in neighbouring slots share a call. A chunk with many rows to read is cut into several, one
-    after another, as a call has few output rows.
+    Chunks of one length in neighbouring slots share a call. A chunk with many rows to read is cut into several chunks,
+    because a call has few output rows.
 
-    llama.cpp cuts a call of unequal chunks into many passes of few tokens each, and one that is larger than n_ubatch
-    into passes that take a few tokens of every sequence; both run at half the speed or less. A call takes token ids or
-    embeddings, never both (llama-batch.cpp), so that a chunk ends where a picture begins or ends.
+    llama.cpp cuts a call of unequal chunks into many passes of few tokens each. It cuts a call larger than n_ubatch
+    into passes that take a few tokens of every sequence. Both run at half the speed or less. A call takes token ids or
+    embeddings, never both (llama-batch.cpp), so a chunk ends where a picture begins or ends.
 
     Args:
-        stops: tokens at which a chunk of a sequence ends at the latest.
+        stops: the token counts at which a chunk of a sequence ends at the latest.
     """
     spans: list[ScheduledSpan] = []
     for sequence in sequences:
@@ -100,7 +100,7 @@ def prefill_calls(
 
 
 def group_spans(spans: abc.Sequence[ScheduledSpan], limits: Limits) -> list[Call]:
-    """Calls for chunks of prompts; see prefill_calls."""
+    """Groups chunks of prompts into calls; see prefill_calls."""
     spans = sorted(spans, key=lambda span: (span.slot, span.start))
     groups: list[list[ScheduledSpan]] = []
     for span in spans:
@@ -112,11 +112,10 @@ def group_spans(spans: abc.Sequence[ScheduledSpan], limits: Limits) -> list[Call
 
 
 def joined(calls: list[Call], limits: Limits) -> list[Call]:
-    """Rows of decoding sequences and the first prompt chunks in one call, where one pass takes both: the weights are
-    read once for them.
+    """Joins decode rows and the first prompt chunks into one call where one pass takes both: weights are read once.
 
     Args:
-        calls: those of a step; one with decode rows comes first.
+        calls: the calls of a step; a call with decode rows comes first.
     """
     if not limits.packs_any or len(calls) < 2 or calls[0].n_guesses:
         return calls
@@ -128,7 +127,7 @@ def joined(calls: list[Call], limits: Limits) -> list[Call]:
         first.adapters != second.adapters
         or sum(span.length for span in spans) > limits.n_ubatch
         or not _rows_fit(spans, limits)
-        or len({span.slot for span in spans}) < len(spans)  # the next piece of a prompt that has begun
+        or len({span.slot for span in spans}) < len(spans)  # a later piece of a prompt needs a call of its own
     ):
         return calls
     return joined([Call(tuple(spans)), *rest], limits)
@@ -137,7 +136,7 @@ def joined(calls: list[Call], limits: Limits) -> list[Call]:
 def moves(
     sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = False, min_steps: int = MIN_STEPS_TO_MOVE
 ) -> list[tuple[Sequence, int]]:
-    """Sequences to move, each with its free slot, so that all stand in neighbouring slots and need one pass.
+    """Returns sequences to move, each with a free slot, so that all stand in neighbouring slots and need one pass.
 
     Args:
         up: the lowest sequences move up; otherwise the highest move down.
@@ -180,7 +179,7 @@ def _fits(group: list[ScheduledSpan], span: ScheduledSpan, limits: Limits) -> bo
 
 
 def _rows_fit(spans: abc.Sequence[ScheduledSpan], limits: Limits) -> bool:
-    """True if a call has as many output rows as these need: one a slot, or those that logprobs of prompts may have."""
+    """True if a call has enough output rows for these spans: one row a span, or Limits.prompt_rows if that is more."""
     return sum(span.prompt_rows + span.output for span in spans) <= max(limits.prompt_rows, len(spans))
 
 
@@ -194,7 +193,7 @@ def _span(sequence: Sequence, count: int) -> ScheduledSpan:
 
 
 def _pieces(sequence: Sequence, count: int, limits: Limits) -> Iterator[ScheduledSpan]:
-    """The next `count` tokens of a sequence whose prompt rows may be read, in chunks of few enough rows."""
+    """Yields the next `count` tokens of a sequence in chunks that each have few enough prompt rows to read."""
     whole, record = _span(sequence, count), sequence.logprobs
     assert record is not None
     start = whole.start + whole.shift

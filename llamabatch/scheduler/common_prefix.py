@@ -14,11 +14,11 @@ from llamabatch.request.sequence import Sequence
 # Below this many tokens computing is not slower than copying a slot's cells (measured: copying 512 cells of a 0.5B
 # shape takes 6 ms, computing 32 tokens 40 ms; the copy always moves the whole slot).
 MIN_SHARED = 32
-_FIRST_SLICE = 64  # tokens that are compared first: most lists part early
+_FIRST_SLICE = 64  # tokens that are compared first: most lists differ early
 
 
 def common_length(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
-    """Length of the common beginning: slices, which compare at C speed, of doubling length, then bisection."""
+    """Returns the length of the common beginning. Compares slices of doubling length at C speed, then bisects."""
     low, most, width = 0, min(len(a), len(b)), _FIRST_SLICE
     while low < most and a[low : min(low + width, most)] == b[low : min(low + width, most)]:
         low, width = min(low + width, most), 2 * width
@@ -33,12 +33,12 @@ def common_length(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
 
 
 def prefix_families(prompts: abc.Sequence[abc.Sequence[int]]) -> list[list[int]]:
-    """Indices of prompts that begin alike, a list for each family; families and members come in order of index.
+    """Groups prompts that begin alike. Returns lists of indices; families and members come in order of index.
 
     Prompts next to each other in sorted order are of one family if they share at least half of the shorter one, and at
     least MIN_SHARED tokens. Each prompt is in one family.
     """
-    # any order that puts equal beginnings side by side will do; that of raw bytes compares fastest
+    # any order that puts equal beginnings side by side will do; raw bytes compare fastest
     raw = [array("i", prompt).tobytes() for prompt in prompts]
     order = sorted(range(len(raw)), key=raw.__getitem__)
     families: list[list[int]] = []
@@ -55,11 +55,11 @@ def _are_family(a: abc.Sequence[int], b: abc.Sequence[int]) -> bool:
 
 
 class ShareKey(NamedTuple):
-    """Cells of different keys are never shared.
+    """The key of a request's cells. Cells of different keys are never shared.
 
     Attributes:
-        adapters: the cells were computed with these.
-        cache_salt: of the request that computed them.
+        adapters: the adapters that the cells were computed with.
+        cache_salt: the salt of the request that computed the cells.
     """
 
     adapters: AdapterSet = ()
@@ -70,17 +70,17 @@ PLAIN = ShareKey()
 
 
 def share_key(request: Request) -> ShareKey:
-    """The key of the cells of a request."""
+    """Returns the key of a request's cells."""
     return ShareKey(request.adapters, request.params.cache_salt)
 
 
 def best_source(
     sequence: Sequence, running: Iterable[Sequence], least_cut: Callable[[Sequence], int] | None = None
 ) -> tuple[Sequence, int] | None:
-    """The running sequence with the cells that save the most work, and how many tokens they save; None if none do.
+    """Returns the running sequence whose cells save the most work, and how many tokens they save; None if none do.
 
     Args:
-        least_cut: tokens to which the cells of a sequence can be cut at least; None: any number.
+        least_cut: returns the fewest tokens to which the cells of a sequence can be cut; None: any number.
     """
     prompt, most, key = sequence.token_ids, sequence.most_shared, share_key(sequence.request)
     if most < MIN_SHARED:

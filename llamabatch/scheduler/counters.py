@@ -11,8 +11,8 @@ from llamabatch.utils.histogram import Tally
 class SequenceCounters:
     """Tokens and durations. The engine's thread counts; another thread that reads meanwhile sees a part of a step.
 
-    Most rows of a step continue a sequence that had its last token in the step before, so that one gap is that of all
-    of them: it is looked up in the histogram once a step.
+    Most rows of a step continue a sequence whose last token came in the step before. All of them have the same gap, so
+    that it is looked up in the histogram once a step.
 
     Attributes:
         prompt_tokens, generated_tokens: as in EngineStats.
@@ -28,15 +28,15 @@ class SequenceCounters:
         self._n_gaps = 0  # rows of this step whose last token came with the last step
 
     def count_admission(self, sequence: Sequence, now: float) -> None:
-        """`sequence` has its first slot."""
+        """Counts a sequence that has got its first slot."""
         self.prompt_tokens += sequence.num_prompt
         self._queue.add(now - sequence.request.arrival_s)
 
     def count_tokens(self, sequence: Sequence, n: int, before: float | None, now: float) -> None:
-        """`sequence` has `n` more tokens, all known now.
+        """Counts `n` more tokens of a sequence, all known now.
 
         Args:
-            before: when its last token before them was known; None if these are its first.
+            before: when its previous token was known; None if these are its first tokens.
         """
         self.generated_tokens += n
         if before is None:
@@ -49,7 +49,7 @@ class SequenceCounters:
             self._inter_token.add(0.0, n - 1)
 
     def end_step(self, now: float) -> None:
-        """All tokens of a step are counted."""
+        """Ends a step whose tokens are all counted."""
         if self._n_gaps:
             assert self._last_step_s is not None
             self._inter_token.add(now - self._last_step_s, self._n_gaps)
@@ -57,7 +57,7 @@ class SequenceCounters:
         self._last_step_s = now
 
     def stats(self) -> dict[str, Any]:
-        """Fields of EngineStats."""
+        """Returns the fields of EngineStats that are counted here."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "generated_tokens": self.generated_tokens,

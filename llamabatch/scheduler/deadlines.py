@@ -11,18 +11,18 @@ from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.utils.checks import counted
 
-_FEW = 64  # entries of sequences that have ended are left alone
+_FEW = 64  # with fewer entries, sequences that have ended are not removed
 
 
 class Deadlines:
-    """Sequences in flight with a deadline, the next one first; others cost nothing. It keeps none alive, as most end
+    """The sequences in flight that have a deadline, earliest deadline first. They are not kept alive, because most end
     long before their deadlines."""
 
     def __init__(self) -> None:
         self.num_missed = 0
         self._heap: list[tuple[float, int, weakref.ref[Sequence]]] = []
         self._numbers = itertools.count()
-        self._most = _FEW  # entries; with one more the ended ones go
+        self._most = _FEW  # above this many entries, ended sequences are removed
 
     def add(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -36,13 +36,13 @@ class Deadlines:
 
     @property
     def next(self) -> float:
-        """Time of the next deadline; infinity if there is none."""
+        """The time of the next deadline; infinity if there is none."""
         while self._heap and _in_flight(self._heap[0][2]) is None:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else math.inf
 
     def missed(self, now: float) -> list[Sequence]:
-        """Unfinished sequences that should have ended by now, each once."""
+        """Returns the unfinished sequences whose deadline has passed, each once."""
         late = []
         while self._heap and self._heap[0][0] <= now:
             sequence = _in_flight(heapq.heappop(self._heap)[2])
@@ -57,22 +57,22 @@ def _in_flight(reference: weakref.ref[Sequence]) -> Sequence | None:
     return None if sequence is None or sequence.finished else sequence
 
 
-# The errors of missed deadlines begin with it.
+# Errors of missed deadlines begin with this text.
 DEADLINE_EXCEEDED = "DeadlineExceeded: "
 
 
 def sequence_deadline_message(sequence: Sequence, now: float) -> str:
-    """Error of a sequence that missed its deadline."""
+    """Returns the error of a sequence that missed its deadline."""
     n = sequence.num_output
     where = f"with {counted(n, 'token')} generated" if sequence.was_admitted else "while it waited for a slot"
     return deadline_message(sequence.request, now, where)
 
 
 def deadline_message(request: Request, now: float, where: str) -> str:
-    """Error of a request that missed its deadline.
+    """Returns the error of a request that missed its deadline.
 
     Args:
-        where: how far it had come.
+        where: how far the request had come.
     """
     after = now - request.arrival_s
     return f"{DEADLINE_EXCEEDED}deadline_s is {request.params.deadline_s}; it was ended after {after:.3f} s, {where}"

@@ -1,7 +1,7 @@
 """The slots of a context: leases, cells that finished sequences have left in free slots, copies and cuts.
 
-Pure Python. The cells of a finished sequence stay in its slot until another sequence needs the slot; a request that
-begins with the same tokens starts from them. Only free slots hold such cells, so that caching never spreads
+Pure Python. The cells of a finished sequence stay in its slot until another sequence needs the slot. A request that
+begins with the same tokens starts from these cells. Only free slots hold cached cells, so that caching never spreads
 the running ids apart.
 """
 
@@ -17,17 +17,17 @@ from llamabatch.scheduler.common_prefix import MIN_SHARED, PLAIN, ShareKey, comm
 from llamabatch.scheduler.output import Cut, Limits, PrefixCopy
 from llamabatch.scheduler.step_costs import StepCosts
 
-# A copy of a slot costs as much as computing this many tokens (0.5B Q8_0: 6 ms with slots of 512 cells, 15 to 35 ms of
-# 4,096, and 770 tokens/s): cached cells move to another slot if they are expected to save more.
+# A copy of a slot costs as much as computing this many tokens (0.5B Q8_0: 6 ms with slots of 512 cells, 15 to 35 ms
+# with 4,096, and 770 tokens/s). Cached cells move to another slot if they are expected to save more.
 COPY_IN_TOKENS = 16
-# Tokens that a template writes behind the last turn at most, for the model to begin its answer.
+# The most tokens that a template writes behind the last turn, to open the model's answer.
 MOST_OPENING = 32
-# Chance that a prefix is used again, before anything is known: one in eight.
+# The chance that a prefix is used again, before anything is known: one in eight.
 _FIRST_USES = (1, 8)
-# The same chance that more than its beginning is used again, which is believed for longer: the next turns of many chats
-# come after the first turns of all.
+# The chance that more than the beginning of a prefix is used again, before anything is known. It changes more slowly:
+# the next turns of many chats come only after the first turns of all chats.
 _FIRST_CONTINUED = (4, 32)
-_REMEMBERED = 256  # cached prefixes from which the chance is estimated; then both counts are halved
+_REMEMBERED = 256  # after this many cached prefixes, both counts of a chance are halved
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class CachedPrefix:
     """Cells that a finished sequence has left in its slot.
 
     Attributes:
-        token_ids: the first `count` are those of the cells.
-        n_prompt: of these, the prompt's.
-        least_cut: they cannot be cut to fewer tokens; see Sequence.
-        key: only requests of this key may use them.
-        used: when they were last of use, as a number that rises.
+        token_ids: the tokens of the sequence; the first `count` of them have cells.
+        n_prompt: how many of the `count` tokens belong to the prompt.
+        least_cut: the cells cannot be cut to fewer tokens; see Sequence.
+        key: only requests with this key may use the cells.
+        used: when the cells were last used, as a number that rises.
     """
 
     token_ids: abc.Sequence[int]
@@ -56,8 +56,8 @@ class Placement:
 
     Attributes:
         peers: leased slots of the sequences that share its passes; None: all leased slots.
-        from_top: from the highest slot down, as background sequences stand.
-        neighbours: the slot nearest to these, the highest where the list is empty; None: any.
+        from_top: search from the highest slot down, where background sequences stand.
+        neighbours: take the free slot nearest to these, or the highest one if the list is empty; None: any.
     """
 
     peers: abc.Sequence[int] | None = None
@@ -74,8 +74,8 @@ class KVCacheManager:
     Attributes:
         slots: the seq ids.
         cached: slot -> cells that a finished sequence has left there.
-        on_loss: is called with a slot, its cached cells, and how many of them stay in use, before the rest gives way to
-            others, while the slot still holds them.
+        on_loss: called before cached cells are lost, while the slot still holds them. Its arguments are the slot, its
+            cached cells, and how many of them stay in use.
     """
 
     def __init__(self, n_slots: int, limits: Limits, costs: StepCosts | None = None) -> None:
@@ -99,7 +99,7 @@ class KVCacheManager:
         return sum(cached.count for cached in self.cached.values())
 
     def find(self, sequence: Sequence) -> tuple[int, int] | None:
-        """The slot of a finished sequence that saves the most work, and how many tokens it saves; None if none does."""
+        """Returns the slot of a finished sequence that saves the most tokens, and how many; None if none does."""
         most = sequence.most_shared
         if not self.cached or most < MIN_SHARED:
             return None
@@ -112,13 +112,13 @@ class KVCacheManager:
             shared = sequence.whole(min(common_length(known, cached.token_ids), cached.count, most))
             if shared < (cached.least_cut if self._can_cut else cached.count):
                 continue
-            rank = (shared, -cached.count, slot)  # of two that save as much, the one that has less to lose
+            rank = (shared, -cached.count, slot)  # of two that save as much, the one with fewer cells
             if shared >= MIN_SHARED and (best is None or rank > best):
                 best = rank
         return None if best is None else (best[2], best[0])
 
     def slot_of(self, token_ids: abc.Sequence[int]) -> int | None:
-        """The slot that caches exactly these tokens under the plain key."""
+        """Returns the slot that caches exactly these tokens under the plain key, or None."""
         wanted = list(token_ids)
         for slot, cached in self.cached.items():
             if cached.count == len(wanted) and cached.key == PLAIN and list(cached.token_ids[: cached.count]) == wanted:
@@ -126,16 +126,16 @@ class KVCacheManager:
         return None
 
     def grow(self, n_slots: int, carried: abc.Set[int]) -> None:
-        """Adds the slots of a larger context, which has taken over the cells of the slots `carried` only."""
+        """Adds the slots of a larger context, which has taken over only the cells of the slots `carried`."""
         self.slots.grow(n_slots)
         for slot in self.cached.keys() - carried:
             self.evict(slot, is_lost=True)
 
     def lease(self, placement: Placement = ANYWHERE, *, spared: int | None = None) -> int:
-        """The free slot that keeps the ids dense and, among several, caches the least of value; it is emptied.
+        """Leases and empties a free slot that keeps the ids dense. Of several, the one of least value is taken.
 
         Args:
-            spared: not this one.
+            spared: a slot that is not taken.
         """
         neighbours, top = placement.neighbours, placement.from_top
         if neighbours is not None:
@@ -154,12 +154,12 @@ class KVCacheManager:
         return self.lease_this(min((slot for slot in self.slots.free if slot != spared), key=cost), spared)
 
     def lease_this(self, slot: int, spared: int | None = None) -> int:
-        """A certain free slot. Cells cached there move to a slot with less of value, if that pays, or are lost."""
+        """Leases a given free slot. Its cached cells move to a slot of less value if that pays, or are lost."""
         cached = self.cached.get(slot)
         if cached is not None and self.expected_saving(slot) >= self._costs.copy_in_rows(COPY_IN_TOKENS):
             value, leased = self.value(slot), self.slots.leased
             others = [s for s in self.slots.free if s not in (slot, spared) and self.value(s) < value]
-            if others:  # best of all an empty one outside the range of those that are leased
+            if others:  # an empty slot above all leased ones is best
                 high = max(leased, default=-1)
                 target = min(others, key=lambda other: (self.value(other), other < high, other))
                 self.evict(target)
@@ -170,9 +170,9 @@ class KVCacheManager:
         return self.slots.lease(slot)
 
     def lease_prefix(self, slot: int, count: int, placement: Placement = ANYWHERE) -> int:
-        """A slot that begins with `count` tokens cached in the free slot `slot`.
+        """Leases a slot that begins with `count` tokens cached in the free slot `slot`.
 
-        That slot itself, unless the rest of its cells may be of use and a slot with less of value is free.
+        That slot itself is leased, unless the rest of its cells may be of use and a slot of less value is free.
         """
         cached = self.cached[slot]
         self._uses += 1
@@ -189,12 +189,12 @@ class KVCacheManager:
         return self.slots.lease(slot)
 
     def vacate(self, slot: int) -> None:
-        """Frees a slot, which is emptied before the next call."""
+        """Frees a slot. The slot is emptied before the next call."""
         self.slots.release(slot)
         self._cuts[slot] = 0
 
     def cache(self, slot: int, sequence: Sequence) -> None:
-        """Frees the slot of a finished sequence; its cells stay if they are of use to others."""
+        """Frees the slot of a finished sequence. Its cells stay if other requests may use them."""
         if not self._caches_prefixes or sequence.num_computed < MIN_SHARED or sequence.num_discarded:
             self.vacate(slot)
             return
@@ -213,27 +213,27 @@ class KVCacheManager:
         )
 
     def value(self, slot: int) -> float:
-        """Value of the cells cached in a free slot: their number by their age; 0 where it is empty."""
+        """Returns the value of the cells cached in a free slot: their number divided by their age, 0 without cells."""
         cached = self.cached.get(slot)
         return 0.0 if cached is None else cached.count / (self._uses + 1 - cached.used)
 
     def count_use(self, count: int, n_prompt: int) -> None:
-        """A kept prefix is used again, from its slot or from main memory.
+        """Counts that a kept prefix is used again, from its slot or from main memory.
 
         Args:
-            count: so many of its tokens.
-            n_prompt: tokens of the prompt that it began with.
+            count: how many of its tokens are used.
+            n_prompt: tokens of the prompt that the prefix began with.
         """
         self._n_used_again += 1
         self._n_continued += count > n_prompt - MOST_OPENING
 
     @property
     def continued(self) -> float:
-        """The share of kept prefixes whose text went on, 0 to 1: others began as they do, or nobody asked again."""
+        """The share of kept prefixes whose text was continued, 0 to 1. Others were used in part, or not again."""
         return min(1.0, self._n_continued / self._n_kept)
 
     def expected_saving(self, slot: int) -> float:
-        """Tokens that the cells cached in a slot will save: their number times the share of prefixes used again."""
+        """Returns the tokens that cells cached in a slot will save: their number times the share of reused prefixes."""
         cached = self.cached.get(slot)
         return 0.0 if cached is None else cached.count * min(1.0, self._n_used_again / self._n_ever_cached)
 
@@ -241,7 +241,7 @@ class KVCacheManager:
         """Gives up the cells cached in a slot, if there are any.
 
         Args:
-            is_lost: they are of no use any more, or there no more.
+            is_lost: the cells cannot be used any more, or are already gone.
         """
         cached = self.cached.pop(slot, None)
         if cached is None:
@@ -255,7 +255,7 @@ class KVCacheManager:
             self.on_loss(slot, cached, kept)
 
     def evict_keys(self, unwanted: Callable[[ShareKey], bool]) -> None:
-        """Gives up all cells cached under such keys."""
+        """Gives up all cells cached under an unwanted key."""
         for slot in [slot for slot, cached in self.cached.items() if unwanted(cached.key)]:
             self.evict(slot, is_lost=True)
 
@@ -269,29 +269,29 @@ class KVCacheManager:
                     self.evict(slot)
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """The first `count` tokens of slot `source` become those of slot `target`."""
+        """Copies the first `count` tokens of slot `source` to slot `target` in this step."""
         self._copies.append(PrefixCopy(source, target, count))
         self._unsettled.add(target)
         self._cuts.pop(target, None)  # the copy replaces all that stood there
 
     def fill(self, slot: int) -> None:
-        """The cells of a slot come from a stored prefix in this step."""
+        """Notes that the cells of a slot come from a stored prefix in this step."""
         self._unsettled.add(slot)
 
     def is_settled(self, slot: int) -> bool:
-        """True if what a slot is to hold in this step stood there when the step began."""
+        """True if the slot gets no other cells in this step."""
         return slot not in self._unsettled
 
     def is_copied(self, slot: int) -> bool:
-        """True if another slot gets cells of this one in this step."""
+        """True if another slot gets cells of this slot in this step."""
         return any(copy.source == slot for copy in self._copies)
 
     def cut(self, slot: int, count: int) -> None:
-        """A slot that was freed holds more than the `count` tokens that its sequence ended with."""
+        """Cuts a freed slot to the `count` tokens that its sequence ended with, unless it is already cut."""
         self._cuts.setdefault(slot, count)
 
     def pop_actions(self) -> tuple[tuple[PrefixCopy, ...], tuple[Cut, ...]]:
-        """Copies and cuts since the last call."""
+        """Returns the copies and cuts since the last call."""
         copies, self._copies = tuple(self._copies), []
         cuts = tuple(Cut(slot, count) for slot, count in sorted(self._cuts.items())) if self._cuts else ()
         self._cuts.clear()
@@ -302,7 +302,7 @@ class KVCacheManager:
         """Raises ValueError if cells are cached in a slot that is not free."""
         self.slots.check_integrity()
         if not self.cached.keys() <= set(self.slots.free):
-            raise ValueError("prefixes are kept in leased slots")
+            raise ValueError("a leased slot has a cached prefix")
 
 
 class SlotPool:
@@ -331,7 +331,7 @@ class SlotPool:
         return sorted(self._free)
 
     def lease(self, slot: int | None = None, *, top: bool = False) -> int:
-        """Takes the lowest free id, or the highest, or this one."""
+        """Takes the free id `slot`, or by default the lowest free id, or the highest if `top`."""
         if not self._free:
             raise ValueError("no slot is free")
         if slot is None and top:
@@ -348,7 +348,7 @@ class SlotPool:
 
     def grow(self, n_slots: int) -> None:
         """Adds free ids, up to n_slots - 1."""
-        self._free.extend(range(self.n_slots, n_slots))  # larger than all others: it stays a heap
+        self._free.extend(range(self.n_slots, n_slots))  # the new ids are the largest, so the list stays a heap
         self.n_slots = n_slots
 
     def release(self, slot: int) -> None:
@@ -358,7 +358,7 @@ class SlotPool:
         heapq.heappush(self._free, slot)
 
     def check_integrity(self) -> None:
-        """Every id is either free or leased, once."""
+        """Raises ValueError unless every id is either free or leased, once."""
         ids = sorted([*self._free, *self._leased])
         if ids != list(range(self.n_slots)):
             raise ValueError(f"slots leaked or doubled: free {sorted(self._free)}, leased {sorted(self._leased)}")

@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 
 from llamabatch.request.sequence import Sequence
 
-# Runs of so many last tokens are looked up, the longest first. Runs of one token guess badly in long texts, but a bad
-# guess costs nothing while it is not computed: spec_decode.py weighs each draft by the gain of earlier ones.
+# Runs of up to this many last tokens are looked up, the longest first. A run of one token guesses badly in long texts,
+# but a bad guess costs nothing until it is computed: spec_decode.py weighs each draft by the gain of earlier ones.
 LONGEST_RUN = 3
 
 
@@ -21,7 +21,7 @@ class NgramProposer:
         self._indices: WeakKeyDictionary[Sequence, RunIndex] = WeakKeyDictionary()
 
     def propose(self, sequences: abc.Sequence[Sequence], n: int) -> list[list[int]]:
-        """Up to n guessed tokens for each sequence."""
+        """Returns up to n guessed tokens for each sequence."""
         return [self._index(sequence).find(sequence.token_ids, n) for sequence in sequences]
 
     def _index(self, sequence: Sequence) -> RunIndex:
@@ -31,7 +31,7 @@ class NgramProposer:
         return index
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is nothing to free."""
 
 
 class RunIndex:
@@ -45,14 +45,14 @@ class RunIndex:
         self._known = 0  # tokens that are indexed
 
     def find(self, token_ids: abc.Sequence[int], n: int) -> list[int]:
-        """n tokens that may come next; none if the last token is new to the text."""
+        """Returns up to n tokens that may come next; none if the last token is new to the text."""
         self._extend(token_ids)
         size = len(token_ids)
         for length in range(min(LONGEST_RUN, size - 1), 0, -1):
             place = self._next.get(tuple(token_ids[size - length : size]))
             if place is not None:
                 found = list(token_ids[place : place + n])
-                if min(found) < 0:  # a picture, of which nothing can be guessed
+                if min(found) < 0:  # a negative id is a picture, which cannot be guessed
                     return found[: next(at for at, token_id in enumerate(found) if token_id < 0)]
                 # the text repeats itself up to its end: the repetition goes on
                 for at in range(n - len(found)):

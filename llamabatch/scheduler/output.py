@@ -1,7 +1,7 @@
 """Types between scheduler and model runner: the work of one step, and its results. Pure Python.
 
-Spans and their results are named tuples, which are made three times as fast as frozen dataclasses: a step of a small
-model takes 3 ms, and makes one of each for every row.
+Spans and their results are named tuples, because a named tuple is made three times as fast as a frozen dataclass. A
+step of a small model takes 3 ms, and makes one of each for every row.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class ScheduledSpan(NamedTuple):
     """`length` tokens of a sequence from position `start` on.
 
     Attributes:
-        output: the row of the last one is sampled.
+        output: the row of the last token is sampled.
         draft: guessed tokens in a verify call, else None. The one pending token comes first, then the guesses, then
-            any tokens that fill the length up; rows of the pending token and of the guesses are outputs.
+            padding up to `length`. The rows of the pending token and of the guesses are output rows.
         shift: the token at position p is token p + shift of the sequence; above 0 once a full slot has forgotten some.
-        prompt_rows: so many rows before the sampled one (of the last ones, if `output` is False) are read for logprobs
-            of the prompt.
-        media: the run of a picture that the tokens are in; None: they are text.
+        prompt_rows: how many rows are read for logprobs of the prompt: the rows just before the sampled row, or the
+            last rows if `output` is False.
+        media: the run of a picture that the tokens belong to; None: they are text.
     """
 
     sequence: Sequence
@@ -54,7 +54,7 @@ class ScheduledSpan(NamedTuple):
 
     @property
     def num_output(self) -> int:
-        """Output tokens so far, which is the index of the one that is sampled next."""
+        """The number of output tokens so far, which is the index of the next sampled token."""
         return self.sequence.num_output
 
     @property
@@ -76,14 +76,15 @@ class ScheduledSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One llama_decode: spans in order of their slots, and other slots that get a dummy row to keep the ids dense.
+    """One llama_decode: spans in slot order, and dummy rows in other slots that keep the slot ids dense.
 
     Attributes:
-        dummy_slots: rising.
-        n_guesses: rows of each span behind its known token, in a verify call; there dummies are as long as the spans.
-            With a unified KV cache, the most that a span has.
-        dummy_starts: tokens that each of dummy_slots holds, before and after the call; (): they are empty.
-        is_padded: dummy rows are output rows, too, so that the call has the shape of one without any: see RowLadder.
+        dummy_slots: the slots of dummy rows, rising.
+        n_guesses: in a verify call, the rows of each span behind its known token. Where spans differ
+            (Limits.packs_any), the most that a span has; elsewhere each dummy has as many rows as a span.
+        dummy_starts: how many tokens each of dummy_slots holds before and after the call; (): all are empty.
+        is_padded: dummy rows are output rows, too, so that the call has the shape of one without dummy rows; see
+            RowLadder.
     """
 
     spans: tuple[ScheduledSpan, ...]
@@ -99,23 +100,23 @@ class Call:
 
     @property
     def adapters(self) -> AdapterSet:
-        """The adapter set that all its sequences share."""
+        """The adapter set that all sequences of the call share."""
         return self.spans[0].sequence.request.adapters
 
     @property
     def media(self) -> MediaRun | None:
-        """The run of a picture that its only span is in; None: its tokens are text."""
+        """The run of a picture that the only span belongs to; None: the tokens are text."""
         return self.spans[0].media
 
     @cached_property
     def is_decode(self) -> bool:
-        """True if it only continues sequences, one row each."""
+        """True if each span is one token of text."""
         return self.spans[0].media is None and all(span.length == 1 for span in self.spans)
 
 
 @dataclass(frozen=True)
 class PrefixCopy:
-    """The first `count` tokens of slot `source` become those of slot `target`."""
+    """A copy of the first `count` tokens from slot `source` to slot `target`, which loses its own."""
 
     source: int
     target: int
@@ -124,7 +125,7 @@ class PrefixCopy:
 
 @dataclass(frozen=True)
 class Cut:
-    """Slot `slot` forgets all but its first `count` tokens."""
+    """A cut: slot `slot` forgets all but its first `count` tokens."""
 
     slot: int
     count: int
@@ -132,7 +133,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Shift:
-    """Slot `slot` forgets `count` tokens from position `start` on; those behind them move down."""
+    """A shift: slot `slot` forgets `count` tokens from position `start` on, and the tokens behind them move down."""
 
     slot: int
     start: int
@@ -141,11 +142,11 @@ class Shift:
 
 @dataclass(frozen=True)
 class Save:
-    """The model runner puts into `prefix.state` what slot `slot` holds, if these are exactly the tokens of `prefix`;
-    where cells can be cut, more are cut off, as the slot is about to be emptied.
+    """A save: the model runner puts the contents of slot `slot` into `prefix.state`, if they are the tokens of
+    `prefix`. Extra cells are cut off first where cells can be cut, because the slot is about to be emptied.
 
     Attributes:
-        make_room: see PrefixStore; is called with the bytes of the state before it is copied.
+        make_room: see PrefixStore; called with the bytes of the state before it is copied.
     """
 
     slot: int
@@ -155,7 +156,7 @@ class Save:
 
 @dataclass(frozen=True)
 class Restore:
-    """Slot `slot`, which is empty, gets the first `count` tokens of a stored prefix."""
+    """A restore: the empty slot `slot` gets the first `count` tokens of a stored prefix."""
 
     slot: int
     prefix: StoredPrefix
@@ -167,8 +168,8 @@ class SchedulerOutput:
     """The work of one step, in this order: saves, restores, copies, cuts, shifts, calls.
 
     Attributes:
-        encoder_share: part of the step's time, above 0, that the encoder of a picture may take; 1: all that it wants,
-            as nobody reads the tokens of others one by one.
+        encoder_share: part of the step's time, above 0, that the encoder of a picture may take; 1: no limit, because
+            nobody reads the tokens of other requests one by one.
     """
 
     copies: tuple[PrefixCopy, ...] = ()
@@ -181,7 +182,7 @@ class SchedulerOutput:
 
     @property
     def plain_rows(self) -> int:
-        """Rows of a step that only continues sequences, in one call without guesses; 0 for every other step."""
+        """The rows of a step that only continues sequences, in one call without guesses; 0 for every other step."""
         if (
             len(self.calls) != 1
             or self.copies
@@ -207,16 +208,16 @@ class DecodeStatus(Enum):
     """Result of a span. Expected failures are values; bugs are exceptions."""
 
     OK = auto()
-    NO_ROOM = auto()  # no free cells; nothing of it was computed
-    NOT_YET = auto()  # its picture is still being encoded; nothing of it was computed
+    NO_ROOM = auto()  # no free cells; nothing of the span was computed
+    NOT_YET = auto()  # its picture is still being encoded; nothing of the span was computed
     FAILED = auto()  # the span itself cannot be computed
 
 
 class SpanOutput(NamedTuple):
-    """Status of a span, and the zero to k tokens that were sampled after it.
+    """The status of a span, and the zero to k tokens that were sampled after it.
 
     Attributes:
-        logprobs: if the sequence asks for them: one for each of the span's prompt rows, then one for each token.
+        logprobs: if asked for: one entry for each of the span's prompt rows, then one for each token.
         encoder_s: seconds that the encoder of its picture took.
     """
 
@@ -232,27 +233,29 @@ class Limits:
     """Sizes and abilities of a model runner.
 
     Attributes:
-        n_slots: seq ids of the context at most.
-        start_slots: of these, the seq ids that the context starts with; None: all. It grows once.
-        n_batch: tokens in one call at most. n_ubatch: tokens in one pass over the weights at most.
-        prefill_share: part of the time, 0.05 to 1, that prompts have while others wait for their next token.
-        prefill_budget: prompt tokens a step at most while others wait for their next token, so that these go on.
-        n_outputs: output rows in one call at most.
-        n_cells: cells of a unified KV cache, which all share; None: a split one, each slot with cells of its own.
+        n_slots: the most seq ids of the context.
+        start_slots: the seq ids that the context starts with; None: n_slots. The context grows once.
+        n_batch: the most tokens in one call. n_ubatch: the most tokens in one pass over the weights.
+        prefill_share: part of the time, 0.05 to 1, that prompts have while other requests wait for their next token.
+        prefill_budget: the most prompt tokens a step while other requests wait for their next token.
+        n_outputs: the most output rows in one call.
+        n_cells: cells of a unified KV cache, which all slots share; None: a split cache, in which each slot has its
+            own.
         can_share: the cells of a slot can be copied to another slot.
-        can_cut: a copy can be cut at any position; False: what a slot holds is of use at its very end alone (recurrent
-            state, sliding windows).
-        has_window: some layers attend over a sliding window, whose older cells are no part of a saved state.
+        can_cut: a copy can be cut at any position. False: the contents of a slot can be used only at their very end
+            (recurrent state, sliding windows).
+        has_window: some layers attend over a sliding window; its older cells are not part of a saved state.
         state_bytes: bytes of main memory that saved states of slots may take.
         can_pad: dummy rows are harmless (not with recurrent state).
         can_shift: the positions of cells can change (overflow="shift").
         keeps_prefixes: finished sequences leave their cells to requests that begin alike; needs can_share.
-        prompt_rows: output rows of a call at most where several are of one sequence: each is a row of logits.
-        is_ragged: a pass takes any slots, with any number of tokens each; else consecutive slots, equally many each.
-        on_device: a GPU computes: costs of rows and passes are measured, see StepCosts.
+        prompt_rows: the most output rows of a call in which one sequence has several; each is a row of logits.
+        is_ragged: a pass takes any slots, with any number of tokens each; else consecutive slots with equally many
+            each.
+        on_device: a GPU computes, so that costs of rows and passes are measured; see StepCosts.
         row_ladder: "off", "auto" or "on": see RowLadder.
         is_unified: the KV cache is a unified one; follows from n_cells.
-        packs_any: a pass takes any slots, with any number of tokens each: the cache is unified, or is_ragged.
+        packs_any: a pass takes any slots, with any number of tokens each: is_unified or is_ragged is set.
     """
 
     n_slots: int

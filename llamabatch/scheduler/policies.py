@@ -1,7 +1,7 @@
 """The strategies: policies of one step loop, each with an order of admission and a choice of rows to compute.
 
-To add one, add its row to POLICIES. `llamabatch compare` then takes it for the most complex one and draws it in ink:
-tools/compare/advice.py and plot.py have an order and colors for those they know.
+To add a policy, add its row to POLICIES. `llamabatch compare` then treats it as the most complex one and draws it in
+ink: tools/compare/advice.py and plot.py have an order and colors only for the policies that they know.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Policy:
     """One strategy of the step loop.
 
     Attributes:
-        name: its name among the options.
+        name: the policy's name among the options.
         summary: one line for help texts.
-        key: sorts the waiting sequences; the lowest is admitted first. It starts with the group, so that later calls
-            never overtake a request for good.
+        key: sorts the waiting sequences; the lowest is admitted first. The key starts with the group, so that later
+            calls cannot overtake a request forever.
         admits: (running, free slots) -> how many sequences may be admitted now.
         select: running sequences that could compute -> those that do in this step.
-        one_slot: it uses one slot only.
+        one_slot: the policy uses one slot only.
         by_family: the key uses Sequence.family.
     """
 
@@ -52,10 +52,10 @@ def shortest_prompt_first(sequence: Sequence) -> tuple[Any, ...]:
 
 
 def longest_first(sequence: Sequence) -> tuple[Any, ...]:
-    """Longest expected output first: short ones then fill the tail, where slots would otherwise stand empty.
+    """Sorts by expected output, longest first: short requests fill the tail, where slots would otherwise stand empty.
 
-    Prompts that begin alike stay together, so that one of them is there to copy from; so do requests with the same
-    adapters, because other adapters need calls of their own.
+    Prompts that begin alike stay together, so that later ones can copy from the first. Requests with the same adapters
+    also stay together, because other adapters need calls of their own.
     """
     longest, first = sequence.family
     return (sequence.request.group, sequence.request.adapters, -longest, first, -sequence.request.expected_tokens)
@@ -74,7 +74,7 @@ def all_running(running: list[Sequence]) -> list[Sequence]:
 
 
 def round_robin(running: list[Sequence]) -> list[Sequence]:
-    """The sequence that has waited longest for a step."""
+    """Returns the sequence that has waited longest for a step."""
     return [min(running, key=lambda s: s.last_step)] if running else []
 
 
@@ -120,7 +120,12 @@ POLICIES: dict[str, Policy] = {
 STRATEGIES: tuple[str, ...] = (*POLICIES, "multi-instance", "auto")
 
 
+def has_one_slot(strategy: str) -> bool:
+    """Returns True if a strategy computes one sequence at a time, with any number of slots."""
+    return strategy in POLICIES and POLICIES[strategy].one_slot
+
+
 def policy(name: str) -> Policy:
-    """The policy of that name. Raises ConfigError with the known names."""
+    """Returns the policy of that name. Raises ConfigError with the known names."""
     choice(ConfigError, "strategy", name, POLICIES)
     return POLICIES[name]

@@ -1,4 +1,4 @@
-"""Priorities among running sequences: background ones, and victims of preemption. Pure functions."""
+"""Priorities among running sequences: foreground before background, and the victims of preemption. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from llamabatch.scheduler.request_queue import MAX_OVERTAKEN, PREEMPTION_COUNTS
 
 
 def foreground(running: list[Sequence]) -> list[Sequence]:
-    """The sequences that are not background; all, if there are no others."""
+    """Returns the sequences that are not background, or all sequences if all are background."""
     return [s for s in running if not s.background] or running
 
 
 def copy_candidates(sequence: Sequence, running: Iterable[Sequence]) -> Iterator[Sequence]:
-    """The sequences that `sequence` may wait for to copy their prefix: a foreground one does not wait for the prompt of
+    """Returns the sequences whose prefix `sequence` may wait for. A foreground sequence does not wait for the prompt of
     a background one, which computes in few steps."""
     return (s for s in running if sequence.background or not s.background or s.num_pending == 1)
 
 
 def peer_slots(sequence: Sequence, running: Iterable[Sequence]) -> list[int]:
-    """Slots of the sequences that compute in the same steps: background ones, or foreground ones."""
+    """Returns the slots of all background sequences, or of all foreground ones, whichever `sequence` computes with."""
     return [s.slot for s in running if s.slot is not None and s.background == sequence.background]
 
 
 def victims(
     waiting: Sequence, running: abc.Sequence[Sequence], n_free: int, n_cells: int | None, preempt: bool
 ) -> list[Sequence]:
-    """Sequences to preempt so that `waiting` gets a slot; none if that would not be enough.
+    """Returns the sequences to preempt so that `waiting` gets a slot; none if that would not be enough.
 
-    The worst tier goes first, and of that the youngest; background sequences go from the lowest slot up, so that
-    foreground ones stay in neighbouring slots.
+    The worst tier goes first, and within a tier the youngest sequence. Background sequences go from the lowest slot up,
+    so that foreground ones stay in neighbouring slots.
 
     Args:
         n_free: free slots.

@@ -1,7 +1,5 @@
-"""Beginnings of prompts that need not be computed: cells of finished sequences, of running ones, and of loaded files.
-
-Pure Python.
-"""
+"""Finds prompt beginnings that need not be computed, in finished or running sequences and in stored prefixes. Pure
+Python."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ from llamabatch.scheduler.step_costs import StepCosts
 
 # A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: 23 ms, and 770 tokens/s).
 PASS_IN_TOKENS = 18
-# To copy a cell to main memory takes this part of the time of computing it, before both are measured (0.5B Q8_0 on two
-# cores: 12 kB a token, 4 to 12 us, and 1.3 ms).
+# Copying a cell to main memory takes this part of the time of computing it. The value holds until both times are
+# measured (0.5B Q8_0 on two cores: 12 kB a token, 4 to 12 us to copy, 1.3 ms to compute).
 _COPY_SHARE = 1 / 150
 
 
@@ -38,10 +36,11 @@ class PrefixCache:
     Attributes:
         kv_cache: the slots and their cells.
         store: prefixes loaded from files, and checkpoints.
-        cuts_anywhere: what a slot holds is of use up to any token.
+        cuts_anywhere: the contents of a slot can be cut to any number of tokens.
         num_shared_tokens: tokens copied from running sequences.
-        num_prefix_hits, num_prefix_tokens: sequences that began with cells of finished ones, or from the store;
-            tokens of these. num_restored_tokens: those from the store. num_read_tokens: of these, from its disk.
+        num_prefix_hits, num_prefix_tokens: sequences that began with cells of finished ones or with a stored prefix,
+            and the tokens that these gave them. num_restored_tokens: the tokens from the store. num_read_tokens: the
+            tokens from its disk.
     """
 
     def __init__(
@@ -71,14 +70,13 @@ class PrefixCache:
         self._limits = limits
         # request id -> the stored prefix that a later step fills its slot with, and how many tokens of it
         self._restoring: dict[str, tuple[StoredPrefix, int]] = {}
-        self._fetched: set[StoredPrefix] = set()  # from the disk, for sequences in _restoring
-        self._tried: dict[int, CachedPrefix] = {}  # by slot: cells that the disk was last offered
-        # request id -> the sequence that computes the prefix which it will copy, None once that one was preempted;
-        # how many tokens of it
+        self._fetched: set[StoredPrefix] = set()  # prefixes read from the disk for sequences in _restoring
+        self._tried: dict[int, CachedPrefix] = {}  # slot -> the cells that were last offered to the disk
+        # request id -> the sequence whose prefix it will copy, None once that sequence was preempted; how many tokens
         self._sources: dict[str, tuple[Sequence | None, int]] = {}
 
     def stats(self) -> dict[str, Any]:
-        """Fields of EngineStats."""
+        """Returns the fields of EngineStats that this cache counts."""
         return {
             "shared_tokens": self.num_shared_tokens,
             "prefix_hits": self.num_prefix_hits,
@@ -89,7 +87,7 @@ class PrefixCache:
         }
 
     def admit(self, sequence: Sequence, running: abc.Sequence[Sequence], placement: Placement) -> None:
-        """Leases a slot: the one where a finished sequence left its beginning, if no running one has more of it."""
+        """Leases a slot for a sequence. Picks a finished, running or stored prefix for it to begin with."""
         cached = source = stored = None
         if self._limits.can_share and sequence.request.params.skip_reading_prefix_cache:
             source = self._best_source(sequence, siblings(sequence, running))
@@ -99,7 +97,7 @@ class PrefixCache:
             stored = self.store.find(sequence, known, sequence.most_cells if self._limits.is_unified else None)
             if self._stops_early and not sequence.scores:
                 self._choose_places(sequence, running, known if stored is None else stored[1])
-        if stored is not None:  # filled in a later step: nothing copies from the slot, or to it, any more
+        if stored is not None:  # a later step fills the slot, when no copy from or to it is left
             if stored[0].is_on_disk and self.store.disk is not None:
                 self._fetched.add(stored[0])
                 self.store.disk.fetch(stored[0])
@@ -117,15 +115,15 @@ class PrefixCache:
 
     @property
     def n_waiting(self) -> int:
-        """Number of sequences that wait for cells; see `waits`."""
+        """The number of sequences that wait for cells; see `waits`."""
         return len(self._sources) + len(self._restoring)
 
     def waits(self, sequence: Sequence) -> bool:
-        """True while a sequence waits for cells: those that another computes, or those of a file."""
+        """True while a sequence waits for cells that another sequence computes, or for a stored prefix."""
         return sequence.request.request_id in self._sources or sequence.request.request_id in self._restoring
 
     def restores(self, running: abc.Sequence[Sequence]) -> tuple[Restore, ...]:
-        """Stored prefixes for sequences that were admitted before this step, as far as they are in main memory."""
+        """Returns stored prefixes in main memory for the slots of sequences that were admitted before this step."""
         if not self._restoring:
             return ()
         restores = []
@@ -150,8 +148,7 @@ class PrefixCache:
         return any(prefix.state is None and not prefix.is_dropped for prefix, _ in self._restoring.values())
 
     def settle(self) -> None:
-        """The step is over: takes in the checkpoints that were saved, and frees states of the disk that no sequence
-        waits for."""
+        """Ends the step: stores the saved checkpoints, and frees states from the disk that no sequence waits for."""
         self.store.settle()
         if self._fetched and self.store.disk is not None:
             awaited = {prefix for prefix, _ in self._restoring.values()}
@@ -160,7 +157,7 @@ class PrefixCache:
                 self.store.disk.release(prefix)
 
     def next_write(self) -> Save | None:
-        """With nothing else to do: the cells of a finished sequence that are worth a file on the disk."""
+        """Returns a save of a finished sequence's cells that deserve a file on disk, or None. Called when idle."""
         disk = self.store.disk
         if disk is None or disk.is_busy or self.store.write_next():
             return None
@@ -177,7 +174,7 @@ class PrefixCache:
         return None
 
     def copy_ready(self, running: abc.Sequence[Sequence]) -> None:
-        """Copies prefixes to the sequences that wait for them, as far as their sources have computed enough."""
+        """Copies prefixes whose sources have computed enough tokens. Finds another source where the source is lost."""
         if not self._sources:
             return
         for sequence in running:
@@ -199,8 +196,8 @@ class PrefixCache:
                 self.num_shared_tokens += count
 
     def stops(self, running: abc.Sequence[Sequence]) -> dict[Sequence, int]:
-        """Tokens at which a sequence stops for a step, as others copy exactly these, or a checkpoint is made of them;
-        empty where copies can be cut."""
+        """Returns the token counts at which sequences stop for a step, because other sequences copy exactly these
+        tokens, or a checkpoint is made there. Empty where copies can be cut."""
         found: dict[Sequence, int] = {}
         if self._limits.can_cut:
             return found
@@ -215,8 +212,8 @@ class PrefixCache:
         return found
 
     def save_reached(self, running: abc.Sequence[Sequence]) -> None:
-        """Makes checkpoints of the sequences that have come to their places. To be called before any slot gets other
-        cells in this step."""
+        """Makes checkpoints of sequences that have reached their places. Call it before slots get other cells in a
+        step."""
         if not self._places:
             return
         for sequence in running:
@@ -228,18 +225,18 @@ class PrefixCache:
             self._places[sequence.request.request_id] = [p for p in places if p > sequence.num_computed]
 
     def keep_preempted(self, sequence: Sequence) -> None:
-        """`sequence` is about to lose its slot: a checkpoint lets it go on where it stopped."""
+        """Makes a checkpoint of a sequence that is about to lose its slot, so that it can continue where it stopped."""
         if self._limits.can_share and not sequence.num_discarded:
             gain = self._least_gain(sequence.num_computed, chance=1) if self.cuts_anywhere else MIN_SHARED
             self._save(sequence, gain)
 
     def pop_saves(self) -> tuple[Save, ...]:
-        """Checkpoints that this step makes."""
+        """Returns the checkpoints that this step makes."""
         saves, self._saves = tuple(self._saves), []
         return saves
 
     def _save(self, sequence: Sequence, gain: int) -> None:
-        """Makes a checkpoint of all that a sequence has computed, if it saves so many tokens more than others."""
+        """Makes a checkpoint of a sequence's computed tokens, if it saves `gain` tokens more than others."""
         slot, count = sequence.slot, sequence.num_computed
         if slot is None or not self.kv_cache.is_settled(slot):
             return
@@ -253,8 +250,9 @@ class PrefixCache:
             self._saves.append(Save(slot, prefix, self.store.make_room))
 
     def _on_loss(self, slot: int, cached: CachedPrefix, kept: int) -> None:
-        """Cells of a finished sequence give way: their state moves to main memory. Where older cells of a window are no
-        part of it, that of the prompt alone, as the next turn of a chat may leave out what was thought."""
+        """Makes a checkpoint of a finished sequence whose cells are about to be overwritten. With a sliding window,
+        whose saved state cannot be cut, only the prompt is saved: the next turn of a chat may leave out the
+        thinking."""
         if self.cuts_anywhere:
             gain = self._least_gain(cached.count, self.kv_cache.continued)
             if cached.count - kept >= gain:
@@ -263,22 +261,22 @@ class PrefixCache:
         cuts = self._limits.can_cut and self._limits.has_window
         count = cached.n_prompt if cuts and cached.n_prompt >= cached.least_cut else cached.count
         if kept or count < MIN_CHECKPOINT or (count < cached.count and self.kv_cache.is_copied(slot)):
-            return  # the other slot has the cells, and a save that cuts them comes before the copy
+            return  # is_copied: another slot copies all of these cells, and the save would cut them before that
         self._save_tokens(slot, cached.token_ids[:count], cached.key, cached.n_prompt, MIN_GAIN)
 
     def _least_gain(self, count: int, chance: float) -> int:
-        """Tokens that a copy of `count` cells must save at least: to compute them, by the chance that their text goes
-        on, takes longer than the copy."""
+        """Returns how many tokens a copy of `count` cells must save: enough that computing them, times the chance that
+        their text continues, takes longer than the copy."""
         compute_s, copy_s = self._token_s(), self.store.token_s
         share = _COPY_SHARE if compute_s is None or copy_s is None else copy_s / compute_s
         return max(MIN_SHARED, math.ceil(count * share / chance))
 
     def _choose_places(self, sequence: Sequence, running: abc.Sequence[Sequence], known: int) -> None:
-        """Chooses where checkpoints of a sequence are made: at the end of its prompt, or of the last turn in it, as a
-        template may write other tokens behind that one the next time; and where others have parted from its tokens.
+        """Chooses the token counts at which checkpoints of a sequence are made: the end of its prompt, or of the last
+        turn in it, because a template may write other tokens after that turn later; and where other sequences differ.
 
         Args:
-            known: tokens that it does not compute.
+            known: tokens that the sequence does not have to compute.
         """
         tokens, n_prompt = sequence.token_ids, sequence.num_prompt
         if n_prompt < MIN_CHECKPOINT:
@@ -291,24 +289,24 @@ class PrefixCache:
         for known_ids, other_key in others:
             if other_key == key and known_ids[:MIN_SHARED] == head:
                 common = max(common, common_length(tokens, known_ids))
-        # the same prompt again needs its last token computed, so its state is saved before that one
+        # a repeat of this prompt computes its last token, so the state is saved before that token
         places = {sequence.whole(min(place, n_prompt - 1)) for place in (common, sequence.last_turn(MOST_OPENING))}
         places = {place for place in places if place >= MIN_CHECKPOINT and place >= known + MIN_GAIN}
         if places:
             self._places[sequence.request.request_id] = sorted(places)
 
     def source_slot(self, sequence: Sequence) -> int | None:
-        """The slot that computes the prefix which `sequence` will copy; None: it waits for none."""
+        """Returns the slot that computes the prefix which `sequence` will copy; None if it waits for none."""
         source, _ = self._sources.get(sequence.request.request_id, (None, 0))
         return None if source is None else source.slot
 
     def source_slots(self) -> set[int]:
-        """Slots with computed cells that are still to be copied."""
+        """Returns the slots with computed cells that are still to be copied."""
         sources = (source for source, _ in self._sources.values() if source is not None and source.num_computed)
         return {source.slot for source in sources if source.slot is not None}
 
     def forget(self, sequence: Sequence) -> None:
-        """`sequence` ended, or lost its slot: it waits for no cells."""
+        """Drops the waits and the checkpoint places of a sequence that has ended or lost its slot."""
         self._stop_waiting(sequence)
         self._places.pop(sequence.request.request_id, None)
 
@@ -317,38 +315,38 @@ class PrefixCache:
         self._restoring.pop(sequence.request.request_id, None)
 
     def on_preempted(self, sequence: Sequence) -> None:
-        """`sequence` was preempted. Cancels copies that wait for it: admitted again after their sequences, it could
-        wait for one of them, and neither would ever run."""
+        """Cancels copies from a preempted sequence. It is admitted again after the sequences that wait for it, so that
+        it could wait for one of them, and neither would ever run."""
         self.forget(sequence)
         for request_id, (source, count) in self._sources.items():
             if source is sequence:
                 self._sources[request_id] = (None, count)
 
     def reset(self) -> None:
-        """Gives up the cells of all finished sequences, and checkpoints. Cells of running ones and prefixes from files
-        stay."""
+        """Gives up the cells of all finished sequences, and all checkpoints. Cells of running sequences and loaded
+        prefixes stay."""
         self.drop(lambda key: True)
 
     def drop(self, unwanted: Callable[[ShareKey], bool]) -> None:
-        """Gives up cells of finished sequences, and checkpoints, of such keys."""
+        """Gives up cells of finished sequences and checkpoints with an unwanted key, also on disk."""
         self.kv_cache.evict_keys(unwanted)
         self.drop_checkpoints(unwanted)
         if self.store.disk is not None:
             self.store.disk.discard(lambda prefix: unwanted(prefix.key))
 
     def drop_checkpoints(self, unwanted: Callable[[ShareKey], bool]) -> None:
-        """Gives up checkpoints of such keys, also those that gave way in the store while a slot waits for them."""
+        """Gives up checkpoints with an unwanted key, also evicted ones that a slot still waits for."""
         self.store.drop(unwanted)
         for prefix, _ in self._restoring.values():
             if prefix.path is None and not prefix.is_on_disk and unwanted(prefix.key):
                 prefix.is_dropped = True
 
     def evict_between(self, decoding: abc.Sequence[Sequence], occupied: set[int]) -> None:
-        """Evicts cached cells between rows, unless computing them again would cost more than a second pass until the
-        end of one of the sequences.
+        """Evicts cached cells between the slots of decoding sequences, so that dummy rows can close the gap. Cells stay
+        if they are expected to save more than a second pass in each step until the longest sequence ends.
 
         Args:
-            occupied: slots that hold cells; those of the cached cells that stay are added.
+            occupied: slots that hold cells. The slots of cached cells that stay are added.
         """
         cached = self.kv_cache.cached
         slots = sorted([s.slot for s in decoding if s.slot is not None]) if cached else []
@@ -371,7 +369,7 @@ class PrefixCache:
         return best_source(sequence, copy_candidates(sequence, others), least_cut)
 
     def _least_cut(self, source: Sequence) -> int:
-        """Tokens to which the cells of a sequence, with those that it waits for, can be cut at least."""
+        """Returns the fewest tokens to which the cells of a sequence, with the cells that it waits for, can be cut."""
         request_id = source.request.request_id
         if request_id in self._restoring:
             return self._restoring[request_id][1]
@@ -381,12 +379,12 @@ class PrefixCache:
         return source.least_cut if awaited is None else self._least_cut(awaited)
 
     def _may_reach(self, source: Sequence, count: int) -> bool:
-        """True if `source` has, or will have, the cells of these tokens to copy."""
+        """True if `source` has, or will have, cells of the first `count` tokens that can be copied."""
         return source.num_shareable >= count >= self._least_cut(source)
 
     def _find_other_source(self, sequence: Sequence, running: abc.Sequence[Sequence]) -> None:
-        """The source of `sequence` is lost. Its cells may still be cached; else only sequences admitted before this one
-        count: two that wait for each other would wait for ever."""
+        """Finds other cells for a sequence whose source is lost: cached ones, or those of a sequence that was admitted
+        earlier. Two sequences that wait for each other would wait forever."""
         assert sequence.slot is not None
         earlier: abc.Iterator[Sequence] = itertools.takewhile(lambda other: other is not sequence, running)
         cached = None
@@ -409,7 +407,7 @@ class PrefixCache:
 
 
 def siblings(sequence: Sequence, others: abc.Iterable[Sequence]) -> abc.Iterator[Sequence]:
-    """Those of the others that are continuations of the same request."""
+    """Yields the other sequences that are continuations of the same request."""
     request, _, index = sequence.request.request_id.partition("\0")  # see ParallelSampling.split
     return (other for other in others if index and other.request.request_id.partition("\0")[0] == request)
 

@@ -1,8 +1,8 @@
-"""Prefixes beyond the slots, for requests that begin with their tokens: loaded files, and states of slots. Pure Python.
+"""Prefixes that are stored outside the slots, for requests that begin with their tokens. Pure Python.
 
-A checkpoint is the state of a slot at one moment: of a sequence that stopped there, or of cells that give way to
-others. Loaded files stay until they are unloaded; checkpoints have a number of bytes, and the least valuable go first.
-A DiskTier holds checkpoints in a folder, where later processes find them.
+There are two kinds: loaded files, and checkpoints. A checkpoint is the state of a slot at one moment, saved where its
+sequence stopped, or before its cells were overwritten. Files stay until they are unloaded. Checkpoints share a limit in
+bytes; the least valuable are evicted first. A DiskTier keeps checkpoints in a folder for later processes.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.common_prefix import MIN_SHARED, PLAIN, ShareKey, common_length, share_key
 from llamabatch.utils.paths import one_line
 
-# A recurrent state has so many tokens at least, and saves so many more than another one of the same tokens: a copy of
-# its 20 MB takes about as long as computing 10 tokens (0.8B shape).
+# A checkpoint of a recurrent state has at least MIN_CHECKPOINT tokens, and at least MIN_GAIN more than another
+# checkpoint with the same beginning: copying its 20 MB takes about as long as computing 10 tokens (0.8B shape).
 MIN_CHECKPOINT = 256
 MIN_GAIN = 128
-_TOKEN_BYTES = 4  # of the array that a checkpoint has of its tokens
-# A state on disk saves so many tokens more than what is at hand: to read 12 kB a token and to check them takes about
-# 30 us (0.5B Q8_0), some 40 times less than computing it.
+_TOKEN_BYTES = 4  # per token id in StoredPrefix.token_ids
+# A state on disk must save this many tokens more than the sources in memory: reading and checking 12 kB a token takes
+# about 30 us (0.5B Q8_0), some 40 times less than computing the token.
 MIN_READ = 64
-_LATEST = 5  # measured times whose median counts
+_LATEST = 5  # the median of this many measured times counts
 
 
 @dataclass(eq=False)
 class StoredPrefix:
-    """One prefix.
+    """A stored prefix: its tokens and, once saved, its state.
 
     Attributes:
-        token_ids: its tokens.
-        state: all that a slot holds of these tokens, in a form that only the model runner reads; None: not saved yet.
-        key: only requests of this key may use it.
-        path: the file that it was loaded from; None: it is a checkpoint.
-        used: when it was last of use, as a number that rises.
-        n_prompt: of its tokens, those of the prompt that it began with.
-        save_s: seconds that the copy of its state took; 0: not measured.
-        is_dropped: it was unloaded, or dropped with others of its key, and fills no slot any more. One that only gave
-            way to others may still fill the slot that waits for it.
-        is_refused: llama.cpp did not take its state.
-        media_runs: the pictures among its tokens that take fewer positions than cells.
-        is_on_disk: its state is in a file of the DiskTier, and here only between `fetch` and `release`.
+        token_ids: the tokens of the prefix.
+        state: all that a slot holds for these tokens, in a form that only the model runner reads; None: not saved yet.
+        key: only requests with this key may use the prefix.
+        path: the file that the prefix was loaded from; None: it is a checkpoint.
+        used: when the prefix was last used, as a number that rises.
+        n_prompt: how many of the tokens belong to the prompt that the prefix began with.
+        save_s: seconds that copying the state took; 0: not measured.
+        is_dropped: True once the prefix was unloaded, discarded, or dropped with its key. It then fills no slot any
+            more. An evicted prefix is not dropped: it still fills a slot that already waits for it.
+        is_refused: llama.cpp did not accept the state.
+        media_runs: the pictures among the tokens that take fewer positions than cells.
+        is_on_disk: the state is in a file of the DiskTier, and in `state` only between `fetch` and `release`.
     """
 
     token_ids: abc.Sequence[int]
@@ -68,47 +68,47 @@ class StoredPrefix:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of its state and its tokens."""
+        """The size of the state and the tokens in bytes."""
         return _TOKEN_BYTES * len(self.token_ids) + (0 if self.state is None else len(self.state))
 
 
 class DiskTier(Protocol):
-    """Checkpoints in a folder (engine/prefix_folder.py). Files are written and read on a thread of its own."""
+    """Checkpoints in a folder (engine/prefix_folder.py). A separate thread reads and writes the files."""
 
     def alike(self, token_ids: abc.Sequence[int], key: ShareKey) -> abc.Iterable[StoredPrefix]:
-        """Its prefixes that may begin with the same tokens."""
+        """Returns the prefixes on disk that may begin with the same tokens."""
 
     @property
     def is_busy(self) -> bool:
-        """True while it writes a file: it takes one at a time."""
+        """True while a file is being written. Only one file is written at a time."""
 
     def wants(self, prefix: StoredPrefix) -> bool:
-        """True if this prefix is worth a file beside those that it has."""
+        """True if this prefix is worth a file beside the existing files."""
 
     def keep(self, prefix: StoredPrefix) -> None:
-        """Begins to write a prefix with its state."""
+        """Starts to write a prefix with its state."""
 
     def fetch(self, prefix: StoredPrefix) -> None:
-        """Begins to read the state of one of its prefixes; one whose file is lost or damaged is dropped."""
+        """Starts to read the state of a prefix. Drops the prefix if its file is lost or damaged."""
 
     def release(self, prefix: StoredPrefix) -> None:
-        """The state that was fetched is not needed any more."""
+        """Frees a state that `fetch` has read."""
 
     def discard(self, unwanted: Callable[[StoredPrefix], bool]) -> None:
-        """Drops such prefixes, with their files."""
+        """Drops the prefixes for which `unwanted` returns True, and deletes their files."""
 
 
 class PrefixStore:
-    """Loaded prefixes by the path of their file, and checkpoints by how they begin.
+    """Loaded prefixes by the path of their file, and checkpoints by their first tokens.
 
     Args:
-        most_bytes: bytes of all checkpoints in main memory at most; 0: none is kept.
-        is_exact: a state is of use at its very end alone; else also cut to fewer tokens.
+        most_bytes: the limit in bytes for all checkpoints in main memory; 0: no checkpoints are kept.
+        is_exact: True: a state can be used only at its very end. False: it can also be cut to fewer tokens.
         disk: a tier below main memory; None: there is none.
 
     Attributes:
-        n_bytes: bytes of all checkpoints, without those of this step.
-        n_saved: checkpoints so far.
+        n_bytes: bytes of all checkpoints, without the ones begun in this step.
+        n_saved: checkpoints saved so far.
     """
 
     def __init__(self, most_bytes: int = 0, is_exact: bool = False, disk: DiskTier | None = None) -> None:
@@ -119,11 +119,11 @@ class PrefixStore:
         self._files: dict[str, StoredPrefix] = {}
         self._checkpoints: dict[tuple[ShareKey, tuple[int, ...]], list[StoredPrefix]] = {}
         self._pending: list[StoredPrefix] = []  # the model runner saves them in this step
-        self._pending_bytes = 0  # that these may take
+        self._pending_bytes = 0  # bytes that _pending may take
         self.disk = disk
-        self._unwritten: dict[StoredPrefix, None] = {}  # checkpoints that the disk may still get, the newest last
+        self._unwritten: dict[StoredPrefix, None] = {}  # checkpoints that may still go to the disk, newest last
         self._uses = 0
-        self._token_times: deque[float] = deque(maxlen=_LATEST)  # seconds of a token in the last copies of states
+        self._token_times: deque[float] = deque(maxlen=_LATEST)  # seconds a token of the latest state copies
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -131,11 +131,11 @@ class PrefixStore:
 
     @property
     def token_s(self) -> float | None:
-        """Seconds that the copy of a token takes; None: not known yet."""
+        """The seconds that copying one token takes; None: not known yet."""
         return statistics.median(self._token_times) if self._token_times else None
 
     def load(self, path: str, token_ids: abc.Sequence[int], state: bytes) -> None:
-        """Holds a prefix until it is unloaded; it replaces an earlier one of that path."""
+        """Holds a prefix until it is unloaded. Replaces an earlier prefix of the same path."""
         self._let_go(path)
         self._files[path] = StoredPrefix(token_ids, state, PLAIN, path)
 
@@ -145,18 +145,19 @@ class PrefixStore:
             raise InputError(f"no prefix of {one_line(path)} is loaded")
 
     def _let_go(self, path: str) -> bool:
-        """Frees the prefix of a file; False: none is loaded."""
+        """Frees the prefix of a file. Returns False if none is loaded."""
         prefix = self._files.pop(path, None)
         if prefix is not None:
             prefix.is_dropped = True
         return prefix is not None
 
     def find(self, sequence: Sequence, known: int, most: int | None = None) -> tuple[StoredPrefix, int] | None:
-        """The prefix that saves the most work and how many of its tokens do; None if none does.
+        """Returns the prefix that saves the most tokens, and how many of its tokens are used; None if none does.
 
         Args:
-            known: tokens that need not be computed without the store; a prefix must save MIN_SHARED more.
-            most: tokens of a prefix at most, all of which fill cells before they are cut; None: any number.
+            known: tokens that the sequence gets without the store. A prefix must save MIN_SHARED more (from disk
+                MIN_READ).
+            most: the most tokens of a prefix, because all of them fill cells before they are cut; None: no limit.
         """
         best = None
         token_ids = array("i", sequence.token_ids)
@@ -177,18 +178,18 @@ class PrefixStore:
         return best
 
     def longest_common(self, token_ids: abc.Sequence[int], key: ShareKey) -> int:
-        """Tokens that these have in common with a prefix at most, whether its state is of use there or not."""
+        """Returns the length of the longest beginning shared with a stored prefix, usable there or not."""
         ids = array("i", token_ids)
         return max((common_length(ids, prefix.token_ids) for prefix in self._alike(ids, key)), default=0)
 
     def checkpoint(self, token_ids: abc.Sequence[int], key: ShareKey, gain: int) -> StoredPrefix | None:
-        """A checkpoint of these tokens, which the model runner is to save in this step; `settle` takes it in.
+        """Begins a checkpoint of these tokens. The model runner saves it in this step, and `settle` stores it.
 
         Args:
-            gain: tokens that it must save beyond those that the store has already.
+            gain: tokens that the checkpoint must save beyond what the store already has.
 
         Returns:
-            None where it would save fewer.
+            None if the checkpoint would save fewer tokens.
         """
         count = len(token_ids)
         if not self.keeps_checkpoints or count < max(gain, MIN_SHARED):
@@ -206,11 +207,11 @@ class PrefixStore:
         return prefix
 
     def make_room(self, prefix: StoredPrefix, n_bytes: int) -> bool:
-        """Frees the least valuable checkpoints, so that a new one has room; False: it would have none by itself.
+        """Evicts checkpoints to make room for a new one. Returns False if the new ones alone exceed the limit.
 
         Args:
-            prefix: one that `checkpoint` has given in this step.
-            n_bytes: of its state, which is copied next.
+            prefix: a checkpoint that `checkpoint` has returned in this step.
+            n_bytes: size of its state, which is copied next.
         """
         needed = self._pending_bytes + prefix.n_bytes + n_bytes
         if needed > self._most_bytes:
@@ -220,7 +221,7 @@ class PrefixStore:
         return True
 
     def settle(self) -> None:
-        """The step is over: takes in the checkpoints that were saved."""
+        """Ends the step: stores the checkpoints that were saved."""
         for prefix in self._pending:
             if prefix.state is not None and not prefix.is_dropped:
                 self._take_in(prefix)
@@ -229,7 +230,7 @@ class PrefixStore:
         self.write_next()
 
     def write_next(self) -> bool:
-        """Lets the disk have the newest checkpoint that it wants; True if there was one."""
+        """Gives the disk the newest checkpoint that it wants. Returns True if there was one."""
         while self.disk is not None and self._unwritten:
             prefix = next(reversed(self._unwritten))
             if self.disk.is_busy:
@@ -247,7 +248,7 @@ class PrefixStore:
         if prefix.save_s:
             self._token_times.append(prefix.save_s / len(prefix.token_ids))
         alike = self._checkpoints.setdefault(_head(prefix.token_ids, prefix.key), [])
-        if not self._is_exact:  # those that it begins with are of no use any more
+        if not self._is_exact:  # the new checkpoint replaces shorter ones with the same tokens
             for other in [each for each in alike if each.token_ids == prefix.token_ids[: len(each.token_ids)]]:
                 self.n_bytes -= other.n_bytes
                 alike.remove(other)
@@ -258,7 +259,7 @@ class PrefixStore:
         self.n_bytes += prefix.n_bytes
 
     def drop(self, unwanted: Callable[[ShareKey], bool]) -> None:
-        """Frees all checkpoints of such keys, and takes none in that was begun."""
+        """Frees all checkpoints with an unwanted key, including the ones begun in this step."""
         for prefix in list(self._all()):
             if unwanted(prefix.key):
                 self._free(prefix)
@@ -267,7 +268,7 @@ class PrefixStore:
             prefix.is_dropped = prefix.is_dropped or unwanted(prefix.key)
 
     def discard(self, prefix: StoredPrefix) -> None:
-        """Frees a checkpoint that is of no use, if it has not given way yet; it fills no slot any more."""
+        """Frees a checkpoint that cannot be used, also on disk. It fills no slot any more."""
         prefix.is_dropped = True
         if prefix.is_on_disk and self.disk is not None:
             self.disk.discard(lambda other: other is prefix)
@@ -275,13 +276,13 @@ class PrefixStore:
             self._free(prefix)
 
     def check_integrity(self) -> None:
-        """Raises ValueError if bytes are counted wrongly, or are too many."""
+        """Raises ValueError if the byte count is wrong or over the limit."""
         total = sum(prefix.n_bytes for prefix in self._all())
         if total != self.n_bytes or total > self._most_bytes:
             raise ValueError(f"checkpoints have {total} bytes; {self.n_bytes} are counted of {self._most_bytes}")
 
     def _alike(self, token_ids: abc.Sequence[int], key: ShareKey) -> Iterator[StoredPrefix]:
-        """Prefixes that may begin with the same tokens."""
+        """Yields the prefixes that may begin with the same tokens."""
         if key == PLAIN:
             yield from self._files.values()
         if self._checkpoints and len(token_ids) >= MIN_SHARED:
@@ -293,7 +294,7 @@ class PrefixStore:
         return (prefix for alike in self._checkpoints.values() for prefix in alike)
 
     def _evict_to(self, n_bytes: int) -> None:
-        """Frees the least valuable checkpoints: fewest tokens for their bytes and their age."""
+        """Evicts checkpoints until `n_bytes` are left, the lowest value first: tokens per byte, divided by age."""
         if self.n_bytes <= n_bytes:
             return
         for prefix in sorted(self._all(), key=self._value):

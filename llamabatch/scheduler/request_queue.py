@@ -1,7 +1,7 @@
-"""The waiting queue: better priorities first, then in the order of a policy, prefixes together; overtaking is bounded.
+"""The waiting queue: better priorities first, then a policy's order, common prefixes together. Overtaking is bounded.
 
-A later request passes an earlier one if its tier is better (Request.tier), or if a unified KV cache has room for it but
-not for the earlier one. Both end: see MAX_OVERTAKEN.
+A later request passes an earlier one if its tier is better (Request.tier), or if a unified KV cache has room for the
+later one but not for the earlier one. MAX_OVERTAKEN bounds both.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.common_prefix import prefix_families
 
-# A request is overtaken so many times at most; then it is the next to be admitted, and is not preempted.
+# A request is overtaken at most this many times. It is then the next to be admitted, and is not preempted.
 MAX_OVERTAKEN = 64
-# A preemption counts as being overtaken so many times: it loses computed cells, and happens three times at most.
+# A preemption counts as being overtaken this many times, because computed cells are lost. It happens three times at
+# most.
 PREEMPTION_COUNTS = 16
-# Requests examined for one that fits, so that a step costs the same however long the queue is.
+# At most this many requests are checked for one that fits, so that a step costs the same however long the queue is.
 LOOK_AHEAD = 16
 
 Key = Callable[[Sequence], tuple[Any, ...]]
@@ -30,14 +31,14 @@ class RequestQueue:
     """Sequences that wait for a slot.
 
     Args:
-        key: order of the policy inside a tier; the lowest goes first, equal ones in order of arrival.
+        key: the policy's order within a tier; the lowest goes first, equal ones in order of arrival.
         find_families: look for common beginnings among requests that arrive together, so that the key can use them.
     """
 
     def __init__(self, key: Key, find_families: bool) -> None:
         self._key = key
         self._find_families = find_families
-        self._arrivals: list[Sequence] = []  # since the last look at the queue: a submitted list is ordered as a whole
+        self._arrivals: list[Sequence] = []  # not yet in the heap: a list is ordered as a whole
         self._heap: list[_Entry] = []  # may still hold sequences that have left
         self._by_age: deque[Sequence] = deque()  # oldest first; may still hold sequences that have left
         self._numbers = itertools.count()
@@ -59,17 +60,17 @@ class RequestQueue:
         self._members.add(sequence.number)
 
     def forget(self, sequence: Sequence) -> None:
-        """`sequence` ended while it waited; it is passed over from now on."""
+        """Removes a sequence that ended while it waited. The queue skips its entry from now on."""
         self._leave(sequence)
 
     def head(self, count: int) -> list[Sequence]:
-        """At most `count` of the waiting sequences, in the order of admission; the latest arrivals come last.
+        """Returns at most `count` waiting sequences in the order of admission; the latest arrivals come last.
 
-        May be called from any thread. Takes the time of `count` entries, however long the queue is, but for one copy.
+        May be called from any thread. Apart from one copy of the queue, the time depends on `count` alone.
         """
         heap, arrivals = list(self._heap), list(self._arrivals)
         found: list[Sequence] = []
-        ahead = [(heap[0], 0)] if heap else []  # entries of which all those above them in the heap are listed
+        ahead = [(heap[0], 0)] if heap else []  # entries whose parents in the heap are all listed
         while ahead and len(found) < count:
             entry, at = heapq.heappop(ahead)
             if self._is_waiting(entry[-1]):
@@ -80,7 +81,7 @@ class RequestQueue:
         return (found + [sequence for sequence in arrivals if self._is_waiting(sequence)])[:count]
 
     def first(self) -> Sequence | None:
-        """The sequence to be admitted next if there is room for it."""
+        """Returns the sequence that is admitted next if there is room for it."""
         self._sort_in()
         oldest = self._oldest()
         if oldest is not None and oldest.overtaken >= MAX_OVERTAKEN:
@@ -90,7 +91,7 @@ class RequestQueue:
         return self._heap[0][-1] if self._heap else None
 
     def pop(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
-        """Takes the first sequence that fits; None if none does, or if an overtaken one has to come first."""
+        """Takes the first sequence that fits. Returns None if none fits, or if an overtaken one has to come first."""
         self._sort_in()
         oldest = self._oldest()
         if oldest is None:
@@ -106,7 +107,7 @@ class RequestQueue:
         return found
 
     def _search(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
-        """The first that fits, in the order of tiers and policy; it overtakes those that do not fit."""
+        """Takes the first sequence that fits, in the order of tiers and policy. It overtakes those before it."""
         passed: list[_Entry] = []
         found = None
         while self._heap and len(passed) < LOOK_AHEAD:
@@ -150,9 +151,9 @@ class RequestQueue:
         return sequence.number in self._members
 
     def _leave(self, sequence: Sequence) -> None:
-        if sequence.number is not None:  # None: it failed on its way in
+        if sequence.number is not None:  # None: adding the sequence failed
             self._members.discard(sequence.number)
-        if not self._members:  # an idle engine keeps no sequence that has left
+        if not self._members:  # an idle engine holds no finished sequences
             self._arrivals.clear()
             self._heap.clear()
             self._by_age.clear()

@@ -1,9 +1,9 @@
-"""Decode calls of few shapes, so that llama.cpp uses its last graph again. Pure Python.
+"""Gives decode calls few different shapes, so that llama.cpp reuses its last graph. Pure Python.
 
-llama.cpp builds the graph of a pass again unless the last one had the same sequences, as many tokens and output rows,
-and as many cells, rounded up to 256 (llama-graph.h, allow_reuse); CUDA then launches some thousand kernels one by one,
-and records them again. On a GPU, where a row costs a small part of a pass, rows are added instead: the sequences of a
-call are those of a window of slots, which stays as it is while sequences end and begin in it.
+llama.cpp builds a new graph for a pass unless the last one had the same sequences, as many tokens and output rows, and
+as many cells, rounded up to 256 (llama-graph.h, allow_reuse). CUDA then launches some thousand kernels one by one, and
+records them again. On a GPU a row costs a small part of a pass, so dummy rows are added instead: a call covers a window
+of slots, which stays the same while sequences end and begin in it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from llamabatch.scheduler.batch_builder import MAX_DUMMY_GAP, decode_spans
 from llamabatch.scheduler.output import Call, Limits
 from llamabatch.scheduler.step_costs import StepCosts
 
-# Dummy rows may make a step so much longer; a window that is there stays until they make it half as much longer again.
+# Dummy rows may make a step longer by the share PADDING. The present window may keep _TO_KEEP times as many dummy rows.
 PADDING = 0.05
 _TO_KEEP = 1.5
-_STEPS = (32, 16, 8, 4, 2, 1)  # the rungs are powers of two up to the first of these, and its multiples; or the next's
-_CELLS = 256  # llama.cpp rounds the cells that a pass attends to up to a multiple
+_STEPS = (32, 16, 8, 4, 2, 1)  # rungs: powers of two up to one of these, then its multiples
+_CELLS = 256  # llama.cpp rounds the cells that a pass attends to up to a multiple of this
 
 
 class RowLadder:
-    """Fills decode calls up with dummy rows, in slots that no decoding sequence holds, to a rung of a ladder.
+    """Fills decode calls up to a rung of a ladder, with dummy rows in slots that no decoding sequence holds.
 
-    A dummy row stands behind the cells of its slot, if it has any, which stay. One that would widen the attention of
-    all is not added.
+    A dummy row stands behind the cells of its slot, if it has any, and does not change them. A dummy row that would
+    widen the attention of all rows is not added.
     """
 
     def __init__(self, limits: Limits, costs: StepCosts) -> None:
@@ -38,11 +38,11 @@ class RowLadder:
         self._window = range(0)
 
     def call(self, sequences: abc.Sequence[Sequence], held: abc.Mapping[int, int], n_slots: int) -> Call | None:
-        """A call with a row for each sequence, and dummy rows; None where no window of slots can be filled up.
+        """Returns a call with a row for each sequence, and dummy rows; None if no window of slots can be filled.
 
         Args:
-            held: slot -> tokens that it holds, for slots of other sequences and those that cache a prefix.
-            n_slots: of the context.
+            held: slot -> tokens in the slot, for slots of other sequences and slots that cache a prefix.
+            n_slots: slots of the context.
         """
         spans = decode_spans(sequences)
         own = {span.slot for span in spans}
@@ -61,25 +61,26 @@ class RowLadder:
         return None
 
     def fills(self, sequences: abc.Sequence[Sequence]) -> bool:
-        """True if the holes between the slots of these sequences are cheaper as dummy rows than closed by moves."""
+        """True if dummy rows in the holes between the slots of these sequences are cheaper than moves."""
         slots = [s.slot for s in sequences if s.slot is not None]
         return not slots or max(slots) - min(slots) + 1 - len(slots) <= self._padding(len(slots))
 
     def _padding(self, n_rows: int) -> int:
-        """Dummy rows that a call of so many rows may have to come to a rung."""
+        """Returns how many dummy rows a call of `n_rows` rows may have."""
         if self._limits.row_ladder == "on":
             return self._limits.n_slots
         return self._costs.rows_in(PADDING, n_rows, default=0)
 
     def _windows(self, low: int, high: int, n_rows: int, n_slots: int) -> Iterator[range]:
-        """Windows of slots that hold all from `low` to `high`, the best first."""
+        """Yields windows of slots that hold all from `low` to `high`, the best first."""
         padding, last = self._padding(n_rows), self._window
         most = min(self._limits.n_ubatch, self._limits.n_batch, self._limits.n_outputs)
         if low in last and high in last and last.stop <= n_slots and len(last) - n_rows <= _TO_KEEP * padding:
             yield last
-        if low == high:  # alone: its row costs a pass, and needs no company
+        if low == high:  # a single row costs a whole pass with or without dummy rows
             yield range(low, low + 1)
-        holes = max(padding, self._costs.pass_in_rows(MAX_DUMMY_GAP))  # a call that is cut costs a pass
+        # the dummy rows in holes may cost as much as the second pass of a cut call
+        holes = max(padding, self._costs.pass_in_rows(MAX_DUMMY_GAP))
         for first in (0, low):
             for step in _STEPS:
                 n = min(_rung(high + 1 - first, step), n_slots)
@@ -89,5 +90,5 @@ class RowLadder:
 
 
 def _rung(n_rows: int, step: int) -> int:
-    """The least rung that holds so many rows."""
+    """Returns the smallest rung that holds `n_rows` rows."""
     return 1 << (n_rows - 1).bit_length() if n_rows <= step else -(-n_rows // step) * step

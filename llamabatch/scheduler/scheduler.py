@@ -50,7 +50,7 @@ from llamabatch.scheduler.step_costs import StepCosts
 
 logger = logging.getLogger(__name__)
 
-# Compared with for each row: to look a member up in its enum takes 0.1 us before Python 3.12.
+# Each row is compared with these: looking a member up in its enum takes 0.1 us before Python 3.12.
 _OK = DecodeStatus.OK
 _NO_ROOM = DecodeStatus.NO_ROOM
 _NOT_YET = DecodeStatus.NOT_YET
@@ -65,9 +65,9 @@ class Scheduler:
     Args:
         preempt: a waiting request of better priority may take the slot of a running one. Without it, only background
             sequences lose their slots.
-        max_wait_s: seconds that the first request waits for company when nothing runs; see `wait_s`.
+        max_wait_s: seconds that the first request waits for more requests when nothing runs; see `wait_s`.
         on_admit: is called with each sequence that gets a slot.
-        disk: holds prefixes beyond main memory; None: nothing does.
+        disk: holds prefixes beyond main memory; None: no disk does.
     """
 
     def __init__(
@@ -100,17 +100,17 @@ class Scheduler:
         self._waiting = RequestQueue(policy.key, policy.by_family and limits.can_share)
         self._ladder = RowLadder(limits, self.costs)
         self._background_pacer = BackgroundPacer(limits)
-        self._turn = BackgroundTurn.NONE  # of the step under way
+        self._turn = BackgroundTurn.NONE  # the turn in the current step
         self._spec_decoder = spec_decoder
         self._sequences: dict[str, Sequence] = {}  # in flight, by request id
-        self._shifting: set[Sequence] = set()  # in flight, and may outgrow their slot
+        self._shifting: set[Sequence] = set()  # sequences in flight that may outgrow their slot
         self._n_background = 0  # background sequences in flight
-        self._is_full = False  # the KV cache had no room for all that run
+        self._is_full = False  # the KV cache had no room for all running sequences
         self._clock = clock
         self._preempts = preempt
         self._max_wait_s = max_wait_s
         self._on_admit = on_admit
-        self._first_s = 0.0  # when the first request came after nothing was left to do
+        self._first_s = 0.0  # when the first request came to an idle scheduler
         self._step_s = 0.0  # when the last step began
         self._delays_token = False  # the last step decoded, and a caller waited for its next token
         self._step = 0
@@ -132,14 +132,14 @@ class Scheduler:
         return request_id in self._sequences
 
     def add(self, sequence: Sequence) -> None:
-        """Takes a sequence in; if that raises, nothing of it stays."""
+        """Adds a sequence. If that raises, nothing of the sequence stays."""
         request_id = sequence.request.request_id
         if request_id in self._sequences:
             raise InputError(f"request id {request_id!r} is already in flight")
         if not self._sequences:
             self._first_s = self._clock()
         with contextlib.ExitStack() as undo:
-            undo.callback(sequence.fail, "it could not be taken in")  # finished: queues pass it over
+            undo.callback(sequence.fail, "it could not be queued")  # a finished sequence is skipped by the queues
             undo.callback(self._waiting.forget, sequence)
             undo.callback(self._shifting.discard, sequence)
             self.adapters.add(sequence.request)
@@ -153,7 +153,7 @@ class Scheduler:
         self._n_background += sequence.background
 
     def wait_s(self) -> float | None:
-        """Seconds that a step may wait for company; 0 if requests run or enough wait, None if there are none."""
+        """Returns the seconds to wait for more requests: 0 if requests run or enough wait, None without requests."""
         if not self._sequences:
             return None
         if not self._max_wait_s or self.running or len(self._waiting) >= self.most_slots:
@@ -162,7 +162,7 @@ class Scheduler:
         return max(0.0, until - self._clock())
 
     def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
-        """Ends a request now, with finish_reason "error" if an error is given; None if it is not in flight."""
+        """Ends a request now, with finish_reason "error" if an error is given. Returns None for an unknown request."""
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return None
@@ -170,14 +170,14 @@ class Scheduler:
             self._waiting.forget(sequence)
         try:
             text = sequence.abort(error)
-        except Exception as failure:  # of its held-back text; it ends all the same
+        except Exception as failure:  # releasing the held-back text failed; the request still ends
             text = ""
             sequence.fail(describe(failure))
         return self._retire(sequence, (), text)
 
     def wanted_slots(self) -> int | None:
-        """Slots that the context should grow to, None if it has enough: all at once, so that it grows once in an
-        engine's life."""
+        """Returns the number of slots that the context should grow to, or None if it has enough. All slots are added at
+        once, so that the context grows once in an engine's life."""
         needed = min(len(self.running) + len(self._waiting), self.most_slots)
         if needed <= self.slots.n_slots or not self.policy.admits(len(self.running), 1):
             return None
@@ -185,16 +185,15 @@ class Scheduler:
 
     @property
     def held_slots(self) -> list[int]:
-        """Slots with cells of use, rising: those of running sequences, cached ones, and those of sequences that have
-        just ended and are still to be copied."""
+        """The slots with cells that are in use, rising: slots of running sequences, cached slots, and slots of
+        sequences that have just ended and are still to be copied."""
         return sorted(self._computed_slots() | self._kv_cache.cached.keys() | self.prefix_cache.source_slots())
 
     def grow(self, n_slots: int, carried: abc.Set[int]) -> None:
-        """A context of `n_slots` slots has taken the place of the old one; no more slots than before mean that there is
-        no memory for more.
+        """Adapts to a new context of `n_slots` slots. If these are no more than before, there is no memory for more.
 
         Args:
-            carried: slots with the cells that they had. If one of held_slots is missing, all is computed again.
+            carried: slots whose cells the context has taken over. If one of held_slots is missing, all is recomputed.
         """
         if n_slots <= self.slots.n_slots:
             self.most_slots = n_slots
@@ -204,11 +203,11 @@ class Scheduler:
                 self._preempt(sequence, is_lost=True)
             carried = frozenset()
         self._kv_cache.grow(n_slots, carried)
-        if not self.prefix_cache.cuts_anywhere:  # a state beside cells fits contexts of as many slots alone
+        if not self.prefix_cache.cuts_anywhere:  # such a state fits only a context with as many slots
             self.prefix_cache.drop_checkpoints(lambda key: True)
 
     def cached_slot(self, token_ids: abc.Sequence[int]) -> int | None:
-        """The slot where a finished request has left the cells of exactly these tokens under the plain key."""
+        """Returns the slot with a finished request's cells of exactly these tokens under the plain key, or None."""
         return self._kv_cache.slot_of(token_ids)
 
     def load_prefix(self, path: str, token_ids: abc.Sequence[int], state: bytes) -> None:
@@ -228,11 +227,11 @@ class Scheduler:
         return self.adapters.uses(name)
 
     def forget_adapter(self, name: str) -> None:
-        """Evicts cached cells of an adapter that is about to be unloaded: another may take its name."""
+        """Evicts cached cells of an adapter that is about to be unloaded, because another adapter may take its name."""
         self.prefix_cache.drop(lambda key: any(name == used for used, _ in key.adapters))
 
     def stats(self) -> dict[str, Any]:
-        """Fields of EngineStats. May be called from any thread, also between two parts of a step."""
+        """Returns fields of EngineStats. May be called from any thread, also between two parts of a step."""
         return {
             "running": len(self.running),
             "waiting": len(self._waiting),
@@ -247,14 +246,14 @@ class Scheduler:
 
     @property
     def steps(self) -> int:
-        """Steps so far."""
+        """The number of steps so far."""
         return self._step
 
     def slot_states(self, ids: Callable[[str], tuple[str, int]]) -> tuple[SlotState, ...]:
-        """The slots as they are now, by id. May be called from any thread, also between two parts of a step.
+        """Returns the slots as they are now, by id. May be called from any thread, also between two parts of a step.
 
         Args:
-            ids: the id of a request and the number of its continuation, from the id of a sequence.
+            ids: returns the id of a request and the number of its continuation for the id of a sequence.
         """
         now, states = self._clock(), {}
         for sequence in list(self.running):
@@ -269,7 +268,7 @@ class Scheduler:
         return tuple(states.get(state.id, state) for state in free)
 
     def waiting_states(self, count: int, ids: Callable[[str], tuple[str, int]]) -> tuple[WaitingState, ...]:
-        """At most `count` of the waiting sequences, in the order of the queue; otherwise as slot_states."""
+        """Returns at most `count` waiting sequences, in the order of the queue; otherwise as slot_states."""
         now, reason = self._clock(), "step"
         if self._is_full:
             reason = "cells"
@@ -299,10 +298,10 @@ class Scheduler:
         return SchedulerOutput(copies, cuts, tuple(calls), shifts, restores, self.prefix_cache.pop_saves(), share)
 
     def _admit(self) -> tuple[Restore, ...]:
-        """Gives slots to waiting sequences, and shared prefixes to all that wait for them."""
+        """Gives slots to waiting sequences, and prefixes to all that wait for them. Returns this step's restores."""
         self.prefix_cache.save_reached(self.running)
         restores = self.prefix_cache.restores(self.running)
-        # before the first admission: a source that has just finished still holds its slot's cells
+        # copied before the first admission, while a source that has just finished still holds its slot's cells
         self.prefix_cache.copy_ready(self.running)
         self._admit_waiting()
         self.prefix_cache.copy_ready(self.running)
@@ -324,15 +323,15 @@ class Scheduler:
         return Selection(runnable, first_tier, turn, rotates_adapters, packs_rows)
 
     def _sharing(self, runnable: abc.Sequence[Sequence]) -> list[Sequence]:
-        """Background sequences that compute in the pass of these foreground ones."""
+        """Returns the background sequences that compute in the same pass as these foreground ones."""
         behind = [s for s in self.running if s.background and not self.prefix_cache.waits(s)]
         if runnable:
             behind = [s for s in behind if s.request.adapters == runnable[0].request.adapters]
         return self._background_pacer.sharing(behind)
 
     def _decode_calls(self, selection: Selection) -> list[Call]:
-        """Calls with one row for each decoding sequence, or with guesses behind it."""
-        # they come before prefill calls: slots that are still empty can then take a dummy row
+        """Returns calls with one row for each decoding sequence, or with guesses behind each row."""
+        # decode calls come before prefill calls, so that slots that are still empty can take a dummy row
         if self._ladder.is_on and self._spec_decoder is None and selection.decoding:
             call = self._ladder.call(selection.decoding, self._held_cells(selection.decoding), self.slots.n_slots)
             if call is not None:
@@ -346,7 +345,7 @@ class Scheduler:
         return self._spec_decoder.calls(selection.decoding, occupied)
 
     def _prefill_calls(self, selection: Selection) -> list[Call]:
-        """Calls with chunks of prompts: of the selection's, and of background sequences in their turn."""
+        """Returns calls with chunks of prompts: the selected ones, and background prompts in their turn."""
         # a policy may select one sequence at a time: a step without decoding sequences delays no token
         self._delays_token = selection.token_is_awaited and bool(selection.decoding)
         prompts, budget = self._prefill_pacer.choose(
@@ -363,7 +362,7 @@ class Scheduler:
             budget = min(budget, self.limits.prefill_budget)
         ends_soon = bool(prompts) and prompts[0].num_pending <= self.limits.n_ubatch
         if self.limits.packs_any and (selection.decoding or (selection.packs_rows and ends_soon)):
-            # one pass a step, so that rows share passes with prompts, those of prompts that end in this step, too
+            # one pass a step, so that rows share a pass with prompts, also the rows of prompts that end in this step
             budget = min(budget, max(LEAST_CHUNK, self.limits.n_ubatch - len(selection.decoding)))
         stops = self.prefix_cache.stops(self.running)
         calls = prefill_calls(prompts, budget, self.limits, stops)
@@ -376,7 +375,7 @@ class Scheduler:
 
     def _admit_waiting(self) -> None:
         if self._is_full and self.running:
-            return  # a preempted sequence would meet the same lack of room: another has to finish first
+            return  # a preempted sequence would find no room again until another one has finished
         for _ in range(self.policy.admits(len(self.running), self.slots.n_free)):
             if not self._admit_next():
                 break
@@ -385,7 +384,7 @@ class Scheduler:
             assert admitted
 
     def _preempt_for_next(self) -> bool:
-        """Preempts sequences for the next waiting one, if it may take their slots and can then be admitted."""
+        """Preempts sequences for the next waiting one, if that lets it in. Returns True if any was preempted."""
         first = self._waiting.first()
         if first is None or not self.policy.admits(len(self.running) - 1, 1):
             return False
@@ -396,19 +395,19 @@ class Scheduler:
         return bool(leaving)
 
     def _has_cells_for(self, sequence: Sequence) -> bool:
-        """True if the KV cache has room for all that the running sequences and this one can come to use.
+        """True if the KV cache has room for all cells that the running sequences and this one may use.
 
-        A slot of a split cache always has: its n_ctx cells bound the request.
+        A split cache always has room: the n_ctx cells of a slot bound the request.
         """
         return self.limits.n_cells is None or sequence.most_cells <= self.limits.n_cells - self._claimed_cells
 
     @property
     def _claimed_cells(self) -> int:
-        """Cells that the running sequences can come to use."""
+        """The cells that the running sequences may use."""
         return sum(s.most_cells for s in self.running)
 
     def _admit_next(self) -> bool:
-        """Gives a slot to a waiting sequence; false: the KV cache has room for none of them."""
+        """Gives a slot to a waiting sequence. Returns False if the KV cache has room for none of them."""
         sequence = self._waiting.pop(self._has_cells_for)
         if sequence is None:
             return False
@@ -423,18 +422,19 @@ class Scheduler:
         self.running.append(sequence)
         if self._on_admit is not None:
             self._on_admit(sequence)
-        if self.limits.n_cells is not None:  # cached cells give way to all that running sequences can come to use
+        if self.limits.n_cells is not None:  # cached cells give way to all cells that running sequences may use
             self._kv_cache.evict_to(self.limits.n_cells - self._claimed_cells)
         return True
 
     def _close_holes(self) -> None:
-        """Moves sequences into holes that no waiting one will fill, so that a step needs no dummy rows."""
+        """Moves sequences into holes that no waiting sequence will fill, so that a step needs no dummy rows."""
         if self._waiting or self.limits.packs_any or not self.limits.can_share:
             return
         first_tier = foreground(self.running) if self._n_background else self.running
         behind = [s for s in self.running if s.background] if len(first_tier) < len(self.running) else []
-        min_steps = 2 * self.costs.copy_in_rows(MIN_STEPS_TO_MOVE // 2)  # a move saves a dummy row in each
-        for sequences, up in ((first_tier, False), (behind, True)):  # one after the other: both may want one hole
+        min_steps = 2 * self.costs.copy_in_rows(MIN_STEPS_TO_MOVE // 2)  # a move saves a dummy row in each step
+        # one tier after the other, because both may want the same hole
+        for sequences, up in ((first_tier, False), (behind, True)):
             if not sequences or (self._ladder.is_on and self._ladder.fills(sequences)):
                 continue
             for sequence, new in moves(sequences, self.slots.free, up=up, min_steps=min_steps):
@@ -445,16 +445,16 @@ class Scheduler:
                 self._kv_cache.vacate(old)
 
     def _shift_full_slots(self) -> tuple[Shift, ...]:
-        """Full slots forget a part of their cells, each at the same token whatever its company."""
+        """Shifts full slots, which forget some cells, each at the same token whatever runs beside it."""
         full = [s for s in self._shifting if s.slot is not None and s.num_room == 0]
         return tuple(Shift(s.slot, *s.shift()) for s in full if s.slot is not None)
 
     def _computed_slots(self) -> set[int]:
-        """Slots of running sequences that hold cells."""
+        """Returns the slots of running sequences that hold cells."""
         return {s.slot for s in self.running if s.num_computed and s.slot is not None}
 
     def _held_cells(self, decoding: abc.Sequence[Sequence]) -> dict[int, int]:
-        """Tokens in the slots of sequences that do not decode in this step, and in those that cache a prefix."""
+        """Returns slot -> tokens, for slots that do not decode in this step and slots that cache a prefix."""
         held = {slot: cached.count for slot, cached in self._kv_cache.cached.items()}
         if len(decoding) < len(self.running):
             held.update((s.slot, s.num_cells) for s in self.running if s.slot is not None)
@@ -495,7 +495,7 @@ class Scheduler:
         return outputs
 
     def _recompute_unfilled(self, batch: SchedulerOutput) -> None:
-        """Drops the checkpoints that llama.cpp did not take. Sequences in slots without their cells wait again, to be
+        """Drops the checkpoints that llama.cpp refused. Sequences whose slots lack their cells wait again, and are
         computed from the beginning."""
         unfilled: set[int] = set()
         for restore in batch.restores:
@@ -507,11 +507,11 @@ class Scheduler:
         for slot in unfilled & self._kv_cache.cached.keys():
             self._kv_cache.evict(slot, is_lost=True)
         for sequence in [sequence for sequence in self.running if sequence.slot in unfilled]:
-            sequence.begin_at(0)  # nothing of it was cached
+            sequence.begin_at(0)  # none of its tokens counts as cached
             self._preempt(sequence, is_lost=True)
 
     def _observe(self, spans: list[ScheduledSpan], seconds: float) -> None:
-        """Takes in how long a step took, by what it computed: of the foreground, and of background beside it."""
+        """Records how long a step took, by what it computed: foreground tokens, and background tokens beside them."""
         turn, n_background = self._turn, 0
         if turn is not BackgroundTurn.NONE:
             n_background = sum(span.length for span in spans if span.sequence.background)
@@ -524,9 +524,9 @@ class Scheduler:
             self._background_pacer.observe(seconds, n_rows, n_background)
 
     def _make_room(self, results: abc.Sequence[SpanOutput]) -> bool:
-        """Frees cells if a span found none: cached ones, or those of a victim.
+        """Frees cells if a span found none: cached cells first, else the cells of a victim.
 
-        Returns True if a retry can succeed. False: the sequence that found no room had every cell to itself.
+        Returns True if a retry can succeed, and False if the sequence without room had every cell to itself.
         """
         alone = len(self.running) == 1
         if not [result for result in results if result.status is _NO_ROOM]:
@@ -541,19 +541,19 @@ class Scheduler:
         return True
 
     def _apply(self, span: ScheduledSpan, result: SpanOutput, now: float, retries: bool) -> SequenceOutput | None:
-        """Applies one result; None if there is nothing to emit.
+        """Applies one result. Returns None if there is nothing to emit.
 
         Args:
-            retries: a span without room is tried again in the next step; else its sequence fails.
+            retries: a span without room is tried again in the next step; otherwise its sequence fails.
         """
         sequence, start, status = span.sequence, span.start, result.status
         sequence.last_step = self._step
         if sequence.slot is None or status is _NOT_YET or (status is _NO_ROOM and retries):
             return None
         if sequence.num_computed - sequence.num_discarded != start or sequence.finish_reason is not None:
-            return None  # the piece before this one of the same prompt failed
+            return None  # an earlier piece of the same prompt failed
         if status is not _OK:
-            sequence.fail(result.error or "there is no room for it in the KV cache, even alone")
+            sequence.fail(result.error or "the KV cache is too small for this request, even alone")
             return self._retire(sequence, (), "")
         sequence.num_computed = start + span.length + span.shift
         record = sequence.logprobs
@@ -590,9 +590,9 @@ class Scheduler:
         return output
 
     def _failed(self, sequence: Sequence, error: Exception) -> SequenceOutput:
-        """Ends a sequence whose result could not be applied; the others go on."""
+        """Ends a sequence whose result could not be applied. Other sequences continue."""
         if sequence.request.request_id not in self._sequences or sequence not in self.running:
-            raise error  # while it left: slots and queues may be wrong
+            raise error  # it failed while it was being removed: slots and queues may be wrong
         logger.warning("the result of a step could not be applied to a request", exc_info=error)
         sequence.fail(describe(error))
         return self._retire(sequence, (), "")
@@ -600,7 +600,7 @@ class Scheduler:
     def _retire(
         self, sequence: Sequence, token_ids: tuple[int, ...], text: str, logprobs: SampleLogprobs = None
     ) -> SequenceOutput:
-        """Takes a finished sequence out; its last output."""
+        """Removes a finished sequence, and returns its last output."""
         request_id = sequence.request.request_id
         del self._sequences[request_id]
         self._n_background -= sequence.background
@@ -618,10 +618,10 @@ class Scheduler:
         return SequenceOutput(request_id, token_ids, text, _output_of(sequence), logprobs=logprobs)
 
     def _preempt(self, sequence: Sequence, *, is_lost: bool = False) -> None:
-        """Takes the slot of a running sequence, which waits again.
+        """Takes the slot of a running sequence, and lets the sequence wait again.
 
         Args:
-            is_lost: the slot does not hold its cells any more.
+            is_lost: the slot does not hold the sequence's cells any more.
         """
         assert sequence.slot is not None
         self.running.remove(sequence)
@@ -644,5 +644,5 @@ class Scheduler:
 def _output_of(sequence: Sequence) -> RequestOutput:
     try:
         return sequence.output()
-    except Exception as error:  # of its text or logprobs; the rest of its output is lost with them
+    except Exception as error:  # its text or logprobs failed; the rest of its output is lost as well
         return RequestOutput.failed(sequence.request, sequence.error or describe(error))

@@ -13,16 +13,16 @@ class SlotState:
 
     Attributes:
         id: its number, 0 .. n_slots - 1; llama.cpp's seq id.
-        request_id: id of the request; None: the slot is free, and all below but `n_cells` is empty.
+        request_id: id of the request; None: the slot is free, and all fields below except `n_cells` are empty.
         index: number of the continuation among those of its request.
         number: order of arrival at the engine.
         background, priority: as in SamplingParams.
-        n_prompt: tokens of the prompt. n_prompt_done: those of them that are computed or copied.
-        n_cached: those of them that were copied when the continuation first began.
-        n_output: tokens of the output so far. max_output: their upper bound.
-        n_cells: cells in use; of a free slot those that a finished request has left for others to begin with.
-        prefix: continuations with an equal number began with cells of one another; its own number where it has copied
-            none.
+        n_prompt: tokens of the prompt. n_prompt_done: the prompt tokens that are computed or copied.
+        n_cached: the prompt tokens that were copied when the continuation first began.
+        n_output: tokens of the output so far. max_output: the most output tokens there can be.
+        n_cells: cells in use; in a free slot, the cells that a finished request has left for other requests.
+        prefix: continuations that copied cells from one another share this number; a continuation without copies has
+            its own.
         waits_for: the slot that computes the prefix which this one will copy; None: it waits for none.
         adapters: names of its adapters.
         age_s: seconds since the request arrived. running_s: since it first had a slot.
@@ -61,8 +61,8 @@ class WaitingState:
     """One continuation that waits for a slot.
 
     Attributes:
-        request_id, index, background, priority, n_prompt, n_output, age_s: as in SlotState; one with output was
-            preempted, or goes on after a crash.
+        request_id, index, background, priority, n_prompt, n_output, age_s: as in SlotState. A continuation with output
+            was preempted, or continues after a crash.
         reason: "slot": all slots are taken; "cells": the KV cache has no room for it; "grammar": its grammar is being
             compiled; "company": the engine waits max_wait_ms for more requests; "step": the next step admits it.
     """
@@ -80,7 +80,7 @@ class WaitingState:
 def slot_state(
     slot: int, sequence: Sequence, prefix: int, waits_for: int | None, now: float, ids: tuple[str, int]
 ) -> SlotState:
-    """The state of a slot that a running sequence has.
+    """Returns the state of a slot that a running sequence has.
 
     Args:
         ids: id of the request, and number of the continuation.
@@ -108,7 +108,7 @@ def slot_state(
 
 
 def waiting_state(sequence: Sequence, reason: str, now: float, ids: tuple[str, int]) -> WaitingState:
-    """The state of a sequence that waits."""
+    """Returns the state of a sequence that waits."""
     request = sequence.request
     return WaitingState(
         request_id=ids[0],

@@ -1,8 +1,8 @@
-"""Speculative decoding: guesses of each step's next tokens, as many as pay. Pure Python.
+"""Speculative decoding: guesses each step's next tokens where that pays. Pure Python.
 
-A step that checks n guesses behind each row computes 1 + n rows a sequence and brings 1 to 1 + n tokens. The time of a
-step of so many rows, and the share of accepted guesses, are measured while it runs: one more row costs next to nothing
-on one machine and a full row on the next (step time against rows is a staircase), so that no rule would do.
+A step that checks n guesses behind each row computes 1 + n rows a sequence, and yields 1 to 1 + n tokens. The times of
+steps by their rows, and the share of accepted guesses, are measured while the engine runs. A fixed rule would not do:
+one more row costs next to nothing on one machine and a full row on another (step time against rows is a staircase).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from llamabatch.scheduler.batch_builder import decode_calls, verify_call
 from llamabatch.scheduler.output import Call, Limits, SchedulerOutput, SpanOutput
 from llamabatch.scheduler.step_costs import StepTimes
 
-# Drafts must promise so many times the tokens a second of a plain step: estimates are noisy.
+# Drafts must promise this many times the tokens a second of a plain step, because estimates are noisy.
 LEAST_GAIN = 1.05
-# After so many plain steps, drafts are tried once more: texts change.
+# After this many plain steps, drafts are tried once more, because texts change.
 STEPS_TO_RETRY = 128
-# After so many plain steps in a row, only every fourth looks for guesses: looking takes 5 us a row.
+# After this many plain steps in a row, only every fourth step looks for guesses: looking takes 5 us a row.
 STEPS_TO_REST = 16
 # Weight of the engine's rate of acceptance, in guesses, for a sequence that has few of its own.
 _PRIOR_WEIGHT = 4.0
@@ -32,16 +32,16 @@ _FADE = 0.95  # factor of old observations at each new one, so that the rate fol
 
 
 class Proposer(Protocol):
-    """Guesses tokens.
+    """A source of guessed tokens.
 
     Attributes:
-        is_free: it computes nothing worth counting, and may find nothing.
+        is_free: guessing takes next to no time, and may find nothing.
     """
 
     is_free: bool
 
     def propose(self, sequences: abc.Sequence[Sequence], n: int) -> list[list[int]]:
-        """Up to n guessed tokens to follow each sequence's last one."""
+        """Returns up to n guessed tokens that follow each sequence's last token."""
 
     def close(self) -> None:
         """Frees its resources."""
@@ -53,7 +53,7 @@ class SpeculationCounts:
 
     Attributes:
         verify_calls: calls with guesses in them.
-        drafted_tokens, accepted_tokens: guesses computed; guesses that the sampler drew, too.
+        drafted_tokens, accepted_tokens: guesses that were computed; guesses that the sampler also drew.
         speculating: 1 if drafts pay by the latest measurements, else 0.
     """
 
@@ -68,10 +68,10 @@ class SpecDecoder:
 
     Args:
         proposer: source of the guesses.
-        n_draft: guesses a sequence in a step at most.
+        n_draft: the most guesses for a sequence in a step.
         n_ctx: tokens that one sequence may hold.
         always: guess even if it does not pay.
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class SpecDecoder:
         self._always = always
         self._clock = clock
         self._draft_states: WeakKeyDictionary[Sequence, DraftState] = WeakKeyDictionary()
-        self._acceptance = Acceptance(14, 20)  # hopeful, so that it is tried
+        self._acceptance = Acceptance(14, 20)  # optimistic at first, so that drafts are tried
         self._step_times = StepTimes()
-        self._draft_times = StepTimes()  # of one guess for each of so many rows
+        self._draft_times = StepTimes()  # seconds of one guess for each row, by number of rows
         self._steps_without = 0
         self._began = self._drafting = 0.0
 
@@ -101,7 +101,7 @@ class SpecDecoder:
         self._proposer.close()
 
     def calls(self, decoding: abc.Sequence[Sequence], occupied: abc.Set[int]) -> list[Call]:
-        """The calls of batch_builder.decode_calls, or one that checks guesses as well."""
+        """Returns the calls of batch_builder.decode_calls, or one call that also checks guesses."""
         self._began, self._drafting = self._clock(), 0.0
         most = self._room_for_guesses(decoding)
         drafts = self._drafts(decoding, most) if most > 0 else []
@@ -110,7 +110,7 @@ class SpecDecoder:
         return [verify_call(decoding, drafts, max(map(len, drafts)), occupied, self._limits)]
 
     def _room_for_guesses(self, decoding: abc.Sequence[Sequence]) -> int:
-        """Guesses behind each row that one pass of one call has room for."""
+        """Returns how many guesses behind each row fit into one pass of one call."""
         if not decoding:
             return 0
         limits, width = self._limits, len(decoding)
@@ -122,7 +122,7 @@ class SpecDecoder:
         return min(room, limits.n_ubatch // width - 1, limits.n_outputs // len(decoding) - 1)
 
     def _drafts(self, decoding: abc.Sequence[Sequence], most: int) -> list[list[int]]:
-        """Guesses for each row; some, or all, may have none."""
+        """Returns the guesses for each row. Some rows, or all, may have none."""
         states = [self._state_of(s) for s in decoding]
         # a guess in the last place that the text can have would never be checked
         pairs = zip(decoding, states, strict=True)
@@ -156,7 +156,7 @@ class SpecDecoder:
         ]
 
     def _best_length(self, states: list[DraftState], lengths: list[int], costs: bool) -> int:
-        """Number of guesses a row that brings the most tokens a second; 0 if a plain step does."""
+        """Returns the number of guesses a row that brings the most tokens a second; 0 if a plain step does."""
         longest = max(lengths)
         if self._always or not longest:
             self.counts.speculating = int(self._always)
@@ -170,7 +170,7 @@ class SpecDecoder:
         fallback, fallback_tps = 1, 0.0
         for n in _candidates(longest):
             guesses = sum(min(n, length) for length in lengths) if self._limits.packs_any else n * rows
-            # no less than with fewer rows: samples of a rare shape may be of a quieter time
+            # more rows never count as faster: samples of a rare shape may come from a quieter time
             seconds = max(self._step_times.seconds(rows + guesses) or plain, plain)
             if costs:
                 seconds += n * (self._draft_times.seconds(rows) or 0.0)
@@ -216,7 +216,7 @@ class SpecDecoder:
 
 
 class Acceptance:
-    """Share of accepted guesses, each counted only if all before it were accepted; old ones fade."""
+    """The share of accepted guesses. A guess counts only if all guesses before it were accepted. Old guesses fade."""
 
     def __init__(self, accepted: float = 0.0, tried: float = 0.0) -> None:
         self._accepted = accepted
@@ -233,13 +233,13 @@ class Acceptance:
 def can_draft(params: SamplingParams) -> bool:
     """True if several tokens of a request can be sampled in one step.
 
-    A sampler that learns from each token that it draws cannot; its request runs beside the others without drafts.
+    A sampler that learns from each drawn token cannot do that. Its request runs beside other requests, without drafts.
     """
     return not (
         params.mirostat
         or params.overflow == "shift"  # guesses must not cross the end of its slot
         or params.logits_processors
-        or params.post_sampling_probs  # those of a guess that was wrong would be drawn in vain
+        or params.post_sampling_probs  # the probabilities of wrong guesses would be computed in vain
         or params.dry_multiplier
         or params.structured_outputs is not None
     )
@@ -256,7 +256,7 @@ class DraftState:
 
 
 def _cut_at_end(sequence: Sequence, draft: list[int]) -> list[int]:
-    """The draft up to the first token that would end the text."""
+    """Cuts a draft behind the first token that would end the text."""
     for place, token_id in enumerate(draft, 1):
         if sequence.ends_at(token_id):
             return draft[:place]
@@ -264,10 +264,10 @@ def _cut_at_end(sequence: Sequence, draft: list[int]) -> list[int]:
 
 
 def _candidates(longest: int) -> list[int]:
-    """Lengths to choose from: powers of two, and the longest."""
+    """Returns the draft lengths to choose from: powers of two, and the longest."""
     return [*(1 << i for i in range((longest - 1).bit_length())), longest]
 
 
 def _expected(rate: float, n: int) -> float:
-    """Expected number of accepted guesses of n, if each is accepted at this rate once those before it are."""
+    """Returns how many of n guesses are expected to be accepted, at this rate for each guess after an accepted one."""
     return n if rate >= 1 else rate * (1 - rate**n) / (1 - rate)

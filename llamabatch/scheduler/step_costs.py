@@ -1,8 +1,8 @@
-"""Measured costs of a step: of a pass over the weights, of a row in it, of the copy of a slot. Pure Python.
+"""Measures the costs of a step: of a pass over the weights, of a row in it, of the copy of a slot. Pure Python.
 
-The scheduler's constants that weigh these costs were measured on a CPU, where a row costs a tenth of a pass. On a GPU
-it may cost a 250th, so that there the costs are measured while the engine runs; until they are known, and on CPUs, the
-constants hold.
+The scheduler's constants that weigh these costs were measured on a CPU, where a row costs a tenth of a pass. On a GPU a
+row may cost a 250th of a pass, so the costs are measured there while the engine runs. The constants hold until the
+costs are known, and always on CPUs.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from collections import deque
 
 from llamabatch.scheduler.output import Limits, SchedulerOutput
 
-# Time of a step: the least of its last samples. The first of a shape builds its graph, others wait for neighbours.
+# The time of a step is the least of its last samples: the first step of a shape builds the graph, and other work on the
+# machine may delay others.
 _SAMPLES = 4
-# The cost of a row shows between steps whose rows differ so much, times: neighbours differ by noise.
+# The cost of a row is measured between steps whose rows differ by at least this factor: closer steps differ by noise.
 _LEAST_SPREAD = 1.25
-# A row never counts as cheaper than this part of a pass, whatever the measured times say: samples of few rows may be of
-# longer contexts than those of many.
+# A row never counts as cheaper than this part of a pass, whatever the measured times say: samples with few rows may
+# come from longer contexts than samples with many.
 _LEAST_ROW = 0.002
-_COPIES = 5  # measured copies whose median counts
+_COPIES = 5  # the median of this many measured copies counts
 
 
 class StepTimes:
-    """Seconds of a step by its rows, in stairs of half an octave of rows."""
+    """Measured seconds of a step by its number of rows, grouped in stairs of half an octave of rows."""
 
     def __init__(self) -> None:
         self._stairs: dict[int, tuple[int, deque[float]]] = {}  # stair -> rows of its last sample, seconds
@@ -34,9 +35,10 @@ class StepTimes:
         self._stairs[stair(rows)] = rows, samples
 
     def seconds(self, rows: int) -> float | None:
-        """Seconds of a step of so many rows, interpolated between measured stairs; None before the first measurement.
+        """Returns the seconds of a step with `rows` rows, interpolated between stairs; None without measurements.
 
-        Beyond them it is the nearest: more rows than were ever tried seem to cost nothing more, so that they are tried.
+        Outside the measured stairs the nearest counts: more rows than ever tried seem to cost nothing, so that they are
+        tried.
         """
         own = stair(rows)
         below = max((s for s in self._stairs if s <= own), default=None)
@@ -49,7 +51,7 @@ class StepTimes:
         return min(low) + share * (min(high) - min(low))
 
     def ends(self) -> tuple[tuple[int, float], tuple[int, float]] | None:
-        """Rows and seconds of the measured stairs with the fewest rows and with the most; None before there are any."""
+        """Returns rows and seconds of the measured stairs with the fewest and the most rows; None without any."""
         if not self._stairs:
             return None
         (low, fast), (high, slow) = self._stairs[min(self._stairs)], self._stairs[max(self._stairs)]
@@ -57,10 +59,10 @@ class StepTimes:
 
 
 class StepCosts:
-    """Costs of the steps of an engine, in the rows that cost as much.
+    """Costs of an engine's steps, expressed as the number of rows that cost as much.
 
     Args:
-        limits: on_device says if costs are measured; elsewhere each method returns its default.
+        limits: costs are measured if `on_device` is set; otherwise each method returns its default.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -69,7 +71,7 @@ class StepCosts:
         self._copies: deque[float] = deque(maxlen=_COPIES)  # seconds of a copy
 
     def observe(self, batch: SchedulerOutput, seconds: float) -> None:
-        """Takes the duration of a step in that was one call of decoding sequences."""
+        """Records the duration of a step, if the step was a single call of decoding sequences."""
         if not self._measures or len(batch.calls) != 1 or batch.restores or batch.shifts or batch.saves:
             return
         [call] = batch.calls
@@ -83,7 +85,7 @@ class StepCosts:
 
     @property
     def row_s(self) -> float | None:
-        """Seconds of a row; None: not measured."""
+        """The seconds of a row; None: not measured."""
         ends = self._times.ends()
         if ends is None or ends[1][0] < _LEAST_SPREAD * ends[0][0]:
             return None
@@ -91,7 +93,7 @@ class StepCosts:
         return max((slow - fast) / (high - low), _LEAST_ROW * fast)
 
     def pass_in_rows(self, default: int) -> int:
-        """Rows, or prompt tokens, that cost as much as a pass over the weights without any."""
+        """Returns how many rows, or prompt tokens, cost as much as a pass over the weights without any rows."""
         if not self._measures:
             return default
         ends, row_s = self._times.ends(), self.row_s
@@ -101,14 +103,14 @@ class StepCosts:
         return max(1, int((fast - low * row_s) / row_s))
 
     def copy_in_rows(self, default: int) -> int:
-        """Rows, or prompt tokens, that cost as much as the copy of a slot."""
+        """Returns how many rows, or prompt tokens, cost as much as copying a slot."""
         row_s = self.row_s if self._copies else None
         if row_s is None:
             return default
         return max(1, int(statistics.median(self._copies) / row_s))
 
     def rows_in(self, share: float, n_rows: int, default: int) -> int:
-        """Rows that make a step of `n_rows` longer by this share of its time."""
+        """Returns how many rows make a step of `n_rows` rows longer by this share of its time."""
         row_s, seconds = self.row_s, self._times.seconds(n_rows)
         if row_s is None or seconds is None:
             return default

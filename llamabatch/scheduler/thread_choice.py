@@ -1,25 +1,24 @@
-"""Threads of a step: all, or fewer while that is faster. Pure Python.
+"""Chooses the threads of a step: all, or fewer while fewer are faster. Pure Python.
 
-The threads of a pass meet some hundred times. Beside a process that wants a core one of them does not run for a while,
-and the others wait: fewer threads may then be faster. As with guesses (spec_decode.py), the times of steps decide,
-which are measured while the engine runs; one thread fewer or more is tried now and then, and sooner where steps have
-become slower.
+The threads of a pass meet some hundred times. If another process wants a core, one of the threads does not run for a
+while and the other threads wait for it, so fewer threads may be faster. The measured times of steps decide, as they do
+for guesses (spec_decode.py). One thread fewer or more is tried now and then, and sooner after steps have become slower.
 """
 
 from __future__ import annotations
 
 from llamabatch.scheduler.step_costs import stair
 
-# Fewer or more threads must promise so many times the speed: times are noisy.
+# Another number of threads must promise this many times the speed, because times are noisy.
 LEAST_GAIN = 1.05
-# Steps that became so many times as long are a reason to try fewer.
+# Steps that became this many times as long are a reason to try fewer threads.
 SLOWER = 1.25
-# A trial has so many steps, and takes so long: a process gets a core for some milliseconds at once.
+# A trial has at least this many steps and seconds: a process gets a core for some milliseconds at once.
 TRIAL_STEPS, TRIAL_S = 3, 0.03
-# Between two trials; the time doubles with each one that brings nothing.
+# The least steps and seconds between two trials. The wait doubles after each trial that brings nothing.
 LEAST_STEPS, LEAST_S = 16, 0.25
-MOST_S = 60.0
-MOST_BELOW_S = 10.0  # while not all threads compute: the other process may have ended
+MOST_S = 60.0  # the longest wait
+MOST_BELOW_S = 10.0  # the longest wait while fewer than all threads compute: the other process may have ended
 _AVERAGED_STEPS, _AVERAGED_S = 8, 0.1
 
 
@@ -28,16 +27,17 @@ class ThreadChoice:
 
     Args:
         most: threads that the engine may use.
-        tries: try fewer; otherwise all compute each step.
+        tries: try fewer threads; otherwise all compute each step.
     """
 
     def __init__(self, most: int, tries: bool = True) -> None:
         self.threads = most
         self._most = most
         self._tries = tries and most > 1
-        self._seconds: dict[int, float] = {}  # stair of rows -> average of its steps with this number of threads
+        # stair of rows -> average seconds of its steps with the current number of threads
+        self._seconds: dict[int, float] = {}
         self._usual: dict[int, float] = {}  # the same at the end of the last trial
-        self._steps, self._since_s = 0, 0.0  # since the last trial
+        self._steps, self._since_s = 0, 0.0  # steps and seconds since the last trial
         self._wait_s = LEAST_S
         self._before: int | None = None  # the number of threads before the trial under way
         self._trial: list[tuple[int, float]] = []

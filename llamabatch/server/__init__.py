@@ -17,16 +17,18 @@ __all__ = ["app"]
 
 
 def app(model: str | os.PathLike[str], **options: Any) -> Starlette:
-    """The server as an ASGI application. It loads the model in its lifespan, or, where no lifespan reaches it since it
-    is mounted in another application, at its first request; until then it answers 503.
+    """Returns the server as an ASGI application.
+
+    The model is loaded in the lifespan, or at the first request if the application is mounted in another one and gets
+    no lifespan. The application answers 503 until the model is loaded.
 
     Args:
         model: as for LLM.
-        **options: those of LLM, and those of ServerOptions. isolate is True unless it is given: the engine runs in a
-            child process, whose death ends no other request.
+        **options: options of LLM and of ServerOptions. isolate is True by default: the engine runs in a child process,
+            whose crash ends no other request.
 
     Raises:
-        ConfigError: an option is wrong, or unknown. SetupError: starlette is not installed.
+        ConfigError: an option is wrong or unknown. SetupError: starlette is not installed.
     """
     from llamabatch.server.application import app as made  # starlette is an extra
 

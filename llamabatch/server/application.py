@@ -1,4 +1,4 @@
-"""The ASGI application: its routes, its errors, its lifespan, and what every request passes."""
+"""The ASGI application: its routes, its errors, its lifespan, and the middlewares of every request."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ from llamabatch.server.vllm import rerank, status, tokenize
 
 _OWN = frozenset(each.name for each in fields(ServerOptions))
 
-# Of dialects whose clients read the errors of keys, sizes and unknown paths, too.
+# Clients of these dialects need their own shape also for errors of keys, sizes and unknown paths.
 ERROR_SHAPES = {each.PATHS: each.error_document for each in (anthropic, ollama)}
 
 ROUTES: tuple[Sequence[BaseRoute], ...] = (
@@ -100,23 +100,23 @@ ROUTES: tuple[Sequence[BaseRoute], ...] = (
 
 
 def app(model: str | os.PathLike[str], **options: Any) -> Starlette:
-    """As llamabatch.server.app."""
+    """Returns the application; see llamabatch.server.app."""
     own = {name: value for name, value in options.items() if name in _OWN}
     engine = {name: value for name, value in options.items() if name not in _OWN}
     return make_app(engine_config(model, engine), ServerOptions(**own))
 
 
 def engine_config(model: str | os.PathLike[str], options: dict[str, Any]) -> EngineConfig:
-    """The options of an engine behind a server: in a child process, with a bound on its queue and a context that is
-    long enough for agents, unless they say otherwise."""
+    """Returns the options of an engine behind a server. The defaults are a child process, a limited queue, and a
+    context that is long enough for agents."""
     return EngineConfig.from_options(model, {"isolate": True, "max_queue": MAX_QUEUE, "n_ctx": "fit"} | options)
 
 
 def make_app(config: EngineConfig, options: ServerOptions, connect: Connect = connect_engine) -> Starlette:
-    """The application; its `state.serving` is the Serving.
+    """Returns the application. Its `state.serving` is the Serving.
 
     Args:
-        connect: starts the engine; tests have others.
+        connect: starts the engine; tests pass their own.
     """
     serving = Serving(config, options, connect)
     routes = _routes(options)
@@ -132,20 +132,20 @@ def make_pool_app(
     connect: Connect = connect_engine,
     look_again: LookAgain | None = None,
 ) -> Starlette:
-    """An application of several models; its `state.serving` is the ModelPool.
+    """Returns an application of several models. Its `state.serving` is the ModelPool.
 
     Args:
-        models: the first is that of requests without a model. Each has options of its own for its requests.
-        options: for what all requests pass: keys, limits, logs.
-        connect: starts an engine; tests have others.
-        look_again: finds the models that have come since, for GET /models?reload=1; None: there are never others.
+        models: the first serves requests that name no model. Each has its own options for its requests.
+        options: options that all requests share: keys, limits, logs.
+        connect: starts an engine; tests pass their own.
+        look_again: finds new models for GET /models?reload=1; None: the models never change.
 
     Raises:
-        ConfigError: two models have one name.
+        ConfigError: two models have the same name.
     """
     check_names(models)
     has_nameless = any(not spec.options.served_model_names for spec in models)
-    has_batches = options.batches and len(models) == 1 and look_again is None  # lines name no model of several
+    has_batches = options.batches and len(models) == 1 and look_again is None  # batches need a single model
     kept = KeptResponses(options.max_responses_bytes)
 
     def pooled(spec: ModelSpec) -> PooledModel:
@@ -163,13 +163,12 @@ def make_pool_app(
 
 
 def _routes(options: ServerOptions) -> list[BaseRoute]:
-    """All routes over one model."""
     found = [route for routes in (*([page.routes] if options.page else []), *ROUTES) for route in routes]
     return with_vertex_routes(found, os.environ)
 
 
 def _set_state(app: Starlette, serving: Serving) -> None:
-    """Sets what the handlers of one model's routes look for."""
+    """Sets the state that the handlers of one model's routes read."""
     service = BatchService(serving, reader_of)
     serving.parts.append(service)
     app.state.serving = serving
@@ -180,16 +179,16 @@ def _set_state(app: Starlette, serving: Serving) -> None:
 def _passed(
     options: ServerOptions, serving: Serving | ModelPool, routes: list[BaseRoute], counted: list[BaseRoute]
 ) -> Starlette:
-    """An application with the checks, limits, logs and counts of all requests, whose lifespan is that of `serving`.
+    """Returns an application with the checks, limits, logs and counts of all requests. Its lifespan runs `serving`.
 
     Args:
-        counted: routes whose requests are counted apart.
+        counted: further routes that get their own handler in the counts.
     """
     keys = KeyRing(options.keys) if options.api_keys else None
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        serving.start()  # on a thread: meanwhile all that needs the model is a 503
+        serving.start()  # loads on a thread; requests for the model get 503 meanwhile
         watching = None
         if keys is not None and options.api_key_file is not None:
             ring, path = keys, options.api_key_file

@@ -1,4 +1,4 @@
-"""/openapi.json: a document of OpenAPI 3.1, made from the routes of the application and the tables of their fields."""
+"""/openapi.json: an OpenAPI 3.1 document, made from the routes of the application and the tables of their fields."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _LINES = "application/x-ndjson"
 
 @dataclass(frozen=True)
 class Operation:
-    """The body of a path.
+    """The request body of a path.
 
     Attributes:
-        fields: its table.
-        required: names of fields that must be there.
-        examples: bodies that work, by their names.
-        streams: the media type of an answer in pieces; "": it comes whole.
+        fields: the table of its fields.
+        required: names of required fields.
+        examples: valid bodies by name.
+        streams: the media type of a streamed answer; "": answers are never streamed.
         kind: media type of the body.
     """
 
@@ -249,7 +249,7 @@ _GENERATE = Operation(
     streams=_LINES,
 )
 
-# By one of its paths; the others of the same endpoint have it, too.
+# Each operation stands under one path of its endpoint, and applies to the other paths of the endpoint, too.
 OPERATIONS: dict[str, Operation] = {
     "/v1/responses": _RESPONSES,
     "/v1/responses/input_tokens": Operation(RESPONSES, ["input"], {"count": {"input": "Hello"}}),
@@ -300,12 +300,12 @@ _ERROR: Json = {
 
 
 def document(routes: Sequence[BaseRoute], has_key: bool = False, root_path: str = "") -> Json:
-    """The document of an application.
+    """Returns the OpenAPI document of an application.
 
     Args:
-        routes: of the application; those of HTTP are in it, with the first line of their handlers' docstrings.
+        routes: of the application. HTTP routes are listed, with the first line of their handlers' docstrings.
         has_key: requests need a key.
-        root_path: the path of a proxy, below which the others are.
+        root_path: the path prefix of a proxy.
     """
     paths: dict[str, Json] = {}
     known = {
@@ -354,7 +354,7 @@ def _operation(route: Route, path: str, method: str, known: Mapping[Any, Operati
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.param_convertors
     ]
-    operation = known.get(endpoint) if method == "POST" else None  # also under another path
+    operation = known.get(endpoint) if method == "POST" else None  # found under any path of the endpoint
     if operation is not None:
         parameters.append(
             {
@@ -388,7 +388,7 @@ def _body(known: Operation) -> Json:
 
 
 async def openapi(request: HttpRequest) -> Any:
-    """This document."""
+    """Returns this document."""
     options = serving_of(request).options
     return json_response(document(request.app.routes, bool(options.api_keys), options.root_path))
 

@@ -1,8 +1,7 @@
-"""Options of the server: address, keys, hosts, CORS, limits, and the values of requests that say nothing.
+"""Options of the server: address, keys, hosts, CORS, limits, and defaults for requests.
 
-ServerOptions is frozen and checked once; an unknown option is refused by name. Options of the engine are those of
-EngineConfig; `split` tells the two apart. The command line's options are generated from the fields, so that both always
-agree.
+ServerOptions is frozen and checked once; an unknown option is refused by name. EngineConfig has the options of the
+engine; `split` separates the two. The command line's options are generated from the fields, so that both always agree.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _MOST_KEYS = 10_000
 _LONGEST_KEY = 4096
 _LONGEST_SOCKET = 107  # bytes: sun_path of Linux, without its end
 _LARGEST_KEY_FILE = 2**20  # bytes
-_KEY = re.compile(r"[\x21-\x7e]+")  # what an HTTP header can carry, without blanks
+_KEY = re.compile(r"[\x21-\x7e]+")  # characters that an HTTP header can carry, without blanks
 _KEY_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _MOST_A_MINUTE = 10**9
 _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?\.?", re.IGNORECASE)
@@ -74,9 +73,9 @@ class ApiKey(NamedTuple):
     """A key of the server.
 
     Attributes:
-        key: what a request brings.
-        name: stands for it in logs and metrics.
-        rpm, tpm: POST requests, and tokens of prompts and outputs, that it may use in a minute; None: any number.
+        key: the secret that a request sends.
+        name: stands for the key in logs and metrics.
+        rpm, tpm: POST requests, and tokens of prompts and outputs, allowed in a minute; None: any number.
     """
 
     key: str
@@ -101,10 +100,10 @@ class ServerOptions:
     port: int = _option(8080, "port to listen on; 0: any free one")
     uds: str | None = _option(None, "UNIX socket to listen on, in place of host and port")
     reuse_port: bool = _option(False, "let several servers listen on one port; the system spreads connections")
-    root_path: str = _option("", "path that the server's own begin with, as /llm")
+    root_path: str = _option("", "prefix of all paths of the server, as /llm")
     api_keys: tuple[str, ...] = _option(
         (),
-        "keys, with commas between them; a request must bring one; behind a key may stand name=…, rpm=… and tpm=…",
+        "keys, with commas between them; a request must bring one; a key may be followed by name=…, rpm=… and tpm=…",
         repr=False,
     )
     api_key_file: str | None = _option(
@@ -122,7 +121,7 @@ class ServerOptions:
     cors_methods: tuple[str, ...] = _option(CORS_METHODS, "methods that these pages may use")
     cors_headers: tuple[str, ...] = _option((ANY,), "headers that these pages may send; *: any")
     cors_credentials: bool | None = _option(
-        None, "let these pages send credentials (not given: where origins are named)"
+        None, "let these pages send credentials (not given: if origins are named, without *)"
     )
     ssl_keyfile: str | None = _option(None, "private key for TLS, a PEM file")
     ssl_certfile: str | None = _option(None, "certificate for TLS, a PEM file, with its chain")
@@ -142,19 +141,17 @@ class ServerOptions:
     )
     keep_alive_s: float = _option(75.0, "seconds that an idle connection stays open; 0: it is closed at once")
     write_timeout_s: float = _option(60.0, "seconds for a client to take what it was sent before its request ends")
-    drain_s: float = _option(30.0, "seconds for running requests to end after SIGTERM; what is left then is ended")
-    sse_ping_s: float = _option(15.0, "seconds without a piece after which a stream carries a comment; 0: never")
+    drain_s: float = _option(30.0, "seconds for running requests to end after SIGTERM; then the others are aborted")
+    sse_ping_s: float = _option(15.0, "seconds without an event after which a stream sends a comment; 0: never")
     served_model_names: tuple[str, ...] = _option(
         (),
-        "names of the model, the first in answers (not given: its file's name, and any is served)",
+        "names of the model; answers have the first (not given: the file's name, and requests may give any)",
     )
     any_model: bool = _option(False, "serve requests for any other model, too, where names are given")
     strict: bool = _option(
-        False, "refuse requests with unknown fields or wishes for what is not there, which are ignored otherwise"
+        False, "refuse requests with unknown or unsupported optional fields, which are ignored otherwise"
     )
-    sampling: Mapping[str, Any] = _option(
-        None, "values of SamplingParams for requests that say nothing of them"
-    )  # None: {} below
+    sampling: Mapping[str, Any] = _option(None, "default values of SamplingParams for requests")  # None: {} below
     chat_template: str | None = _option(None, "a file with a jinja2 template, or its text, in place of the model's")
     chat_template_kwargs: Mapping[str, Any] = _option(None, "values for the chat template; a request's go first")
     enable_thinking: bool | None = _option(
@@ -179,7 +176,7 @@ class ServerOptions:
     log_file: str | None = _option(None, "file that the log is appended to (not given: stderr)")
     access_log: bool = _option(False, "log a line for each request: client, method, path, status, seconds")
 
-    _given: ClassVar[tuple[str, ...]] = ()  # of api_keys, those that stand not only in api_key_file
+    _given: ClassVar[tuple[str, ...]] = ()  # api_keys without those of api_key_file
 
     def __post_init__(self) -> None:
         for name in _BOOLEANS:
@@ -299,7 +296,7 @@ class ServerOptions:
         return tuple(_read_key(entry, place) for place, entry in enumerate(self.api_keys, 1))
 
     def read_keys_again(self) -> tuple[ApiKey, ...]:
-        """The same with those of `api_key_file` as it is now. Raises ConfigError."""
+        """Returns the keys with the present contents of `api_key_file`. Raises ConfigError."""
         return replace(self, api_keys=self._given).keys
 
     @property
@@ -314,7 +311,7 @@ class ServerOptions:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The internet addresses to listen on, none where `uds` is given."""
+        """The internet addresses to listen on; none if `uds` is given."""
         return () if self.uds is not None else tuple(each for each in self.hosts if not _is_socket(each))
 
     @property
@@ -349,7 +346,7 @@ def is_ip(text: str) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=256)  # asked of each request, and most name the same one
+@functools.lru_cache(maxsize=256)  # called for each request, mostly with the same host
 def is_loopback(host: str) -> bool:
     """True for the addresses and names of this machine alone: 127.0.0.0/8, ::1, localhost and names below it."""
     name = host.lower().strip("[]").rstrip(".")
@@ -364,7 +361,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_keys(path: str) -> tuple[str, ...]:
-    """The keys of a file, one a line, without comments and empty lines. Raises ConfigError."""
+    """Reads the keys of a file, one a line, without comments and empty lines. Raises ConfigError."""
     try:
         with open(path, "rb") as file:
             data = file.read(_LARGEST_KEY_FILE + 1)
@@ -383,11 +380,11 @@ def read_keys(path: str) -> tuple[str, ...]:
 
 
 def _read_key(entry: str, place: int) -> ApiKey:
-    """A key with its settings. Raises ConfigError, whose message never shows a key.
+    """Reads a key with its settings. Raises ConfigError, whose message never shows a key.
 
     Args:
-        entry: the key, and behind blanks name=, rpm= and tpm=.
-        place: of the key, from 1 on, for its name where it has none.
+        entry: the key, followed by name=, rpm= and tpm= after blanks.
+        place: number of the key from 1 on, which becomes the name of a key without one.
     """
     key, *settings = entry.split(" ")
     if not 0 < len(key) <= _LONGEST_KEY or not _KEY.fullmatch(key):
@@ -412,7 +409,7 @@ def _read_key(entry: str, place: int) -> ApiKey:
 
 
 def _names(name: str, value: object, longest: int | None) -> tuple[str, ...]:
-    """Texts of a list, or of a text with commas between them. Raises ConfigError; values of api_keys are not shown."""
+    """Reads texts from a list, or from a text with commas. Raises ConfigError; `longest` None hides the values."""
     shown = "hidden" if longest is None else show(value)
     text = string(value)
     parts: Iterable[Any] | None = text.split(",") if text is not None else items(value, _MOST_KEYS + 1)
@@ -435,10 +432,10 @@ _FIELDS = tuple(f.name for f in fields(ServerOptions))
 
 
 def split(options: Mapping[str, Any], engine: Iterable[str]) -> tuple[ServerOptions, dict[str, Any]]:
-    """ServerOptions of the options that are the server's, and the others, which are the engine's.
+    """Returns the ServerOptions, and the remaining options, which are the engine's.
 
     Args:
-        engine: names of the engine's options, for the message about an unknown one.
+        engine: names of the engine's options.
 
     Raises:
         UnknownOptionError: neither has an option of this name. ConfigError: a value is refused.

@@ -1,9 +1,9 @@
-"""The server as a program: uvicorn on our sockets, and an end in good order.
+"""The server as a program: uvicorn on our sockets, with a graceful shutdown.
 
-uvicorn stops to accept connections when it is told to end, so that nothing could tell a load balancer that this server
-is draining. So a first signal drains the Serving, which goes on answering /readyz with 503, and only then ends uvicorn.
-A second signal ends the process at once; the engine's child process ends with it. Several signals within a second are
-one: `timeout`, `npm` and `uv run` send theirs to the process and to its group, which delivers it twice.
+uvicorn stops accepting connections when it is told to end, so a load balancer could not learn that the server is
+draining. Therefore the first signal drains the Serving, while /readyz still answers 503, and only then ends uvicorn. A
+second signal ends the process at once, and the engine's child process with it. Several signals within a second count
+as one: `timeout`, `npm` and `uv run` send a signal to the process and to its group, so it arrives twice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from llamabatch.server.pool.options import LookAgain, ModelSpec, PoolOptions
 from llamabatch.utils import interrupts, system
 from llamabatch.utils.checks import show
 
-_FLUSH_S = 5  # for the last bytes of responses to go out, once their requests have ended
+_FLUSH_S = 5  # seconds to send the last bytes of responses after their requests have ended
 _BACKLOG = 2048
 _TURN_S = 0.001
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
@@ -57,14 +57,14 @@ def serve(
     started: Callable[[list[str]], None] | None = None,
     ready: Callable[[float], None] | None = None,
 ) -> None:
-    """Serves until a signal has come and what runs has ended.
+    """Serves until a signal has come and the running requests have ended.
 
     Args:
         started: called with the URLs once connections are accepted; the model may still be loading.
-        ready: called once requests are taken, with the seconds since the call of this function.
+        ready: called once requests are accepted, with the seconds since the call of this function.
 
     Raises:
-        ConfigError: an address cannot be listened on, or a file of TLS cannot be used. What loading raises.
+        ConfigError: an address cannot be listened on, or a TLS file cannot be used. Also the errors of the load.
     """
     _run(lambda: make_app(config, options), options, started, ready)
 
@@ -76,7 +76,7 @@ def serve_several(
     started: Callable[[list[str]], None] | None = None,
     look_again: LookAgain | None = None,
 ) -> None:
-    """As serve, for several models, which are loaded by the requests that name them.
+    """Serves several models like serve. A model is loaded by the first request that names it.
 
     Args:
         look_again: as for make_pool_app.
@@ -104,7 +104,7 @@ def _run(
             server.on_ready = lambda: ready(time.perf_counter() - began)
         with server.handling_signals(), _short_turns():
             server.run(sockets=sockets)
-            serving.close()  # where the lifespan did not come to it
+            serving.close()  # needed if the lifespan did not close it
     finally:
         for each in sockets:
             each.close()
@@ -113,15 +113,15 @@ def _run(
                 os.unlink(path)
     if serving.load_error is not None:
         raise serving.load_error
-    if serving.is_loading:  # a thread in the middle of a native load cannot be ended in good order
+    if serving.is_loading:  # a thread in a native load cannot be stopped
         sys.stderr.flush()
         os._exit(0)
 
 
 @contextlib.contextmanager
 def _short_turns() -> Iterator[None]:
-    """A thread that computes in Python gives the interpreter to the event loop after a millisecond instead of five: the
-    loop lets go of it in each system call, of which one answer needs several."""
+    """Shortens Python's switch interval from 5 ms to 1 ms, so that the event loop gets the interpreter lock sooner. The
+    loop releases the lock at each system call, and one response needs several of these calls."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_TURN_S)
     try:
@@ -131,7 +131,7 @@ def _short_turns() -> Iterator[None]:
 
 
 def check_tls(options: ServerOptions) -> None:
-    """Raises ConfigError for files of TLS that cannot be read, are no such files, or do not fit together."""
+    """Raises ConfigError for TLS files that cannot be read, are invalid, or do not belong together."""
     names = [name for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs") if getattr(options, name) is not None]
     for name in names:
         path = getattr(options, name)
@@ -149,7 +149,7 @@ def check_tls(options: ServerOptions) -> None:
         if options.ssl_ca_certs is not None:
             pair = f"ssl_ca_certs {show(options.ssl_ca_certs)}"
             context.load_verify_locations(options.ssl_ca_certs)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # also ssl.SSLError, a subclass
         reason = getattr(error, "reason", None) or error.strerror or "it is no file of PEM"
         raise ConfigError(f"{pair} cannot be used: {str(reason).replace('_', ' ').lower()}") from error
 
@@ -162,7 +162,7 @@ def _refuse_passphrase() -> str:
 
 
 def uvicorn_config(application: Any, options: ServerOptions) -> uvicorn.Config:
-    """uvicorn's options of ours."""
+    """Returns uvicorn's options for ours."""
     return uvicorn.Config(
         application,
         http=bounded(options, application.state.http_counts),
@@ -182,13 +182,13 @@ def uvicorn_config(application: Any, options: ServerOptions) -> uvicorn.Config:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server, which drains a Serving before it ends, and ends where the model cannot be loaded.
+    """A uvicorn server that drains a Serving before it ends. It also ends if the model cannot be loaded.
 
     Args:
         drain_s: seconds for running requests to end.
 
     Attributes:
-        on_started: called once connections are accepted. on_ready: called once requests are taken.
+        on_started: called once connections are accepted. on_ready: called once requests are accepted.
     """
 
     def __init__(self, config: uvicorn.Config, serving: Serving | ModelPool, drain_s: float) -> None:
@@ -216,8 +216,9 @@ class DrainingServer(uvicorn.Server):
             self.on_started()
 
     def _load_certificate(self) -> None:
-        """Lets later connections have the certificate as it is in its file now, in a context of its own: the one in use
-        would keep a certificate of another type of key, and a pair that does not fit. On a thread. Raises OSError."""
+        """Reads the certificate again for later connections. Runs on a thread. Raises OSError. The certificate goes
+        into a new TLS context. The present context would also keep the old certificate if its key has another type, and
+        it would keep a new pair that does not match."""
         config = self.config
         assert config.ssl is not None
         assert config.ssl_certfile is not None
@@ -237,7 +238,7 @@ class DrainingServer(uvicorn.Server):
     async def _end_unless_loaded(self) -> None:
         try:
             await asyncio.wrap_future(self._serving.start())
-        except Exception:  # the caller of serve() gets it
+        except Exception:  # serve() raises it
             self.should_exit = True
             return
         if self.on_ready is not None and self._serving.state == "ready":
@@ -245,7 +246,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Handles signals inside, until all is closed: one that is sent twice must not end what ends in good order."""
+        """Handles signals until everything is closed: a signal that arrives twice must not break the shutdown."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -258,16 +259,16 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures none: uvicorn's own would raise the signals again at its end, before the engine is closed."""
+        """Captures no signals: uvicorn would raise them again when it ends, before the engine is closed."""
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The handler of a signal."""
+        """Handles a signal."""
         if self._loop is None:  # there is nothing to drain yet
             os._exit(128 + sig)
         if self._signalled_s is None:
             self._signalled_s = time.monotonic()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended by itself
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended already
                 self._loop.call_soon_threadsafe(self._begin_to_end)
         elif not interrupts.is_same(self._signalled_s):
             os._exit(128 + sig)
@@ -284,7 +285,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def listen(options: ServerOptions) -> list[socket.socket]:
-    """Sockets on the addresses of the options. Raises ConfigError."""
+    """Opens the sockets on the addresses of the options. Raises ConfigError."""
     opened: list[socket.socket] = []
     try:
         for path in options.sockets:
@@ -360,7 +361,7 @@ def _is_stale(path: str) -> bool:
 
 
 def urls(sockets: list[socket.socket], options: ServerOptions) -> list[str]:
-    """The URL of each socket."""
+    """Returns the URL of each socket."""
     scheme = "https" if options.ssl_certfile else "http"
     found = []
     for each in sockets:

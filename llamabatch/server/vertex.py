@@ -1,5 +1,4 @@
-"""/predict of Vertex AI's containers, as llama-server has it: where AIP_MODE is PREDICTION, a body holds requests to
-other endpoints side by side.
+"""Vertex AI's /predict, as in llama-server: exists if AIP_MODE is PREDICTION. A body holds requests to other endpoints.
 
 https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
 """
@@ -23,17 +22,17 @@ from llamabatch.utils.checks import show
 
 FORMAT = "@requestFormat"
 MAX_INSTANCES = 128
-_STREAMS = ("/api/chat", "/api/generate")  # they send pieces unless a body wants none
+_STREAMS = ("/api/chat", "/api/generate")  # these stream by default
 
 
 def with_vertex_routes(routes: Sequence[BaseRoute], environment: Mapping[str, str]) -> list[BaseRoute]:
-    """The routes, and those that Vertex AI asks for by AIP_…, of which there are none elsewhere.
+    """Returns the routes, and on Vertex AI also the routes that the AIP_… variables name.
 
-    AIP_HEALTH_ROUTE is in front, as "/" has a route already. AIP_PREDICT_ROUTE may name one of `routes`, which then
-    reads its own bodies.
+    AIP_HEALTH_ROUTE comes first, because it may be "/", which has a route already. AIP_PREDICT_ROUTE may name one of
+    `routes`, which then keeps its own bodies.
 
     Args:
-        routes: the endpoints that an instance may name, by a path or, as "chatCompletions", by its parts.
+        routes: the endpoints that an instance may name, by the path or by its parts in camel case ("chatCompletions").
     """
     if environment.get("AIP_MODE") != "PREDICTION":
         return list(routes)
@@ -41,7 +40,7 @@ def with_vertex_routes(routes: Sequence[BaseRoute], environment: Mapping[str, st
     names = {_camel(path): path for path in reversed(paths)} | {path: path for path in paths}
 
     async def predict(request: HttpRequest) -> Any:
-        """Answers each instance by the endpoint that it names, in their order."""
+        """Answers each instance by the endpoint that it names, in the order of the instances."""
         instances = read_json(await request.body(), request.headers).get("instances")
         if not isinstance(instances, list) or len(instances) > MAX_INSTANCES:
             what = f"{len(instances)} of them" if isinstance(instances, list) else show(instances)
@@ -66,7 +65,7 @@ def _camel(path: str) -> str:
 
 
 async def _answer(request: HttpRequest, names: Mapping[str, str], place: int, instance: object) -> Any:
-    """The answer of an endpoint, or its error."""
+    """Returns the response of the endpoint that an instance names, or an error."""
     name = instance.get(FORMAT) if isinstance(instance, dict) else None
     path = names.get(name) if isinstance(name, str) else None
     if not isinstance(instance, dict) or path is None:
@@ -79,7 +78,7 @@ async def _answer(request: HttpRequest, names: Mapping[str, str], place: int, in
 
 
 async def _call(request: HttpRequest, path: str, body: bytes) -> bytes:
-    """The body of the response of an endpoint of the same application, whose middlewares the request has passed."""
+    """Calls an endpoint of the same application without its middlewares, and returns the response's body."""
     own = (b"content-length", b"content-type", b"transfer-encoding")
     headers = [(name, value) for name, value in request.scope["headers"] if name not in own]
     headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -91,7 +90,7 @@ async def _call(request: HttpRequest, path: str, body: bytes) -> bytes:
     async def receive() -> Any:
         if messages:
             return messages.pop()
-        return await asyncio.Event().wait()  # a client that is gone ends the whole request
+        return await asyncio.Event().wait()  # a disconnect cancels the outer request
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":

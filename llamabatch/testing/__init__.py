@@ -1,5 +1,5 @@
 """FakeLLM and FakeAsyncLLM: LLM and AsyncLLM without a model, for tests of programs that use them. Imports
-`entrypoints` and the rooms below it.
+`entrypoints` and the packages below it.
 
 ::
 

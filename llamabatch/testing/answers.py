@@ -1,4 +1,4 @@
-"""FakeRequest, and the answers, vectors and scores that a test gives for one."""
+"""FakeRequest, and Script, which holds the answers, vectors and scores of a test."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class FakeRequest:
     """One request of a FakeLLM: the argument of an answer function, and an item of `FakeLLM.requests`.
 
     Attributes:
-        kind: the verb: "generate" or "chat" (of stream and as_completed, too), "embed", "score", "rerank", "classify".
-        prompt: the text that the model reads; of a conversation, the text that the chat template makes of it; of
-            "rerank" the query.
+        kind: the verb: "generate" or "chat" (also for stream and as_completed), "embed", "score", "rerank", "classify".
+        prompt: the text that the model reads: for a conversation, the result of the chat template; for "rerank", the
+            query.
         messages: the conversation; None for any other request.
         params: how to sample.
         prompt_token_ids: the prompt as ids of the fake vocabulary.
@@ -44,7 +44,7 @@ class FakeRequest:
 
     @property
     def text(self) -> str:
-        """Content of the last message of a conversation, else the prompt: the key of a mapping of answers."""
+        """The content of a conversation's last message, else the prompt. This is the key in a mapping of answers."""
         return self.messages[-1]["content"] if self.messages else self.prompt
 
 
@@ -63,7 +63,7 @@ class Script:
         answers, embeddings, scores, relevance, classes: as for FakeLLM.
 
     Raises:
-        AssertionError: by each method, if the test gave no answer for the request, or one of a wrong type.
+        AssertionError: by each method, if the test gave no answer for the request, or an answer of a wrong type.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Script:
         self._lock = threading.Lock()
 
     def answer(self, request: FakeRequest) -> str:
-        """The text that continues the prompt. Raises an exception that the test gave in place of it."""
+        """Returns the text that continues the prompt. Raises the exception if the test gave one instead."""
         answer = self._answer(request)
         if isinstance(answer, Exception):
             raise answer
@@ -109,7 +109,7 @@ class Script:
         return answers[place]
 
     def embedding(self, request: FakeRequest) -> list[float]:
-        """The vector of a text: by default 16 numbers from -1 to 1, of equal texts the same."""
+        """Returns the vector of a text: by default 16 numbers from -1 to 1, the same for equal texts."""
         if callable(self._embeddings):
             return [float(value) for value in self._embeddings(request)]
         if self._embeddings is not None:
@@ -118,7 +118,7 @@ class Script:
         return [draw.uniform(-1, 1) for _ in range(N_EMBD)]
 
     def score(self, request: FakeRequest, n_tokens: int) -> float:
-        """The logprob of a continuation of so many tokens: by default -1 a token."""
+        """Returns the logprob of a continuation of `n_tokens`: by default -1 for each token."""
         if callable(self._scores):
             return float(self._scores(request))
         if self._scores is not None:
@@ -126,8 +126,8 @@ class Script:
         return -1.0 * n_tokens
 
     def relevance(self, request: FakeRequest) -> float:
-        """The raw score of a document, of which the given relevance is the logistic function: by default the share of
-        the query's words that it has."""
+        """Returns the raw score of a document: the logit of its relevance. By default the relevance is the share of the
+        query's words that the document has."""
         if callable(self._relevance):
             share = float(self._relevance(request))
         elif self._relevance is not None:
@@ -138,8 +138,7 @@ class Script:
         return _log(_checked("relevance", share, request.continuation)) - _log(1 - share)
 
     def classes(self, request: FakeRequest, labels: Sequence[str]) -> list[float]:
-        """The raw scores of the classes of a text, of which the given probabilities are the softmax: by default all
-        alike."""
+        """Returns the raw scores of a text's classes. Their softmax gives the probabilities, by default all equal."""
         if self._classes is None:
             return [0.0] * len(labels)
         given = self._classes(request) if callable(self._classes) else None

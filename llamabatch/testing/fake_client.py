@@ -37,12 +37,12 @@ from llamabatch.utils.checks import show
 _FACTS = ModelFacts("fake", 2**30, N_EMBD, N_EMBD, N_EMBD, 1, N_VOCAB, 2**17, has_head=True)
 _MACHINE = Machine(cores=8, available_bytes=2**40)
 
-# These leave the call, as they do from an engine; any other exception ends its own request.
+# `submit` raises these errors, as an engine does. Any other exception ends only its own request.
 _OF_THE_CALL = (AssertionError, QueueFull, EngineClosedError)
 
 
 class FakeClient:
-    """The client of a FakeLLM. Everything happens in `submit`, on its caller's thread.
+    """The client of a FakeLLM. All work happens in `submit`, on the caller's thread.
 
     Args:
         config: the options of the LLM.
@@ -50,7 +50,7 @@ class FakeClient:
         labels: names of the classes.
 
     Attributes:
-        requests: all requests so far, in the order of their answers.
+        requests: all requests so far, in the order in which they were answered.
     """
 
     def __init__(self, config: EngineConfig, script: Script, labels: abc.Sequence[str] = LABELS) -> None:
@@ -130,7 +130,7 @@ class FakeClient:
         self._is_closed = True
 
     def again(self, config: EngineConfig) -> FakeClient:
-        """This client as one that was just made, after close()."""
+        """Resets this client after close() and returns it, in place of a new client."""
         self._adapters, self._prefixes = [name for name, _ in config.adapters], set()
         self._is_closed, self._stats = False, EngineStats()
         return self
@@ -173,7 +173,7 @@ class FakeClient:
         return True
 
     def _runs(self, request: Request, copies: ParallelSampling) -> list[_Run]:
-        """The continuations of a request, each with its answer. Raises the exceptions of _OF_THE_CALL."""
+        """Returns the continuations of a request, each with its answer. Raises the exceptions of _OF_THE_CALL."""
         several = request.params.n_copies > 1 and not request.embed
         return [self._run(part, index) for index, part in enumerate(copies.split(request) if several else [request])]
 
@@ -221,7 +221,7 @@ class FakeClient:
         return FakeRequest(kind, prompt, messages, request.params, ids, index, request.adapters, continuation)
 
     def _step(self, run: _Run, copies: ParallelSampling) -> SequenceOutput:
-        """One token of a continuation, or its end."""
+        """Returns one token of a continuation, or its end."""
         sequence, request = run.sequence, run.sequence.request
         now = time.perf_counter()
         if self._is_closed or copies.request_of(request.request_id) in self._aborted:
@@ -251,7 +251,7 @@ class FakeClient:
 
 
 class _Run:
-    """One continuation on its way: the tokens to come, or the score or vector that is its result."""
+    """A running continuation: its next tokens, or the score or vector that is its result."""
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -261,7 +261,7 @@ class _Run:
         self.is_over = False
 
     def read_prompt(self) -> None:
-        """Logprobs of the prompt: 0 each, or equal parts of the score."""
+        """Records the logprobs of the prompt: 0 for each token, or equal parts of the score."""
         record, request = self.sequence.logprobs, self.sequence.request
         if record is None:
             return
@@ -279,7 +279,7 @@ class _Run:
         return SequenceOutput(self.sequence.request.request_id, token_ids, text, output, logprobs=logprobs)
 
 
-_UNLIKELY = -100.0  # of a token that is not the answer's
+_UNLIKELY = -100.0  # the logprob of a token that is not in the answer
 _HALF = -0.6931471805599453  # log(1/2): a token with more than half of the probability is the likeliest
 
 
@@ -291,7 +291,7 @@ def _embedded(request: Request, embedding: array[float]) -> RequestOutput:
 
 
 def _tokens(answer: list[int], sequence: Sequence) -> Iterator[int]:
-    """The answer, then the end; the answer again while min_tokens or ignore_eos let nothing end the text."""
+    """Yields the answer, then the end token; repeats the answer while min_tokens or ignore_eos prevents the end."""
     params = sequence.request.params
     while True:
         before = sequence.num_output

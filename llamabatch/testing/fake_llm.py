@@ -25,33 +25,33 @@ if TYPE_CHECKING:
 
 
 class FakeLLM(LLM):
-    """An LLM without a model: it answers as a test says, at once and without llama.cpp.
+    """An LLM without a model and without llama.cpp. It gives the answers of a test at once.
 
     Prompts, conversations, SamplingParams, options and adapters are checked as LLM checks them, and the results are of
-    the same types: RequestOutput, Score, numpy vectors. An answer is cut at max_tokens and at stop strings by a
-    vocabulary in which a word is a token. How to sample, structured_outputs and logits_processors change nothing.
+    the same types: RequestOutput, Score, numpy vectors. The vocabulary has words as tokens, and an answer is cut at
+    max_tokens and at stop strings. Sampling settings, structured_outputs and logits_processors have no effect.
 
     Args:
         model: any name; no file is read.
         answers: the text that continues a prompt. A function of a FakeRequest; a mapping from the prompt, or from the
-            last message of a conversation; a list, used up in the order of the requests; one text for all; None: the
-            prompt, or the last message, again. An exception in place of a text ends its request with that error;
-            QueueFull and EngineClosedError leave the call, as those of an engine do.
+            last message of a conversation; a list, used in the order of the requests; one text for all; None: repeats
+            the prompt or the last message. An exception in place of a text ends its request with that error, but the
+            call itself raises QueueFull and EngineClosedError, as with an engine.
         embeddings: the vector of a text: a function of a FakeRequest, or a mapping from the text; None: 16 numbers
             drawn from the text.
         scores: the logprob of a continuation: a function of a FakeRequest, or a mapping from the continuation; None: -1
-            a token.
+            for each token.
         relevance: the relevance of a document to a query, 0 to 1: a function of a FakeRequest, or a mapping from the
             document; None: the share of the query's words that the document has.
         labels: names of the classes.
         classes: the probabilities of a text's classes, by label: a function of a FakeRequest, or a mapping from the
-            text; None: all alike.
+            text; None: all equal.
         **options: as for LLM.
 
     Raises:
         ConfigError: an option is wrong.
-        AssertionError: by any call, if there is no answer for one of its requests. It leaves the call even where errors
-            are returned, since it is an error of the test.
+        AssertionError: by any call, if there is no answer for one of its requests. It is raised even if errors are
+            returned in outputs, since it is an error of the test.
     """
 
     @takes_names(model_named)
@@ -82,12 +82,12 @@ class FakeLLM(LLM):
         local_files_only: bool = False,
         **options: Unpack[EngineOptions],
     ) -> Self:
-        """A FakeLLM of that name; nothing is downloaded. `answers` and its like may stand among the options."""
+        """Returns a FakeLLM of this name without a download. The options may include `answers` and its like."""
         return cls(f"{HUB}{repo_id}", **options)
 
     @property
     def requests(self) -> list[FakeRequest]:
-        """All requests so far, in the order of their answers; prompts that were refused are not among them."""
+        """All requests so far except refused prompts, in the order in which they were answered."""
         return list(self._fake.requests)
 
 
@@ -118,10 +118,10 @@ class FakeAsyncLLM(AsyncLLM):
 
     @property
     def requests(self) -> list[FakeRequest]:
-        """As FakeLLM.requests."""
+        """All requests so far, as FakeLLM.requests."""
         return list(self._fake.requests)
 
 
 def _counted(fake: FakeClient) -> FrontClient:
-    """The client as LLM has it."""
+    """Returns the client inside a FrontClient, as LLM uses it."""
     return with_front_client(fake, fake.plan.config.max_queue, fake.again)

@@ -30,7 +30,7 @@ _WORDS = re.compile(r" ?\w+| ?[^\w\s]|\s")
 _SPECIALS = re.compile("|".join(map(re.escape, _NAMES)))
 _MESSAGES = re.compile(r"<\|im_start\|>(.*?)\n(.*?)(<\|im_end\|>\n|\Z)", re.DOTALL)
 
-# Variables of templates of many families.
+# Variables of the chat templates of many families.
 TEMPLATE_KWARGS = (
     *("builtin_tools", "custom_tools", "date_string", "documents", "enable_thinking", "keep_past_thinking"),
     *("model_identity", "preserve_thinking", "reasoning_effort", "thinking", "thinking_budget"),
@@ -47,16 +47,16 @@ _TEMPLATE = f"{{% set known = [{', '.join(TEMPLATE_KWARGS)}] %}}" + (
 
 
 def messages_of(prompt: str) -> tuple[dict[str, str], ...] | None:
-    """The messages of a prompt that the chat template made, with the one to continue; None for any other prompt."""
+    """Returns the messages of a prompt of the chat template, with a begun answer; None: any other prompt."""
     found = [(role, content) for role, content, end in _MESSAGES.findall(prompt) if content or end]
     return tuple({"role": role, "content": content} for role, content in found) or None
 
 
 class _AnyGrammar:
-    """Takes every form without a look at it."""
+    """A grammar check that accepts everything."""
 
     def check(self, structure: Structure) -> Future[str]:
-        """As Grammars.check."""
+        """Accepts a structured output, as Grammars.check."""
         passed: Future[str] = Future()
         passed.set_result("")
         return passed
@@ -65,11 +65,11 @@ class _AnyGrammar:
 class FakeModel:
     """The members of llama.model.Model that need no weights.
 
-    A token is a word with the space before it, a punctuation mark, or a white space. The id of a word is a hash of it,
-    so that equal texts have equal ids in every FakeModel.
+    A token is a word with the space before it, a punctuation mark, or a white space. The id of a word is its hash, so
+    that equal texts have equal ids in every FakeModel.
 
     Args:
-        path: the name of the model, for messages and titles; no file need be there.
+        path: the name of the model, for messages and titles; the file need not exist.
         pooling: as EngineConfig.pooling. labels: names of the classes. Any FakeModel ranks, classifies and embeds.
     """
 
@@ -81,7 +81,7 @@ class FakeModel:
     rerank_template: str | None = None
     n_vocab = N_VOCAB
     eog_ids = (EOS, END)
-    longest_token = 1024  # of any number, in truth
+    longest_token = 1024  # words may really have any length
     n_embd_out = MOST_EMBD  # a test may give vectors of any length
     metadata: Mapping[str, str] = {}
     grammars = _AnyGrammar()
@@ -114,19 +114,19 @@ class FakeModel:
         return True
 
     def token_text(self, token_id: int) -> str:
-        """A token as text; "" for ids that no text has had yet."""
+        """Returns a token as text; "" for ids that no text has used yet."""
         return self.all_bytes(token_id).decode("utf-8", errors="replace")
 
     def piece(self, token_id: int, *, special: bool = True) -> bytes:
-        """As all_bytes, or without `special` as token_bytes."""
+        """Returns all_bytes, or token_bytes if `special` is False."""
         return self.all_bytes(token_id) if special else self.token_bytes(token_id)
 
     def special_token(self, name: str) -> str:
-        """Text of the "bos" or "eos" token."""
+        """Returns the text of the "bos" or "eos" token."""
         return f"<|{name}|>"
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Text to token ids; arguments as LLM.tokenize."""
+        """Converts text to token ids, with the arguments of LLM.tokenize."""
         ids = [BOS] if add_special else []
         at = 0
         for special in _SPECIALS.finditer(text) if parse_special else ():
@@ -136,7 +136,7 @@ class FakeModel:
         return ids + self._plain(text[at:])
 
     def detokenize(self, token_ids: list[int], *, skip_special: bool = True) -> str:
-        """Token ids to text; arguments as LLM.detokenize. Raises PromptError for an id outside the vocabulary."""
+        """Converts token ids to text, as LLM.detokenize. Raises PromptError for an id outside the vocabulary."""
         for token_id in token_ids:
             if not 0 <= token_id < N_VOCAB:
                 raise PromptError(f"token id {token_id} is outside the vocabulary; allowed are 0 to {N_VOCAB - 1}")
@@ -144,13 +144,13 @@ class FakeModel:
         return b"".join(map(read, token_ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token's text; b"" for special tokens, and for ids that no text has had yet."""
+        """Returns the bytes of a token's text; b"" for special tokens, and for ids that no text has used yet."""
         if _FIRST_BYTE <= token_id < _FIRST_WORD:
             return bytes([token_id - _FIRST_BYTE])
         return self._words.get(token_id, b"")
 
     def all_bytes(self, token_id: int) -> bytes:
-        """As token_bytes, but with the names of special tokens."""
+        """Returns the bytes of a token's text, or the name of a special token."""
         special = next((name for name, special_id in _NAMES.items() if special_id == token_id), None)
         return self.token_bytes(token_id) if special is None else special.encode()
 
@@ -159,7 +159,7 @@ class FakeModel:
         return [token_id for word in words for token_id in self._ids_of(word)]
 
     def _ids_of(self, word: bytes) -> list[int]:
-        """One id; or one a byte, if other words have all the ids that this one may get."""
+        """Returns the id of a word, or one id for each byte if other words have taken all ids that it may get."""
         n_words = N_VOCAB - _FIRST_WORD
         first = zlib.crc32(word)
         with self._lock:

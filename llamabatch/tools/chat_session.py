@@ -1,4 +1,4 @@
-"""A conversation that goes on: its messages and parameters, and the `/` commands that change them."""
+"""A conversation with its messages and parameters, and the `/` commands that change them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from llamabatch.utils.paths import absolute, shown
 
 COMMANDS = {
     "/help": "this list",
-    "/system TEXT": "a system message in front; without TEXT: none",
-    "/set NAME VALUE": "a parameter, as /set temperature 0.2; without: show them; VALUE default: as the model says",
+    "/system TEXT": "set the system message; without TEXT: remove it",
+    "/set NAME VALUE": "set a parameter: /set temperature 0.2; without NAME: show all; VALUE default: the model's own",
     "/regen": "answer the last message again",
     "/stats": "tokens and times of the last answer",
     "/save FILE": "write the conversation and the parameters as JSON",
@@ -41,13 +41,13 @@ class ChatSession:
     """One conversation with a model.
 
     Args:
-        sampling: fields of SamplingParams; without max_tokens an answer may use the rest of n_ctx.
+        sampling: fields of SamplingParams. Without max_tokens an answer may use the rest of n_ctx.
         system: a system message.
         options: keywords of LLM.stream: chat_template, adapters.
 
     Attributes:
         messages: the conversation so far.
-        last: the last whole answer; None before it, and after one that was cut.
+        last: the last answer if it is complete, else None.
 
     Raises:
         SamplingError: a field is wrong.
@@ -65,8 +65,9 @@ class ChatSession:
         self._set_system(system or "")
 
     def answer(self, text: str) -> Generator[SequenceOutput, None, None]:
-        """Asks, and gives the pieces of the answer. Closed early, it aborts the request; what has come stays in the
-        conversation. A message that cannot be answered is taken back. Raises as LLM.stream."""
+        """Sends a user message and yields the pieces of the answer. Raises as LLM.stream. Closing the generator early
+        aborts the request; the text so far stays in the conversation. A message without any answer is removed from the
+        conversation."""
         self.messages.append({"role": "user", "content": text})
         parts: list[str] = []
         self.last = None
@@ -87,10 +88,11 @@ class ChatSession:
         yield from self._llm.stream(self.messages, self._params, **self._options)
 
     def command(self, line: str) -> str | Generator[SequenceOutput, None, None]:
-        """Runs a line that begins with /: a text to show, or the pieces of an answer.
+        """Runs a line that begins with /. Returns a text to show, or the pieces of an answer.
 
         Raises:
-            Leave: /exit. InputError: the command is unknown, or what stands behind it is wrong.
+            Leave: the command is /exit.
+            InputError: the command is unknown, or its argument is wrong.
         """
         name, _, rest = line.partition(" ")
         rest = rest.strip()
@@ -176,7 +178,7 @@ class ChatSession:
         path = Path(absolute(rest))
         try:
             if path.stat().st_size > _MOST_BYTES:
-                raise InputError(f"{shown(path)} has more than {_MOST_BYTES >> 20} MiB; allowed are so many")
+                raise InputError(f"{shown(path)} is larger than {_MOST_BYTES >> 20} MiB, the limit")
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise (

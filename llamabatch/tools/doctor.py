@@ -1,4 +1,4 @@
-"""`llamabatch doctor`: checks of the machine and the installation, each problem with its cure."""
+"""`llamabatch doctor`: checks the machine and the installation, and gives a cure for each problem."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from llamabatch.utils.version import __version__
 
 
 class Status(str, Enum):
-    """Severity of a finding. Only ERROR keeps llamabatch from working."""
+    """The severity of a finding. Only ERROR keeps llamabatch from working."""
 
     OK = "ok"
     WARN = "warn"
@@ -41,7 +41,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `cure`: the action where `status` is not OK."""
+    """One finding. `cure` is the action to take if `status` is not OK."""
 
     name: str
     status: Status
@@ -51,7 +51,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings, in the order of display, and the same machine in figures, for programs."""
+    """All findings, in the order of display. `facts` has the same as plain values, for programs."""
 
     checks: tuple[Check, ...]
     facts: Mapping[str, Any]
@@ -61,14 +61,15 @@ class Report:
         return all(check.status is not Status.ERROR for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """`{"ok": bool, "checks": [{"name", "status", "detail", "cure"}, ...], "facts": {...}}`"""
+        """Returns `{"ok": bool, "checks": [{"name", "status", "detail", "cure"}, ...], "facts": {...}}`."""
         checks = [{**asdict(check), "status": check.status.value} for check in self.checks]
         return {"ok": self.ok, "checks": checks, "facts": dict(self.facts)}
 
 
 def examine(environment: Mapping[str, str] | None = None) -> Report:
-    """Run every check. Loads the native library, and may try its kernels in a child process once a machine."""
-    given = dict(os.environ if environment is None else environment)  # before the library's load adds its own
+    """Runs every check. Loads the native library. Once per machine it may also try the library's kernels in a child
+    process."""
+    given = dict(os.environ if environment is None else environment)  # copied before the library's load adds variables
     try:
         info: LibraryInfo | None = library.library_info()
         problem = ""
@@ -87,7 +88,7 @@ def examine(environment: Mapping[str, str] | None = None) -> Report:
             _extra_buffers(info),
             _gpu(info),
         ]
-    checks.append(_sampler())  # after the library, so that libgomp is loaded with llama.cpp's settings
+    checks.append(_sampler())  # runs after the library's load, so that libgomp is loaded with llama.cpp's settings
     checks += [*_environment(given), *_extras(), _model(), _profiles(), _trials(), _cache()]
     return Report(tuple(checks), _facts(info, flags))
 
@@ -187,7 +188,6 @@ def _library(info: LibraryInfo) -> Iterator[Check]:
 
 
 def _choice(info: LibraryInfo) -> Iterator[Check]:
-    """The build in use, the ones that come before it and do not work, and those that come after it."""
     choice = info.choice
     others = "; not needed: " + ", ".join(other.describe() for other in choice.others) if choice.others else ""
     yield Check("build", Status.OK, choice.build.describe() + others)
@@ -223,7 +223,7 @@ def _build(info: LibraryInfo) -> Check:
 
 
 def _instructions(info: LibraryInfo, flags: frozenset[str]) -> Check:
-    """Instructions of the CPU that the build does not use: the usual reason for a slow wheel from an index."""
+    """Reports instruction sets that the build does not use: the usual reason why a wheel from an index is slow."""
     wanted = {"avx2": "AVX2 = 1", "fma": "FMA = 1", "avx512f": "AVX512 = 1", "amx_int8": "AMX_INT8 = 1"}
     unused = [_NOTEWORTHY[flag] for flag, words in wanted.items() if flag in flags and words not in info.system_info]
     if unused:
@@ -253,7 +253,7 @@ _DRIVERS = {
     "rpc": f"name servers: {SERVERS_VARIABLE}=host:port",
 }
 _CHOOSING = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES", "vulkan": "GGML_VK_VISIBLE_DEVICES"}
-# in the message of a library that cannot be loaded, or of a build that is passed over
+# A word in the message of a library that cannot be loaded, or of a build that is passed over -> the cure.
 _MISSING = {
     "libcuda.so": _DRIVERS["cuda"],
     "libcudart": "install the CUDA runtime that it was built with, and let LD_LIBRARY_PATH name its folder",
@@ -264,7 +264,7 @@ _MISSING = {
 
 
 def _cure(problem: str, usual: str) -> str:
-    """The cure of a build that does not load: what is missing of a GPU's driver, else the usual one."""
+    """Returns the cure for a build that does not load: install a missing GPU library, else the usual cure."""
     return next((cure for name, cure in _MISSING.items() if name in problem), usual)
 
 
@@ -282,7 +282,7 @@ def _gpu(info: LibraryInfo) -> Check:
         elif chosen is not None:
             cure = f"{name}={chosen} may name none that is here: unset it; or {cure}"
         return Check("gpu", Status.WARN, f"this build is for GPUs ({backend}), but finds none", cure)
-    if "GPU 0" in _output("nvidia-smi", "-L"):
+    if _has_nvidia_gpu():
         return Check("gpu", Status.WARN, "an NVIDIA GPU is here, but this build does not use it", patched_build("cuda"))
     return Check("gpu", Status.OK, "none, or none that this build can use")
 
@@ -337,7 +337,7 @@ class Extra:
     """Optional packages that are installed together.
 
     Attributes:
-        use: the features that need them.
+        use: the features that need the packages.
         modules: package -> the module that it provides.
     """
 
@@ -345,7 +345,7 @@ class Extra:
     modules: Mapping[str, str]
 
 
-# As in pyproject.toml, which an installed package lacks; tests/unit/tools/test_doctor.py compares the two.
+# The extras of pyproject.toml, which an installed package lacks. tests/unit/tools/test_doctor.py compares both.
 EXTRAS = {
     "tools": Extra(
         "`llamabatch synth`, and pictures (--plot)", {"matplotlib": "matplotlib", "gguf": "gguf"}
@@ -376,7 +376,7 @@ EXTRAS = {
 
 
 def _installed_extras() -> dict[str, dict[str, str | None]]:
-    """The version of each package of each extra; None where it is not installed."""
+    """Returns the version of each package of each extra; None if the package is not installed."""
     return {
         name: {package: _version_of(package, module) for package, module in extra.modules.items()}
         for name, extra in EXTRAS.items()
@@ -387,7 +387,7 @@ def _version_of(package: str, module: str) -> str | None:
     try:
         if importlib.util.find_spec(module) is None:
             return None
-    except ModuleNotFoundError:  # not even the package around it
+    except ModuleNotFoundError:  # find_spec raises this if the parent package is missing
         return None
     try:
         return importlib.metadata.version(package)
@@ -396,7 +396,7 @@ def _version_of(package: str, module: str) -> str | None:
 
 
 def _extras() -> Iterator[Check]:
-    """A missing extra is no fault; a part of one is, and so is an NVIDIA GPU without the extra that reads it."""
+    """Reports the extras. Warns of an incomplete extra, and of an NVIDIA GPU without the extra `gpu`."""
     for name, versions in _installed_extras().items():
         use, get = EXTRAS[name].use, f'pip install "llamabatch[{name}]"'
         missing = [package for package, version in versions.items() if version is None]
@@ -404,7 +404,7 @@ def _extras() -> Iterator[Check]:
         check = f"extra {name}"
         if not missing:
             yield Check(check, Status.OK, f"{', '.join(there)}: {use}")
-        elif there or (name == "gpu" and "GPU 0" in _output("nvidia-smi", "-L")):
+        elif there or (name == "gpu" and _has_nvidia_gpu()):
             state = "; ".join([f"{', '.join(missing)} not installed", *there])
             yield Check(check, Status.WARN, f"{state}: {use}", get)
         else:
@@ -425,7 +425,6 @@ def _model() -> Check:
 
 
 def _profiles() -> Check:
-    """Profiles that `llamabatch tune` has kept for this machine and this build."""
     found = profile_store.here()
     if not found:
         return Check("profiles", Status.OK, "none: `llamabatch tune -m MODEL` measures what is fastest here")
@@ -433,7 +432,6 @@ def _profiles() -> Check:
 
 
 def _trials() -> Check:
-    """Verdicts of trial loads on model files."""
     found = [each.get("loads") for each in disk_cache.all_of(vetting.MODELS)]
     if not found:
         return Check("trial loads", Status.OK, "none: the first load of a model file tries it out in a child process")
@@ -456,8 +454,12 @@ def _gib(n_bytes: int) -> str:
     return f"{n_bytes / (1 << 30):.1f} GiB"
 
 
+def _has_nvidia_gpu() -> bool:
+    return "GPU 0" in _output("nvidia-smi", "-L")
+
+
 def _output(*command: str) -> str:
-    """The standard output of a command; empty where it is missing or fails."""
+    """Returns the standard output of a command; empty if the command is missing or fails."""
     if shutil.which(command[0]) is None:
         return ""
     try:

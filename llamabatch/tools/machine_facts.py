@@ -1,4 +1,4 @@
-"""The machine that figures were measured on: without it they say nothing."""
+"""Describes the machine that figures were measured on."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from llamabatch.utils.version import __version__
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """This machine and what is installed on it.
+    """A machine and its installed software.
 
     Attributes:
-        cpu: the model's name.
-        cores: cores that this process may use. logical_cores: cores of the machine.
+        cpu: name of the CPU's model.
+        cores: cores that this process may use.
+        logical_cores: logical cores of the machine.
         memory_bytes: memory of the machine.
         devices: devices that llama.cpp can compute on.
-        versions: of llamabatch, llama-cpp-python, llama.cpp and Python.
-        patches: patches in the build of llama-cpp-python; None for a stock build.
+        versions: versions of llamabatch, llama-cpp-python, llama.cpp and Python.
+        patches: patches in the build of llama.cpp; None for a stock build.
     """
 
     cpu: str
@@ -39,13 +40,13 @@ class MachineFacts:
 
     @property
     def summary(self) -> str:
-        """CPU, cores, memory and accelerators, in one line."""
+        """The CPU, cores, memory and accelerators, in one line."""
         accelerators = [device.partition(": ")[2] for device in self.devices if not device.startswith("CPU")]
         memory = f"{self.memory_bytes / 2**30:.0f} GiB"
         return ", ".join([self.cpu, counted(self.cores, "core"), memory, *accelerators])
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON, in two parts: "machine" and "versions"."""
+        """Returns plain values for JSON, in two parts: "machine" and "versions"."""
         machine = asdict(self)
         versions = machine.pop("versions")
         return {"machine": machine, "versions": versions}

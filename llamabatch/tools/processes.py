@@ -1,4 +1,4 @@
-"""Child processes of a measurement: their peak memory, and their end."""
+"""Child processes of a measurement: measures their peak memory, and kills them when the measurement fails."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _KILL_TIMEOUT_S = 10.0
 
 
 class PeakMemory:
-    """The largest resident memory of processes, summed over them, in bytes.
+    """The sum of the peaks of resident memory of several processes, in bytes.
 
-    Linux keeps the peak of each process itself (VmHWM in /proc/PID/status, proc(5)); elsewhere a thread looks every
-    20 ms. Pages of a mapped model file that two processes share count in both.
+    Linux records the peak of each process (VmHWM in /proc/PID/status, proc(5)). On other systems a thread samples
+    every 20 ms. Pages of a mapped model file that two processes share count in both.
     """
 
     def __init__(self, pids: list[int]) -> None:
@@ -32,7 +32,7 @@ class PeakMemory:
             self._thread = threading.Thread(target=self._sample, name="llamabatch-memory", daemon=True)
 
     def read(self) -> int | None:
-        """The peak so far; None where the system does not say."""
+        """Returns the peak so far; None if it is not known for each process."""
         peaks = [_high_water_mark(pid) or self._sampled.get(pid, 0) for pid in self._pids]
         return sum(peaks) if all(peaks) else None
 
@@ -60,21 +60,23 @@ def _high_water_mark(pid: int) -> int | None:
 
 
 def disturbed(others_cpu_percent: float, cores: int) -> bool:
-    """True if other processes used so much CPU that figures of threads on all cores say little: a third of a core."""
+    """Returns True if other processes used more than a third of a core. Figures of threads on all cores are then
+    unreliable."""
     return others_cpu_percent * cores > 100 / 3
 
 
 class OtherProcesses:
-    """The CPU that is used by processes that are neither this one nor below it.
+    """The CPU use of all processes except this one and its descendants.
 
-    Raises psutil.Error where the system does not tell.
+    Raises psutil.Error if the system does not report CPU times.
     """
 
     def __init__(self) -> None:
         self._own_s, (self._busy_s, self._total_s) = _own_seconds(), system_times()
 
     def cpu_percent(self) -> float:
-        """Their share of all cores since this object was made, 0 to 100. What a virtual machine did not get counts."""
+        """Returns their share of all cores since this object was made, 0 to 100. CPU time that the host took from this
+        virtual machine counts, too."""
         own_s, (busy_s, total_s) = _own_seconds(), system_times()
         span_s = total_s - self._total_s
         others_s = busy_s - self._busy_s - (own_s - self._own_s)
@@ -82,10 +84,10 @@ class OtherProcesses:
 
 
 def _own_seconds() -> float:
-    """CPU seconds of this process and of all below it, with those that have ended."""
+    """Returns the CPU seconds of this process and of all its descendants, also of those that have ended."""
     seconds = 0.0
     for process in (psutil.Process(), *_children()):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended: its parent has its seconds
+        with contextlib.suppress(psutil.NoSuchProcess):  # The parent of an ended process has its seconds.
             times = process.cpu_times()
             seconds += times.user + times.system + times.children_user + times.children_system
     return seconds
@@ -93,10 +95,10 @@ def _own_seconds() -> float:
 
 @contextlib.contextmanager
 def no_child_left() -> Iterator[None]:
-    """Kills all child processes that were started in the body, if an exception leaves it.
+    """Kills all child processes that were started in the body, if the body raises.
 
-    A client that is closed may wait for the step under way, and one that was interrupted in its constructor cannot be
-    closed at all; Ctrl-C must wait for neither.
+    So Ctrl-C ends them at once. close() of a client may wait for a running step, and a client that was interrupted in
+    its constructor cannot be closed at all.
     """
     before = _children()
     try:
@@ -112,6 +114,6 @@ def _children() -> set[psutil.Process]:
 
 def _kill(processes: set[psutil.Process]) -> None:
     for process in processes:
-        with contextlib.suppress(psutil.Error):  # it has ended by itself
+        with contextlib.suppress(psutil.Error):  # the process has ended by itself
             process.kill()
     psutil.wait_procs(processes, timeout=_KILL_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Prompts of a file, or the bundled ones, as token ids, so that every strategy gets the very same."""
+"""Reads prompts from a file, or the bundled ones, as token ids, so that every strategy gets the same tokens."""
 
 from __future__ import annotations
 
@@ -53,32 +53,32 @@ def load(path: Path | None, model: Model, n_ctx: int) -> Workload:
     """Reads and tokenizes prompts.
 
     Args:
-        path: a text file with one prompt a line, or JSONL; None: the bundled prompts.
-        model: its vocabulary and chat template; the weights are not needed.
+        path: a text file with one prompt per line, or JSONL; None: the bundled prompts.
+        model: the model for its vocabulary and chat template; the weights are not needed.
         n_ctx: tokens that one request may use.
 
     Raises:
-        PromptError: there is no such file or no prompt in it, or a line cannot be run; the message names the line.
+        PromptError: there is no such file, the file has no prompt, or a line cannot be run; the message names the line.
         ConfigError: a line of the file is a conversation and the model has no chat template.
         SetupError: the bundled prompts are missing.
     """
     name = "the bundled prompts" if path is None else shown(path)
     lines = parse(name, _read(path), jsonl=True if path is None else _is_jsonl(path))
-    if path is None and model.chat_template is None:  # the bundled ones are questions, which any model can continue
+    if path is None and model.chat_template is None:  # The bundled prompts are questions that any model can continue.
         lines = [Line(line.number, _question(line.prompt)) for line in lines]
     prompts = [_at(name, line.number, partial(_token_ids, line.prompt, model, n_ctx)) for line in lines]
     return Workload("bundled" if path is None else path.name, tuple(prompts))
 
 
 def parse(name: str, text: str, *, jsonl: bool | None = None) -> list[Line]:
-    """The prompts of a file's text; blank lines are skipped.
+    """Returns the prompts of a file's text. Blank lines are skipped.
 
     Args:
-        name: of the file, for messages.
-        jsonl: read it as JSONL; None: if its first line is a JSON object.
+        name: name of the file, for messages.
+        jsonl: True to read JSONL; None: the text is JSONL if its first line is a JSON object.
 
     Raises:
-        PromptError: it holds no prompt, or a line is not what it should be.
+        PromptError: the text has no prompt, or a line has a wrong format.
     """
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
@@ -112,7 +112,7 @@ def _question(prompt: Prompt) -> str:
 
 
 def _is_jsonl(path: Path) -> bool | None:
-    """By the name's ending; None where it leaves it open."""
+    """Returns True for the suffix of a JSON file, False for .txt, None for any other."""
     suffix = path.suffix.lower()
     return True if suffix in _JSONL else False if suffix == ".txt" else None
 
@@ -135,7 +135,7 @@ def _from_json(line: str) -> Prompt:
         messages: list[dict[str, Any]] = item["messages"]
         if not isinstance(messages, list):
             raise PromptError(f"messages is a {type(messages).__name__}; give a list of messages")
-        return messages  # each of them is checked where the chat template is filled in
+        return messages  # the chat template's code checks each message
     if not isinstance(item["prompt"], str):
         raise PromptError(f"prompt is a {type(item['prompt']).__name__}; give a text")
     text: str = item["prompt"]
@@ -143,7 +143,7 @@ def _from_json(line: str) -> Prompt:
 
 
 def _token_ids(prompt: Prompt, model: Model, n_ctx: int) -> tuple[int, ...]:
-    """As LLM.generate does it for a text, and LLM.chat for messages."""
+    """Tokenizes a text as LLM.generate does, and messages as LLM.chat does."""
     if isinstance(prompt, str):
         ids = tuple(model.tokenize(prompt)) if prompt else ()
     else:
@@ -153,7 +153,7 @@ def _token_ids(prompt: Prompt, model: Model, n_ctx: int) -> tuple[int, ...]:
 
 
 def _at(name: str, number: int, read: Callable[[], _T]) -> _T:
-    """Puts file and line in front of what is wrong there."""
+    """Calls `read`, and puts file and line in front of its error message."""
     try:
         return read()
     except LlamaBatchError as error:

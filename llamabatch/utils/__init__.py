@@ -1,3 +1,1 @@
-"""Helpers that know nothing of inference: checks, fork-safe lifetimes, histograms, formats, plotting, console, atomic
-files. Imports only `errors`.
-"""
+"""Helpers that do not depend on inference, such as checks, lifetimes, formats and files. They import only `errors`."""

@@ -1,4 +1,4 @@
-"""Names of other libraries that are not here: errors that say what there is in their place."""
+"""Errors for names of other libraries that llamabatch does not have. They name the replacement."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 
 def absent(owner: object, name: str, advice: Mapping[str, str]) -> AttributeError:
-    """The error for a missing attribute of an object.
+    """Returns the error for a missing attribute of an object.
 
     Args:
-        advice: for names of other libraries, what there is in their place.
+        advice: maps names of other libraries to their replacement here.
     """
     kind = type(owner).__name__
     if name in advice:
@@ -20,11 +20,8 @@ def absent(owner: object, name: str, advice: Mapping[str, str]) -> AttributeErro
 
 
 def absent_from(module: str, name: str, advice: Mapping[str, str]) -> Exception:
-    """The error that a module's __getattr__ raises for a missing name; __getattr__ itself makes the call.
-
-    Python drops the message of an AttributeError in `from module import name`: there, a name with advice gets an
-    ImportError.
-    """
+    """Returns the error for a missing name of a module, whose __getattr__ must call this directly. In `from module
+    import name` Python drops the message of an AttributeError. So a name with advice gets an ImportError there."""
     if name not in advice:
         return AttributeError(f"module {module!r} has no attribute {name!r}")
     message = f"{module}.{name} is not there: {advice[name]}"

@@ -1,4 +1,4 @@
-"""Keywords of a caller before a function reads them: under the names of other libraries, or of a TypedDict."""
+"""Decorators that change or check a caller's keywords: other libraries' names, or the keys of a TypedDict."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 G = TypeVar("G", bound=Callable[..., Any])
-_Read = Callable[[dict[str, Any]], Mapping[str, Any]]  # keywords of a caller -> those of the function
+_Read = Callable[[dict[str, Any]], Mapping[str, Any]]  # keywords of a caller -> keywords of the function
 
-# Other libraries' names for the path of a model: llama_cpp.Llama's, and what repr and configs of others show.
+# Other libraries' names for the path of a model: in llama_cpp.Llama, and in the reprs and configs of other libraries.
 MODEL_NAMES = ("model_path", "model_name_or_path", "model_id")
 
 
 def takes_names(named: _Read) -> Callable[[G], G]:
-    """A decorator of __init__: `named` turns the keywords of a caller into those of the function.
+    """Returns a decorator for __init__, with which `named` converts the caller's keywords to the function's keywords.
 
     Type checkers, help() and inspect.signature see the function as it is written.
 
     Args:
-        named: keywords -> keywords; it raises what the caller shall see for an unknown one.
+        named: converts keywords, and raises the caller's error for an unknown keyword.
     """
     return lambda made: _reading(made, named)
 
 
 def also_named(place: Callable[[str], str] = lambda name: "", **others: str) -> Callable[[G], G]:
-    """A decorator of a method: keywords under other names -> its own. One that is given twice raises TypeError.
+    """Returns a decorator for a method that also accepts keywords under other names. Both at once raise TypeError.
 
     Args:
-        place: of a keyword that the method does not have: a sentence that says where it goes; "": it is not known.
+        place: for a keyword that the method does not have, returns a clause that says where it belongs, or "".
+        others: maps another name to the method's own keyword.
     """
 
     def decorate(made: G) -> G:
@@ -51,12 +52,13 @@ def also_named(place: Callable[[str], str] = lambda name: "", **others: str) -> 
 
 
 def takes_keywords(keywords: Any, function: Callable[..., object]) -> Callable[[G], G]:
-    """A decorator of a method that passes `**options: Unpack[keywords]` on to `function`: the method refuses other
-    keywords with a TypeError, and its signature shows each keyword with its default, before those of its own.
+    """Returns a decorator for a method that passes `**options: Unpack[keywords]` on to `function`.
+
+    The method raises TypeError for other keywords. Its signature shows each keyword with its default before its own.
 
     Args:
         keywords: a TypedDict.
-        function: its parameters are keywords, with defaults.
+        function: a function that takes these keywords, with defaults.
     """
     taken = [p for p in inspect.signature(function).parameters.values() if p.name in keywords.__optional_keys__]
 
@@ -79,7 +81,7 @@ def takes_keywords(keywords: Any, function: Callable[..., object]) -> Callable[[
 
 
 def _reading(made: G, read: _Read) -> G:
-    """The function, called with the keywords that `read` makes of a caller's."""
+    """Wraps a function, so that `read` converts the caller's keywords first."""
 
     @functools.wraps(made)
     def call(*args: Any, **options: Any) -> Any:
@@ -93,7 +95,7 @@ def _reading(made: G, read: _Read) -> G:
 
 
 def model_named(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Options with "model" in place of another of its names; two of them are left for the function to refuse."""
+    """Renames another library's name for the model to "model". A second name stays, so that the function refuses it."""
     if "model" not in options:
         for name in MODEL_NAMES:
             if name in options:

@@ -1,4 +1,4 @@
-"""Files that are whole at any time: written under another name in the same folder, then renamed."""
+"""Files that are complete at any time: written under another name in the same folder, then renamed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacement(path: Path) -> Iterator[Path]:
-    """A temporary file in the same folder: it becomes `path` at the end of the block, and is deleted if that raises.
-
-    Only its owner may read it. Raises OSError.
-    """
+    """Yields a temporary file, which becomes `path` at the end of the block, or is deleted if the block raises. The
+    file lies in the same folder, and only its owner may read it. Raises OSError."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     temporary = Path(name)
@@ -27,6 +25,6 @@ def replacement(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text as `path`, in UTF-8, over the file before it. Raises OSError."""
+    """Writes a text to `path` in UTF-8, in place of an older file. Raises OSError."""
     with replacement(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A repr for people: one line, without what has its default, long texts and lists cut."""
+"""A short repr for people: one line, without fields that have their defaults, and with long values cut."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from llamabatch.utils.checks import counted, show
 
 _LONGEST_TEXT = 60  # characters
-_MOST_ITEMS = 8  # of a list or mapping that is shown whole
-_MOST_PARTS = 3  # of a list of dataclasses
-_LONGEST_PART = 1000  # characters of a dataclass within another
+_MOST_ITEMS = 8  # items of a list or mapping that is shown completely
+_MOST_PARTS = 3  # shown items of a list of dataclasses
+_LONGEST_PART = 1000  # characters of a dataclass within another dataclass
 
 
 def brief(instance: Any, hidden: Collection[str] = (), **instead: object) -> str:
-    """A dataclass as its constructor would be called, but for fields that have their default.
+    """Returns a dataclass as a call of its constructor, without fields that have their defaults.
 
     Args:
         hidden: fields that are left out.
-        instead: values to show in place of those of these fields.
+        instead: maps fields to values that are shown instead of their own.
     """
     names = [field.name for field in fields(instance) if field.name not in hidden and _is_shown(field, instance)]
     shown = [f"{name}={brief_value(instead.get(name, getattr(instance, name)))}" for name in names]
@@ -29,7 +29,7 @@ def brief(instance: Any, hidden: Collection[str] = (), **instead: object) -> str
 
 
 def brief_value(value: object) -> str:
-    """A value on one line: cut where it is long, a number of items in place of many."""
+    """Returns a value on one line. A long text is cut, and for many items only their number is shown."""
     if isinstance(value, Enum):
         return repr(value.value)
     if isinstance(value, str):
@@ -39,7 +39,7 @@ def brief_value(value: object) -> str:
     if is_dataclass(value) and not isinstance(value, type):
         text = repr(value)
         return text if len(text) <= _LONGEST_PART else show(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named one
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
         pairs = [f"{name}={brief_value(each)}" for name, each in zip(value._fields, value, strict=True)]
         return f"{type(value).__name__}({', '.join(pairs)})"
     if isinstance(value, (tuple, list)) and value and all(map(is_dataclass, value)):
@@ -60,7 +60,7 @@ def _is_much(values: Collection[object]) -> bool:
 
 
 def _is_shown(field: Field[Any], instance: object) -> bool:
-    """True unless the field is for repr() of no use, or has its default."""
+    """Returns True unless the field is excluded from repr() or has its default."""
     if not field.repr:
         return False
     value = getattr(instance, field.name)

@@ -1,4 +1,4 @@
-"""The line of a caller outside the package, for warnings."""
+"""The stack level of a caller outside the package, for warnings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def caller_level() -> int:
-    """The stacklevel for warnings.warn in the calling function that points at the caller's line outside llamabatch."""
+    """Returns the stacklevel with which warnings.warn in the calling function points at code outside llamabatch."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "llamabatch":
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""Cancelling a load: the caller who waits for a model sets an event, the thread that loads looks at it now and then."""
+"""Cancelling a load: the caller that waits for a model sets an event, which the loading thread polls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from llamabatch.errors import EngineClosedError
 
-LOOK_S = 0.1  # how often a load that waits for a process looks whether it was cancelled
+LOOK_S = 0.1  # seconds between two polls of a load that waits for a process
 T = TypeVar("T")
 
 _events: ContextVar[tuple[Event, ...]] = ContextVar("llamabatch_cancellation", default=())
@@ -20,7 +20,7 @@ _events: ContextVar[tuple[Event, ...]] = ContextVar("llamabatch_cancellation", d
 
 @contextlib.contextmanager
 def cancelled_by(event: Event) -> Iterator[None]:
-    """Lets an event cancel the loads within, beside those events that can already."""
+    """Lets an event cancel the loads in the block. Events of outer blocks keep their effect."""
     token = _events.set((*_events.get(), event))
     try:
         yield
@@ -29,17 +29,17 @@ def cancelled_by(event: Event) -> Iterator[None]:
 
 
 def can_be_cancelled() -> bool:
-    """True within cancelled_by."""
+    """Returns True within a block of cancelled_by."""
     return bool(_events.get())
 
 
 def is_cancelled() -> bool:
-    """True if the load under way in this context is to end."""
+    """Returns True if the current load should end."""
     return any(event.is_set() for event in _events.get())
 
 
 def result_of(future: Future[T]) -> T:
-    """The result, waited for. Raises what the future has; EngineClosedError once the load under way is cancelled."""
+    """Waits for a future's result or exception. Raises EngineClosedError if the current load is cancelled."""
     while can_be_cancelled() and not future.done():
         if is_cancelled():
             raise EngineClosedError("the load was cancelled")

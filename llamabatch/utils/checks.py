@@ -1,4 +1,4 @@
-"""Checks of values from callers: a message names the argument, its value and the allowed range."""
+"""Checks of values from callers. The error messages name the argument, its value and the allowed range."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from llamabatch.errors import InputError
 
-_MOST_NAMES = 40  # of an error: half a screen
+_MOST_NAMES = 40  # names in an error message, about half a screen
 _LONGEST_NAME = 100  # characters of an unknown name that are compared with the known ones
 _MOST_BITS = 1000  # Python refuses to print whole numbers of more than 4,300 digits
 
@@ -28,7 +28,7 @@ _short = _Short()
 
 
 def show(value: object) -> str:
-    """Any value for a message, short and on one line."""
+    """Returns any value for a message, short and on one line."""
     try:
         text = _short.repr(value)
     except Exception:  # a caller's class can raise anything
@@ -37,7 +37,7 @@ def show(value: object) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The text of an error for a message that names the file: Python's OSErrors name it again."""
+    """Returns an error's text without the file's name, for a message that already names the file."""
     text = getattr(error, "strerror", None) or str(error)
     if getattr(error, "errno", None) == errno.EMFILE:
         return f"{text}; this process has as many files open as it may (ulimit -n)"
@@ -45,20 +45,20 @@ def reason(error: BaseException) -> str:
 
 
 def present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a JSON object that are not null: null in a line, a table or a body means a missing field."""
+    """Returns the fields of a JSON object that are not null: in a line, table or body, null means a missing field."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def counted(count: int, noun: str) -> str:
-    """A number and its noun for a message: 1 row, 2,000 rows."""
+    """Returns a number and its noun for a message: 1 row, 2,000 rows."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def integer(error: type[InputError], name: str, value: object, low: int, high: int, other: str = "") -> int:
-    """The value as a plain int, also of numpy's whole numbers. Raises `error`.
+    """Returns a whole number (also of numpy) as a plain int. Raises `error`.
 
     Args:
-        other: another allowed value, for the message: ", or None".
+        other: another allowed value for the message, such as ", or None".
     """
     whole = plain(value)
     if isinstance(whole, bool) or not isinstance(whole, int) or not low <= whole <= high:
@@ -67,7 +67,7 @@ def integer(error: type[InputError], name: str, value: object, low: int, high: i
 
 
 def number(error: type[InputError], name: str, value: object, low: float, high: float, other: str = "") -> float:
-    """The value as a plain float or int; arguments and errors as `integer`."""
+    """Returns a number (also of numpy) as a plain float or int. Arguments and errors as for `integer`."""
     found = plain(value)
     if isinstance(found, bool) or not isinstance(found, (int, float)) or found != found or abs(found) == math.inf:
         raise error(f"{name} is {show(value)}; give a number from {low:g} to {high:g}{other}")
@@ -77,7 +77,7 @@ def number(error: type[InputError], name: str, value: object, low: float, high: 
 
 
 def boolean(error: type[InputError], name: str, value: object) -> bool:
-    """The value as a plain bool, also of numpy's. Raises `error`."""
+    """Returns a bool (also of numpy) as a plain bool. Raises `error`."""
     found = plain(value)
     if not isinstance(found, bool):
         raise error(f"{name} is {show(value)}; give True or False")
@@ -85,7 +85,7 @@ def boolean(error: type[InputError], name: str, value: object) -> bool:
 
 
 def choice(error: type[InputError], name: str, value: object, known: Iterable[str]) -> str:
-    """The value as a plain str, one of `known`. Raises `error`."""
+    """Returns the value as a plain str if it is one of `known`. Raises `error` otherwise."""
     names = list(known)
     text = string(value)
     if text is None or text not in names:
@@ -94,13 +94,13 @@ def choice(error: type[InputError], name: str, value: object, known: Iterable[st
 
 
 def string(value: object) -> str | None:
-    """A text as a plain str, also of a subclass; None for anything else."""
+    """Returns a str (also of a subclass) as a plain str, or None for any other value."""
     return str.__str__(value) if isinstance(value, str) else None
 
 
 def items(value: object, most: int) -> list[Any] | None:
-    """The first `most` items of a list, array, Series or the like; None for a text, a mapping, a value without items,
-    and one that raises when they are read."""
+    """Returns the first `most` items of a list, array, Series or the like. Returns None for a text, a mapping, a value
+    without items, and a value that raises when its items are read."""
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
         return None
     try:
@@ -110,7 +110,7 @@ def items(value: object, most: int) -> list[Any] | None:
 
 
 def mapping(value: object) -> dict[Any, Any] | None:
-    """A mapping as a dict; None for anything else, and for one that raises when it is read."""
+    """Returns a mapping as a dict, or None for any other value and for a mapping that raises when it is read."""
     try:
         return dict(value) if isinstance(value, Mapping) else None
     except Exception:  # a caller's class can raise anything
@@ -118,7 +118,7 @@ def mapping(value: object) -> dict[Any, Any] | None:
 
 
 def pairs(value: object, most: int) -> list[tuple[Any, Any]] | None:
-    """The first `most` entries of a mapping, or of a container of pairs; None for anything else."""
+    """Returns the first `most` entries of a mapping or of a container of pairs, or None for any other value."""
     named = mapping(value)
     entries = items(value if named is None else named.items(), most)
     if entries is None:
@@ -128,10 +128,10 @@ def pairs(value: object, most: int) -> list[tuple[Any, Any]] | None:
 
 
 def plain(value: object) -> object:
-    """A number of numpy or of a subclass as Python's own; any other value unchanged, None if reading it raises."""
+    """Returns a number of numpy or a subclass as a plain number, other values unchanged, and None if reading raises."""
     if type(value) in (int, float, bool):
         return value
-    numpy = sys.modules.get("numpy")  # if it is not imported, there are no such numbers
+    numpy = sys.modules.get("numpy")  # without an imported numpy there are no numbers of numpy
     try:
         if numpy is not None and isinstance(value, numpy.generic):
             return value.item()
@@ -145,7 +145,7 @@ def plain(value: object) -> object:
 
 
 def half_character(value: object) -> str | None:
-    """The first text in a value that holds half a surrogate pair, which has no UTF-8; None: there is none."""
+    """Returns the first text in a value that holds half a surrogate pair (which has no UTF-8 form), or None."""
     stack: list[Any] = [value]
     while stack:
         value = stack.pop()
@@ -162,9 +162,9 @@ def half_character(value: object) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The tail of a message about an unknown name: the nearest known name, all known names if they are few, else the
-    least far ones."""
-    names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)  # the same message in each run
+    """Returns the end of a message about an unknown name. It names the nearest known name, all known names if they are
+    few, or else the closest five."""
+    names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)  # sorted: the same in each run
     close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=1)
     meant = f"; did you mean {close[0]!r}?" if close else ""
     if len(names) <= 12 or (not meant and len(names) <= _MOST_NAMES):

@@ -1,4 +1,4 @@
-"""The terminal: a console for tables, sentences wrapped between words, and the files that a report goes to."""
+"""Output to the terminal (tables and wrapped sentences), and the files of a report."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LEAST_WIDTH = 20
-_PLAIN_WIDTH = 200  # of a file or a pipe, which has no width: a row of a table is never broken
-_READER_WIDTH = 80  # of those that read it, unless COLUMNS says otherwise: wider tables come in parts
+_PLAIN_WIDTH = 200  # columns of a file or a pipe, so that rows of tables are not broken
+_READER_WIDTH = 80  # columns for the reader of a file or pipe, unless COLUMNS is set; wider tables come in parts
 _PICTURES = (".png", ".svg", ".pdf")
 _LABEL = re.compile(r" *\S[^:]*: {2,}")  # "rows:   7 ok": wrapped lines are indented below the 7
 
 
 class Stdout(Console):
-    """A console that raises BrokenPipeError if the reader of stdout has left; rich would end the process."""
+    """A console that raises BrokenPipeError if the reader of stdout has gone. rich would end the process."""
 
     def on_broken_pipe(self) -> None:
-        raise  # rich calls it while it handles the error
+        raise  # rich calls this method while it handles a BrokenPipeError
 
 
 def console() -> Console:
-    """A console on stdout, as wide as its terminal. What its encoding cannot write becomes a question mark."""
+    """Returns a console on stdout, as wide as its terminal. Characters that stdout cannot encode become "?"."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     terminal = Stdout()
@@ -50,13 +50,13 @@ def console() -> Console:
 
 
 def sentence(console: Console, text: str, style: str | Style = "") -> None:
-    """Prints lines of text: wrapped between words on a terminal, unwrapped elsewhere, for programs that read them."""
+    """Prints text, wrapped between words on a terminal, and unwrapped elsewhere, where programs may read it."""
     shown = wrapped(text, console.width) if console.is_terminal else text
     console.print(Text(shown, style), soft_wrap=True)
 
 
 def new_table(*heads: str, left: int = 1) -> Table:
-    """A table without rows: the first `left` columns have texts, the others figures."""
+    """Returns a table without rows. The first `left` columns are for texts, all others for figures."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number < left else "right", no_wrap=True)
@@ -64,12 +64,12 @@ def new_table(*heads: str, left: int = 1) -> Table:
 
 
 def print_table(console: Console, table: Table, lead: int = 1) -> None:
-    """Prints a table, in several parts with the same first columns if the console is too narrow for it.
+    """Prints a table, in several parts with the same first columns if the console is too narrow.
 
-    A file or a pipe gets parts for a reader of 80 columns, or of COLUMNS, and no line of them is wrapped.
+    A file or a pipe gets parts for a width of 80 columns, or of COLUMNS, and no line is wrapped.
 
     Args:
-        lead: number of columns that each part begins with.
+        lead: number of first columns that each part repeats.
     """
     width = console.width
     if isinstance(console, Stdout) and not console.is_terminal:
@@ -111,7 +111,7 @@ def _part(table: Table, indices: list[int]) -> Table:
 
 
 def for_terminal(text: str, stream: TextIO | None = None) -> str:
-    """Lines of text for a stream, by default stderr: wrapped between words if it is a terminal."""
+    """Returns text for a stream (default stderr), wrapped between words if the stream is a terminal."""
     stream = sys.stderr if stream is None else stream
     try:
         return wrapped(text, os.get_terminal_size(stream.fileno()).columns) if stream.isatty() else text
@@ -120,7 +120,7 @@ def for_terminal(text: str, stream: TextIO | None = None) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Wraps each line between words. A word longer than a line stays whole, so that paths can be copied."""
+    """Wraps each line between words. A word that is longer than a line is not split, so that paths can be copied."""
     width = max(_LEAST_WIDTH, width or 80)
     lines = text.split("\n")
     labels = {match.end() for line in lines if (match := _LABEL.match(line)) and match.end() <= width // 3}
@@ -132,7 +132,7 @@ def _is_label(start: str) -> bool:
 
 
 def _wrapped(line: str, width: int, labels: set[int]) -> str:
-    """One line of `wrapped`; `labels`: lengths of the labels in the text."""
+    """Wraps one line. `labels` holds the lengths of the labels in the whole text."""
     if len(line) <= width:
         return line
     indent = len(line) - len(line.lstrip(" "))
@@ -147,10 +147,10 @@ def _wrapped(line: str, width: int, labels: set[int]) -> str:
 
 
 def check_targets(json_file: Path | None, plot_file: Path | None) -> None:
-    """Finds out before hours of measuring that a JSON file or a picture cannot be written.
+    """Checks before hours of measuring that a JSON file and a picture can be written.
 
     Raises:
-        InputError: its folder is missing or closed, it is a directory, or the picture's kind is unknown.
+        InputError: the folder is missing or not writable, the file is a directory, or the kind of picture is unknown.
         SetupError: a picture needs matplotlib, which is not installed.
     """
     for option, path in (("--json", json_file), ("--plot", plot_file)):
@@ -171,7 +171,7 @@ def check_targets(json_file: Path | None, plot_file: Path | None) -> None:
 
 
 def write_json(content: dict[str, Any] | list[Any], file: Path | None) -> None:
-    """Writes JSON to a file, or to stdout if that is "-". None: writes nothing."""
+    """Writes JSON to a file, or to stdout for "-". Writes nothing for None."""
     if file is None:
         return
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -182,10 +182,8 @@ def write_json(content: dict[str, Any] | list[Any], file: Path | None) -> None:
 
 
 def write_plot(module: str, subject: object, file: Path | None) -> None:
-    """Draws the picture of a subject, by `figure` of a module. None: draws nothing.
-
-    The module is imported here: matplotlib is optional, and takes a second to import.
-    """
+    """Draws the picture of a subject with the function `figure` of a module. Draws nothing if `file` is None. The
+    module is imported here because matplotlib is optional and takes a second to import."""
     if file is not None:
         from llamabatch.utils.plotting import save
 
@@ -202,11 +200,12 @@ def write_report(
     document: Callable[[T], dict[str, Any]],
     plot: str,
 ) -> None:
-    """Writes JSON and picture to their files, and then the tables to stdout, unless JSON goes there: what took minutes
-    to measure is not lost where nobody reads the tables to their end.
+    """Writes JSON and picture to their files, and then the tables to stdout, unless JSON goes to stdout.
+
+    The files come first, so that minutes of measuring are not lost if the reader of stdout goes away.
 
     Args:
-        plot: the module of the picture, as of write_plot.
+        plot: the module of the picture, as for write_plot.
     """
     write_json(document(report), json_file)
     write_plot(plot, report, plot_file)

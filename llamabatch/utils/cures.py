@@ -1,4 +1,4 @@
-"""The ways to a patched llama.cpp, for messages: they depend on the installation and the system."""
+"""Advice for messages on how to get a patched llama.cpp. It depends on the installation and the system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ROOT = Path(__file__).absolute().parents[2]
 
 
 def patched_build(backend: str | None = None) -> str:
-    """The advice that gets a patched build here, as a clause: for a backend ("cuda", ...), or for the CPU."""
+    """Returns a clause that says how to get a patched build here, for a backend ("cuda", ...) or for the CPU."""
     if in_checkout():
         return f"run `make setup{f' BACKEND={backend}' if backend else ''}` in the checkout of llamabatch"
     build = f"run `llamabatch build{f' --backend {backend}' if backend else ''}`, which needs a C++ compiler"
@@ -18,12 +18,12 @@ def patched_build(backend: str | None = None) -> str:
 
 
 def in_checkout() -> bool:
-    """True if llamabatch runs from its source tree, as after `make setup`."""
+    """Returns True if llamabatch runs from its source tree, as after `make setup`."""
     return (_ROOT / "Makefile").is_file() and (_ROOT / "pyproject.toml").is_file()
 
 
 def has_wheels() -> bool:
-    """True if llamabatch-llama has wheels for this system: Linux with glibc 2.28 or newer, on x86-64 or 64-bit ARM."""
+    """Returns True if there are wheels for this system: CPython, Linux, glibc 2.28 or newer, x86-64 or 64-bit ARM."""
     if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:
         return False
     name, version = platform.libc_ver()

@@ -1,7 +1,7 @@
-"""A cache on disk of results that cost something and hold until their subject changes: small JSON files.
+"""A cache on disk for results that are expensive and valid until their subject changes, as small JSON files.
 
-One file a result, written whole or not at all, so that processes side by side need no lock. The newest of each kind
-are kept. If the cache cannot be written, each process computes its results again; nothing else suffers.
+Each result is one file that is written atomically, so that parallel processes need no lock. The newest files of each
+kind are kept. If the cache cannot be written, each process only has to compute its results again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MOST_OF_A_KIND = 512
 
 
 def folder() -> Path:
-    """The folder of the cache; it need not exist, and may be deleted at any time."""
+    """Returns the folder of the cache. It need not exist, and may be deleted at any time."""
     return paths.cache_dir() / "verdicts"
 
 
 def read(kind: str, key: str) -> dict[str, Any] | None:
-    """The result kept under a key; None if there is none that can be read."""
+    """Returns the result under a key, or None if there is no readable result."""
     try:
         found: Any = json.loads(_file(kind, key).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -35,7 +35,7 @@ def read(kind: str, key: str) -> dict[str, Any] | None:
 
 
 def keep(kind: str, key: str, found: dict[str, Any]) -> None:
-    """Keeps a result under a key, in place of the one before. A failure goes to the log."""
+    """Stores a result under a key, in place of an older result. A failure is only logged."""
     target = _file(kind, key)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def keep(kind: str, key: str, found: dict[str, Any]) -> None:
 
 
 def all_of(kind: str) -> list[dict[str, Any]]:
-    """All results of a kind that can be read, in no order."""
+    """Returns all readable results of a kind, in no order."""
     files = folder().glob(f"{kind}-*.json")
     found = (read(kind, file.stem.removeprefix(f"{kind}-")) for file in files)
     return [each for each in found if each is not None]

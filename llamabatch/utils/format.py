@@ -1,4 +1,4 @@
-"""Numbers as text for people: seconds, durations, three significant digits, ratios. Fields for JSON."""
+"""Numbers as text for people: seconds, durations, three significant digits, ratios. Also attributes for JSON."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 
 def attributes(source: object, *names: str) -> dict[str, Any]:
-    """The values of some attributes by name, as JSON documents have them."""
+    """Returns some attributes of an object by name, for a JSON document."""
     return {name: getattr(source, name) for name in names}
 
 
 def seconds(value: float) -> str:
-    """Seconds with three digits, below one second as milliseconds: 85.1 ms, 1.24 s."""
+    """Formats seconds with three digits, below one second as milliseconds: 85.1 ms, 1.24 s."""
     return f"{significant(value * 1000)} ms" if value < 1 else f"{significant(value)} s"
 
 
 def duration(value: float) -> str:
-    """Seconds up to days, in two units: 3.2 s, 4 min 10 s, 2 h 5 min, 3 d 4 h."""
+    """Formats a duration in at most two units: 3.2 s, 4 min 10 s, 2 h 5 min, 3 d 4 h."""
     if value < 60:
         return f"{value:.1f} s"
     total = round(value)
@@ -27,7 +27,7 @@ def duration(value: float) -> str:
 
 
 def significant(value: float) -> str:
-    """Three significant digits, without an exponent: 0.0123, 1.23, 12.3, 1,234."""
+    """Formats a number with three significant digits and no exponent: 0.0123, 1.23, 12.3, 1,234."""
     if value == 0:
         return "0"
     digits = 2
@@ -42,12 +42,12 @@ def significant(value: float) -> str:
 
 
 def times(value: float) -> str:
-    """A ratio: 4.1, 12."""
+    """Formats a ratio: 4.1, 12."""
     return f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
 
 def file_size(n_bytes: float) -> str:
-    """Bytes of a file, in powers of 1000 as disks are sold: 812 B, 1.2 kB, 397.8 MB, 4.68 GB."""
+    """Formats bytes of a file in powers of 1000, as for disks: 812 B, 1.2 kB, 397.8 MB, 4.68 GB."""
     for unit, digits in (("B", 0), ("kB", 1), ("MB", 1)):
         if n_bytes < 1000:
             return f"{n_bytes:.{digits}f} {unit}"

@@ -1,4 +1,4 @@
-"""Histogram: counts of durations in buckets with fixed limits, so that those of several engines add up. Quantiles:
+"""A Histogram counts durations in fixed buckets, so that histograms of several engines can be added. Quantiles gives
 percentiles of millions of figures in bounded memory."""
 
 from __future__ import annotations
@@ -9,23 +9,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_STEPS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7.5, 8)  # in each power of ten; no two further apart than 25 %
-# limits of vLLM's histograms that are no steps of ours: each of its buckets is then a sum of whole ones of ours
+_STEPS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7.5, 8)  # for each power of ten, at most 25 % apart
+# These limits of vLLM's histograms are not steps of ours. With them, each vLLM bucket is a sum of whole buckets of
+# ours.
 _OTHERS = (120.0, 160.0, 240.0, 480.0, 640.0, 960.0, 1920.0, 2560.0, 7680.0)
 
 LIMITS_S = tuple(sorted({float(f"{step}e{power}") for power in range(-4, 4) for step in _STEPS} | {*_OTHERS, 1e4}))
-"""Upper limits of the buckets, seconds: 0.1 ms to 10,000 s. A bucket holds durations above the limit before its own and
-at most its own; one more bucket holds all longer ones."""
+"""Upper limits of the buckets in seconds: 0.1 ms to 10,000 s. A bucket holds durations above the previous limit, up to
+and including its own limit. One more bucket holds all longer durations."""
 
 _NOTHING = (0,) * (len(LIMITS_S) + 1)
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of durations by bucket. Histograms can be added, and an earlier one subtracted from a later one.
+    """Counts of durations by bucket. Histograms can be added. An earlier histogram can be subtracted from a later one.
 
     Attributes:
-        counts: durations in each bucket of LIMITS_S, and last those above all limits.
+        counts: durations in each bucket of LIMITS_S, and last the durations above all limits.
         sum_s: sum of all durations, seconds.
     """
 
@@ -47,11 +48,11 @@ class Histogram:
         return self.sum_s / count if count else None
 
     def percentile(self, percent: float) -> float | None:
-        """Seconds that so many percent of the durations did not exceed; None if there are none.
+        """Returns a percentile of the durations in seconds, or None if there are none.
 
-        Within a bucket the durations count as spread evenly (as in PromQL's histogram_quantile), so the result lies in
-        the bucket of the true value: at most 25 % away from it, or 0.1 ms for values below that. Durations above
-        10,000 s count as 10,000 s.
+        Durations are assumed to be spread evenly within a bucket (as in PromQL's histogram_quantile). So the result
+        lies in the bucket of the true value: at most 25 % away from it, or 0.1 ms for values below that. Durations
+        above 10,000 s count as 10,000 s.
 
         Args:
             percent: 0 to 100.
@@ -66,7 +67,7 @@ class Histogram:
         return LIMITS_S[-1] if self.counts[-1] else None
 
     def at_most(self, limits: Sequence[float]) -> list[int]:
-        """Number of durations up to each of these limits; each must be one of LIMITS_S."""
+        """Returns the number of durations up to each of these limits, which must be limits of LIMITS_S."""
         return [sum(self.counts[: LIMITS_S.index(limit) + 1]) for limit in limits]
 
     def __add__(self, other: Histogram) -> Histogram:
@@ -85,7 +86,7 @@ class Histogram:
 
 
 class Tally:
-    """A histogram that one thread fills; other threads may read it."""
+    """A histogram that one thread fills while other threads may read it."""
 
     def __init__(self) -> None:
         self._counts = list(_NOTHING)
@@ -97,19 +98,20 @@ class Tally:
         self._sum_s += seconds * n
 
     def histogram(self) -> Histogram:
-        """The durations counted so far."""
+        """Returns the durations counted so far."""
         return Histogram(tuple(self._counts), self._sum_s)
 
 
-_GROWTH = math.log(1.02)  # neighbouring classes differ by 2 %, so that a percentile is within 1 % of the figure
+_GROWTH = math.log(1.02)  # neighbouring classes differ by 2 %, so that a percentile is within 1 % of the true figure
 _LEAST = 1e-7
 
 
 class Quantiles:
-    """Counts of figures in classes with limits 2 % apart: a few hundred counters for any figures.
+    """Counts of figures in classes whose limits are 2 % apart, which takes a few hundred counters for any figures.
 
     Attributes:
-        n: number of figures. total: their sum.
+        n: number of figures.
+        total: sum of the figures.
     """
 
     def __init__(self) -> None:
@@ -118,7 +120,7 @@ class Quantiles:
         self.total = 0.0
 
     def add(self, value: float) -> None:
-        """Counts one figure; a negative one counts as 0."""
+        """Counts one figure. A negative figure counts as 0."""
         self.add_all((value,))
 
     def add_all(self, values: Iterable[float]) -> None:
@@ -132,14 +134,14 @@ class Quantiles:
         self.total += total
 
     def include(self, other: Quantiles) -> None:
-        """Counts the figures of another one, too."""
+        """Adds the figures of another object."""
         for at, n in other._counts.items():
             self._counts[at] = self._counts.get(at, 0) + n
         self.n += other.n
         self.total += other.total
 
     def at(self, percent: float) -> float | None:
-        """The percentile within 1 %, the lower figure if it lies between two; None if there are no figures.
+        """Returns a percentile within 1 %, or None if there are no figures. Between two figures, the lower counts.
 
         Args:
             percent: 0 to 100.
@@ -159,7 +161,7 @@ class Quantiles:
         return self.total / self.n if self.n else None
 
     def classes(self) -> list[tuple[float, int]]:
-        """The middle of each class that holds figures, rising, and the number of its figures."""
+        """Returns the middle of each class with figures, in ascending order, and the number of its figures."""
         return [(self._value(at), self._counts[at]) for at in sorted(self._counts)]
 
     @staticmethod

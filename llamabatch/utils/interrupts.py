@@ -1,10 +1,12 @@
-"""Signals that end the `llamabatch` command: exit code 128 + the signal and one line, from its first instruction on.
+"""Signals that end the `llamabatch` command: from its first instruction on, it exits with 128 + signal and one line.
 
-An exception that a signal raises at a random place gets lost or changed there: numpy turns it into a complaint about
-its installation, ctypes prints a traceback and goes on. So until a command has something to keep or to clean up, a
-signal ends the process where it stands, even in the middle of a native load. From `careful` on it raises
-KeyboardInterrupt, but never inside an import or a callback, and once: `timeout`, `npm` and systemd may send theirs
-twice, and a second exception would end the cleaning up that the first one began.
+An exception that a signal raises at a random place may be lost or changed. For example, numpy turns it into an error
+about its installation, and ctypes prints a traceback and continues. So at first a signal ends the process at once, even
+in the middle of a native load.
+
+From `careful` on, the command has something to keep or to clean up, and a signal raises KeyboardInterrupt. It is never
+raised inside an import or a callback, and only once. `timeout`, `npm` and systemd may send a signal twice, and a second
+exception would stop the clean-up that the first exception began.
 
 This module imports nothing slow, because it runs before anything else.
 """
@@ -19,7 +21,7 @@ import sys
 import time
 from contextlib import suppress
 
-TYPE_CHECKING = False  # typing itself takes longer to import than all the rest
+TYPE_CHECKING = False  # importing typing would take longer than all other imports here
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
@@ -28,53 +30,53 @@ SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )  # Windows has no SIGHUP
 LINE = "Interrupted."
-# modules whose callers lose or change an exception
+# An exception that is raised in these modules gets lost or changed.
 _DELICATE = ("importlib._bootstrap", "weakref", "_weakrefset", "llamabatch.llama.log")
-SAME_S = 1.0  # from a signal: others within them are the same wish, sent twice
+SAME_S = 1.0  # seconds after a signal in which another signal counts as the same signal, sent twice
 _AGAIN_S = 0.02
-_UNSEEN_S = 0.5  # after which a signal that has not ended the wait for a line is sent again
+_UNSEEN_S = 0.5  # seconds after which a signal is sent again if it has not ended the wait for a line
 
 _guarded: list[int] = []
 _leaving = _thread.allocate_lock()
 _leaver = 0
 _came: int | None = None
 _raised_s: float | None = None  # time.monotonic() of the last KeyboardInterrupt
-_reading = 0  # number of the wait for a line that is under way; 0: there is none
+_reading = 0  # number of the current wait for a line; 0 if there is none
 _n_reads = 0
 _acknowledged = False
 
 
 def guard() -> None:
-    """Takes over signals that still have their default action (nohup ignores SIGHUP on purpose). In the main thread."""
+    """Handles the signals that still have their default action (nohup ignores SIGHUP on purpose). Main thread only."""
     if not _guarded:
         for number in SIGNALS:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 try:
                     signal.signal(number, _leave)
-                except ValueError:  # another program runs the command line in a thread, where signals never come
+                except ValueError:  # another program runs the command line in a thread, which never gets signals
                     return
                 _guarded.append(number)
-        atexit.register(_ignore)  # as the first one: it runs last
+        atexit.register(_ignore)  # registered first, so that it runs last
         _watch()
     else:
         _install(_leave)
 
 
 def careful() -> None:
-    """From here on signals raise KeyboardInterrupt, so that a command can close, keep or clean up what it holds."""
+    """Makes signals raise KeyboardInterrupt from now on, so that a command can close, save or clean up."""
     _install(_interrupt)
 
 
 def came() -> int | None:
-    """The signal that raised KeyboardInterrupt; None if none did."""
+    """Returns the signal that raised KeyboardInterrupt, or None."""
     return _came
 
 
 def forget(number: int) -> bool:
-    """Takes back that a signal came, where it ends a part of a command and not the command.
+    """Forgets a signal that ends only a part of a command.
 
     Returns:
-        False if another one came.
+        False if another signal came.
     """
     global _came, _raised_s
     if _came not in (number, None):
@@ -84,10 +86,10 @@ def forget(number: int) -> bool:
 
 
 def acknowledge() -> bool:
-    """Notes that the command tells of the signal: a second one, or the same sent again, prints no second line.
+    """Notes that the command reports the signal itself, so that no later signal prints a second line.
 
     Returns:
-        False if it was noted before.
+        False if this was noted before.
     """
     global _acknowledged
     before, _acknowledged = _acknowledged, True
@@ -95,11 +97,9 @@ def acknowledge() -> bool:
 
 
 def read_line(read: Callable[[], str]) -> str:
-    """Calls a function that waits for a line of the terminal, as `input`, so that every signal ends it.
-
-    Python's own wait ends at a signal that comes within it. One that comes just before, when the prompt is already
-    there, would be seen at the next key alone.
-    """
+    """Calls a function that waits for a line of the terminal, such as `input`, and lets every signal end the wait.
+    Python ends the wait if a signal comes during it. A signal that comes just before the wait, when the prompt is
+    already shown, would take effect only at the next key."""
     global _reading, _n_reads
     _n_reads += 1
     _reading = _n_reads
@@ -110,10 +110,10 @@ def read_line(read: Callable[[], str]) -> str:
 
 
 def is_delicate(frame: FrameType | None, within: str) -> bool:
-    """True where an exception would be lost or changed: inside an import, the end of an object or llama.cpp's log.
+    """Returns True if an exception here would be lost or changed: in an import, a `__del__`, or llama.cpp's log.
 
     Args:
-        within: the module with the call to interrupt; frames outside that call do not count.
+        within: the module that makes the call to interrupt. Frames outside that call do not count.
     """
     while frame is not None:
         module = frame.f_globals.get("__name__")
@@ -126,16 +126,16 @@ def is_delicate(frame: FrameType | None, within: str) -> bool:
 
 
 def is_same(before_s: float | None) -> bool:
-    """True where a signal that comes now is that of time.monotonic() `before_s`, sent twice; None: there was none."""
+    """Returns True if a signal now repeats the signal at time.monotonic() `before_s` (None: there was no signal)."""
     return before_s is not None and time.monotonic() - before_s < SAME_S
 
 
 def send_again(signum: int) -> None:
-    """Sends the signal to this process once more, in a moment."""
+    """Sends the signal to this process again, after a short delay."""
 
     def send() -> None:
         time.sleep(_AGAIN_S)
-        if sys.platform == "win32":  # os.kill ends a process there, whatever the signal
+        if sys.platform == "win32":  # on Windows, os.kill ends the process with any signal
             signal.raise_signal(signum)
         else:
             os.kill(os.getpid(), signum)
@@ -150,19 +150,19 @@ def _install(handler: object) -> None:
 
 
 def _ignore() -> None:
-    """At exit, while Python takes its modules apart: signals change nothing any more."""
+    """Ignores signals at exit, while Python tears down its modules."""
     _install(signal.SIG_IGN)
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    """Ends the process: on the main thread, or on the watching thread while the main thread is in native code."""
+    """Ends the process. Runs on the main thread, or on the watching thread while the main thread is in native code."""
     global _leaver
     if not _leaving.acquire(False):
         while _leaver != _thread.get_ident():  # the other thread is about to end the process
             time.sleep(1)
     else:
         _leaver = _thread.get_ident()
-        with suppress(OSError, RuntimeError, ValueError, AttributeError):  # closed, or in the middle of a write
+        with suppress(OSError, RuntimeError, ValueError, AttributeError):  # stdout is closed or being written
             sys.stdout.flush()
         with suppress(OSError):
             if not _acknowledged:
@@ -183,11 +183,9 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _watch() -> None:
-    """Starts the thread that ends the process while the main thread is in native code.
-
-    Python calls a signal handler only when the main thread is back from native code, which for a load can take minutes.
-    """
-    if sys.platform == "win32":  # set_wakeup_fd needs a socket there
+    """Starts a thread that handles signals while the main thread is in native code. Python calls a signal handler only
+    after the main thread has returned from native code. For a load this can take minutes."""
+    if sys.platform == "win32":  # set_wakeup_fd needs a socket on Windows
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -204,7 +202,7 @@ def _watch() -> None:
 
     def send_until_seen(number: int, reading: int) -> None:
         time.sleep(_UNSEEN_S)
-        if _reading == reading:  # the handler would have ended it
-            signal.pthread_kill(main, number)  # whose byte starts the next of these threads
+        if _reading == reading:  # the handler has not ended this wait
+            signal.pthread_kill(main, number)  # the byte of this signal starts the next such thread
 
     _thread.start_new_thread(wait, ())

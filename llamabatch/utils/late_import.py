@@ -1,4 +1,4 @@
-"""Imports at the first use, in a process that may have no file descriptor left by then."""
+"""Imports at the first use, when the process may have no file descriptor left."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from llamabatch.utils.checks import reason
 
 @contextlib.contextmanager
 def late_import(what: str) -> Iterator[None]:
-    """A block of imports, which a later call tries again where they fail.
+    """Wraps a block of imports. If they fail, a later call can try them again.
 
     Raises:
-        EngineError: a file of theirs cannot be read.
+        EngineError: a file of the imported modules cannot be read.
     """
     try:
         yield

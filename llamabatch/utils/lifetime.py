@@ -1,8 +1,8 @@
-"""The end of an engine: closed, collected, or at the end of the program. And the use of an engine in a fork: refused.
+"""The end of an engine by close(), by collection, or with the program. Also refuses the use of an engine in a fork.
 
-A forgotten engine is collected at once, by its reference count, or by a garbage collection where the program has it in
-a cycle. Either may come at any moment, on any thread and under any lock, so it only tells an engine to end.
-close() and the end of the program wait until it has ended.
+A forgotten engine is collected at once by its reference count, or by a garbage collection if it is part of a cycle. A
+collection may happen at any time, on any thread and under any lock. So it only tells the engine to end. close() and the
+end of the program wait until the engine has ended.
 """
 
 from __future__ import annotations
@@ -23,34 +23,30 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def in_forks(action: Callable[[], None]) -> Callable[[], None]:
-    """Registers an action to run in each fork of this process, before anything else runs there; returns it."""
+    """Registers an action to run first in each fork of this process. Returns the action, so it works as a decorator."""
     if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
         os.register_at_fork(after_in_child=action)
     return action
 
 
 def end_with_parent() -> None:
-    """Lets Linux kill this process when the thread that started it ends; that thread must outlive it otherwise.
-
-    On other systems nothing happens. A parent that ended before this call goes unnoticed.
-    """
+    """Lets Linux kill this process when the thread that started it ends. That thread must therefore live as long as
+    this process should. Does nothing on other systems. A parent that ended before this call goes unnoticed."""
     if sys.platform == "linux":
-        import ctypes  # only child processes of ours need it
+        import ctypes  # imported late, because only our child processes need it
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def leave_signals_to_parent() -> None:
-    """Lets this child process ignore the signals that ask to end: a terminal and systemd send them to the parent too,
-    which decides.
-    """
+    """Ignores signals that ask this child process to end, because the parent gets the same signals and decides."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):  # Windows has no SIGHUP
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def give_memory_back() -> None:
-    """Gives freed memory back to the system. glibc alone has a call for this, and without the call glibc keeps most."""
+    """Returns freed memory to the system. This is for glibc, which keeps most of it without a special call."""
     if sys.platform == "linux":
         import ctypes
 
@@ -62,10 +58,10 @@ class Endable(Protocol):
     """Threads or processes of an engine. They must not refer to the client that owns them."""
 
     def drop(self) -> None:
-        """Tells them to end, and waits for nothing: neither for them nor for a lock."""
+        """Tells them to end, without waiting for them or for a lock."""
 
     def end(self) -> None:
-        """Tells them to end, and returns when they have. May be called twice."""
+        """Tells them to end, and waits until they have ended. May be called twice."""
 
     @property
     def ended(self) -> bool:
@@ -73,7 +69,7 @@ class Endable(Protocol):
 
 
 class ForkGuard:
-    """The process that made an engine. A fork of it has the objects, but no threads, and locks in any state."""
+    """The process that made an engine. A fork of it has the objects but no threads, and locks in any state."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -84,7 +80,7 @@ class ForkGuard:
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Raises EngineClosedError in a fork. For use before any lock or wait, which would last for ever there."""
+        """Raises EngineClosedError in a fork. Call it before any lock or wait, which could last for ever in a fork."""
         if os.getpid() != self._pid:
             raise EngineClosedError(
                 f"this engine belongs to process {self._pid}; process {os.getpid()} is a fork of it, and threads do "
@@ -93,7 +89,7 @@ class ForkGuard:
 
 
 class Lifetime:
-    """Ends an engine when its owner is collected or closed, or when the program ends. In a fork it does nothing."""
+    """Ends an engine when its owner is collected or closed, or when the program ends. Does nothing in a fork."""
 
     def __init__(self, owner: object, parts: Endable) -> None:
         self._parts = parts
@@ -103,7 +99,7 @@ class Lifetime:
         weakref.finalize(owner, self._drop).atexit = False
 
     def end(self) -> None:
-        """Ends the engine, and returns when it has ended."""
+        """Ends the engine and waits until it has ended."""
         if self._process.is_here:
             self._parts.end()
             _open.discard(self)
@@ -119,8 +115,8 @@ _dropped: list[Lifetime] = []
 
 
 def reap_collected() -> None:
-    """Collects forgotten engines and waits until they have ended: another engine may need their memory."""
-    if _open:  # a cycle of the program's own, with an exception's traceback in it, say, may hold a forgotten one
+    """Collects forgotten engines and waits for their end, because another engine may need their memory."""
+    if _open:  # a reference cycle, for example with an exception's traceback, may hold a forgotten engine
         gc.collect()
     while _dropped:
         _dropped.pop().end()

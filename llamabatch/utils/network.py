@@ -1,4 +1,4 @@
-"""The network: whether a server can be reached at all, known within a second."""
+"""Checks within a second that a server can be reached, and addresses without their secrets."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import socket
 import threading
 from urllib.parse import urlsplit, urlunsplit
 
-PROBE_S = 0.7  # a connection takes a fifth of a second around the earth; libraries try again for half a minute
+PROBE_S = 0.7  # a connection around the earth takes 0.2 s; libraries would retry for half a minute
 
 
 def reachable(url: str, budget_s: float = PROBE_S) -> bool:
-    """True if the server of an address, or the proxy in front of it, takes a connection within that many seconds.
-
-    The time holds for the look-up of the name, too, which no socket option bounds.
-    """
+    """Returns True if the server of an address, or its proxy, accepts a connection within `budget_s` seconds. The limit
+    also holds for the look-up of the name, which no socket option limits."""
     found: list[bool] = []
 
     def connect() -> None:
@@ -30,8 +28,8 @@ def reachable(url: str, budget_s: float = PROBE_S) -> bool:
 
 
 def _server(url: str) -> tuple[str, int]:
-    """Host and port to connect to. Raises ValueError."""
-    import urllib.request  # takes longer to import than most commands have
+    """Returns the host and port to connect to. Raises ValueError."""
+    import urllib.request  # imported late, because this import is slow
 
     parts = urlsplit(url)
     proxies = urllib.request.getproxies()
@@ -44,7 +42,7 @@ def _server(url: str) -> tuple[str, int]:
 
 
 def public(url: str) -> str:
-    """An address for messages and files: without its user, password, query and fragment, which may be secrets."""
+    """Returns an address without user, password, query and fragment, which may be secret, for messages and files."""
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Names of vLLM and llama_cpp that are not ours, and what there is in their place: for errors about missing names."""
+"""Names of vLLM and llama_cpp that llamabatch lacks, and their replacements, for errors about missing names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _has(module: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), f"{module} has it")
 
 
-# from llamabatch import …
+# These names are for `from llamabatch import …`.
 OF_PACKAGE = {
     **_has(
         _VLLM,
@@ -37,7 +37,7 @@ OF_PACKAGE = {
     "LogitsProcessor": "SamplingParams(logits_processors=[f]) takes any function",
 }
 
-# llm.…
+# These names are for attributes of an LLM.
 OF_LLM = {
     "get_tokenizer": "llm.tokenize, llm.detokenize, llm.apply_chat_template and llm.vocab are the tokenizer; "
     f"{_VLLM}'s LLM has get_tokenizer()",
@@ -76,7 +76,7 @@ OF_LLM = {
     "set_tokenizer": "the GGUF file has its tokenizer; give prompts as token ids of another",
 }
 
-# output.… of a RequestOutput
+# These names are for attributes of a RequestOutput.
 OF_OUTPUT = {
     "finished": "an output that is returned has ended; finish_reason says how, and error is None unless it failed",
     "metrics": "timings has the times",
@@ -84,7 +84,7 @@ OF_OUTPUT = {
     "choices": "output.to_openai() has the shape of OpenAI's API",
 }
 
-# Modules, behind the name of the package.
+# These names are for submodules of the package.
 MODULES = {
     **{name: f"{_VLLM}.{name} has its names" for name in ("sampling_params", "outputs", "inputs", "pooling_params")},
     "lora": f"{_VLLM}.lora.request has its names",

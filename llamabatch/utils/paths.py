@@ -1,8 +1,7 @@
-"""Paths from a caller, resolved once; and the cache folder for files that llamabatch can make again: wheels, verdicts,
-profiles.
+"""Paths from a caller, and the cache folder for files that llamabatch can make again: wheels, verdicts, profiles.
 
-`native_build/tools.py` runs before anything is installed and so has its own copy of `cache_dir`; a test
-holds the two together.
+`native_build/tools.py` runs before anything is installed, so it has its own copy of `cache_dir`. A test checks that the
+two are equal.
 """
 
 from __future__ import annotations
@@ -20,17 +19,18 @@ from llamabatch.errors import ConfigError, visible
 from llamabatch.utils.checks import show
 
 TINY = "tiny"
-AUTO = "auto"  # of mmproj
+AUTO = "auto"  # a value of mmproj
 HUB = "hf:"
 _ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[^:]+)?(:.+)?", re.ASCII)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """The path of the same file for any process and after any os.chdir: `~` is expanded, the working directory stands
-    in front, and ".." leads where the system would go.
+    """Returns an absolute path that means the same file in any process and after any os.chdir.
+
+    `~` is expanded. A relative path gets the working directory in front. ".." is resolved as the system resolves it.
 
     Raises:
-        ConfigError: the path is relative, and the working directory is gone; or no file can have this name.
+        ConfigError: the path is relative and the working directory is gone, or no file can have this name.
     """
     text = os.fspath(path)
     try:
@@ -48,15 +48,16 @@ def absolute(path: str | os.PathLike[str]) -> str:
             ) from error
     if os.pardir not in text.split(os.sep):
         return os.path.normpath(text)
-    folder, name = os.path.split(text)  # ".." after a symbolic link is not the folder that holds the link
+    folder, name = os.path.split(text)  # ".." after a symbolic link is not the folder with the link
     if name in ("", os.curdir, os.pardir):
         return os.path.realpath(text)
     return os.path.join(os.path.realpath(folder), name)
 
 
 def model_name(model: str | os.PathLike[str]) -> str:
-    """A model's absolute path; "tiny", addresses and names on the hub stay as they are, and "owner/repo:Q4_K_M", unless
-    it is a path of something here, gets the prefix of the hub's. Raises ConfigError as absolute."""
+    """Returns a model's absolute path, or its name if it is not a path. Raises ConfigError as absolute. "tiny",
+    addresses and names with the prefix "hf:" stay unchanged. "owner/repo:Q4_K_M" gets this prefix, unless a file or
+    folder has this path."""
     name = os.fspath(model)
     if name == TINY or not name or is_remote(name):
         return name
@@ -66,17 +67,17 @@ def model_name(model: str | os.PathLike[str]) -> str:
 
 
 def is_remote(name: str) -> bool:
-    """True for an address and for a name on the hub with its prefix."""
+    """Returns True for an address and for a hub name with the prefix "hf:"."""
     return name.startswith((HUB, "https://", "http://"))
 
 
 def _is_path(name: str) -> bool:
-    """True for a name of the form owner/repo that means a file: by its ending, or since it is there."""
+    """Returns True if a name of the form owner/repo means a file, by its ending or because the path exists."""
     return (name.lower().endswith(".gguf") and ":" not in name) or os.path.lexists(name)
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """A resolved path for messages, as one_line, and relative if it lies below the working directory."""
+    """Returns a resolved path for messages, as one_line, and relative if it lies below the working directory."""
     text = os.fspath(path)
     with contextlib.suppress(OSError):
         folder = os.path.join(os.getcwd(), "")
@@ -85,12 +86,12 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 
 def one_line(path: str | os.PathLike[str]) -> str:
-    """A path for messages: on one line, and visible on a terminal. Names may hold anything."""
+    """Returns a path for messages, on one line and with all characters visible, because names may hold anything."""
     return visible(os.fspath(path)).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def cache_dir() -> Path:
-    """The user's cache folder for llamabatch; `LLAMABATCH_CACHE` overrides it. The folder need not exist yet."""
+    """Returns llamabatch's cache folder, which `LLAMABATCH_CACHE` overrides. The folder need not exist."""
     override = os.environ.get("LLAMABATCH_CACHE")
     if override:
         return _at_first(override)
@@ -98,8 +99,8 @@ def cache_dir() -> Path:
 
 
 def of_user(find: Callable[..., str]) -> Path:
-    """A folder of llamabatch's by platformdirs. Where nobody has a home, as a number without a name in a container, it
-    is one that cannot be made, so that nothing is kept."""
+    """Returns a folder for llamabatch from platformdirs. A user without a home (such as a number without a name in a
+    container) gets a folder that cannot be made, so that nothing is kept."""
     try:
         return Path(find("llamabatch", appauthor=False))
     except RuntimeError:
@@ -108,16 +109,16 @@ def of_user(find: Callable[..., str]) -> Path:
 
 @functools.cache
 def _at_first(override: str) -> Path:
-    """The folder that the variable named at its first use, even after os.chdir."""
+    """Returns the folder that the variable meant at its first use, even after os.chdir."""
     return Path(absolute(override))
 
 
 def hub_home() -> Path:
-    """The folder of Hugging Face's token and cache."""
+    """Returns the folder of Hugging Face's token and cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(os.path.expanduser(os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")))
 
 
 def bundled_model() -> Path:
-    """The file behind the name `tiny`. It is missing in a checkout that has not built it."""
+    """Returns the file for the name `tiny`. It is missing in a checkout that has not built it."""
     return Path(__file__).parents[1] / "bundled" / "tiny.gguf"

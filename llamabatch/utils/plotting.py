@@ -1,6 +1,6 @@
-"""The frame of the pictures: style, title, axes.
+"""Common parts of the pictures: style, title, axes.
 
-Colours are of Okabe and Ito's palette, which people with any colour vision tell apart.
+The colours are from Okabe and Ito's palette, which people with any colour vision can distinguish.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STYLE = {
 
 
 def save(figure: Callable[[], Figure], path: Path, *, dpi: int = 140, style: dict[str, Any] = STYLE) -> None:
-    """Draws a figure into a file; its kind follows from the ending of the name."""
+    """Draws a figure into a file. The ending of the name determines the kind of picture."""
     with rc_context(style):
         figure().savefig(path, dpi=dpi, facecolor="white")
 
@@ -44,7 +44,7 @@ def save(figure: Callable[[], Figure], path: Path, *, dpi: int = 140, style: dic
 def titled(
     title: str, width: float, height: float, *, wspace: float, hspace: float | None = None, h_pad: float = 0.07
 ) -> Figure:
-    """An empty figure with a title; the spaces are those of ConstrainedLayoutEngine."""
+    """Returns an empty figure with a title. The spaces are arguments of ConstrainedLayoutEngine."""
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=h_pad, wspace=wspace, hspace=hspace)
     fig = Figure(figsize=(width, height), layout=layout)
     fig.suptitle(title, x=0.012, ha="left", size=15, weight="bold")
@@ -59,7 +59,7 @@ def doublings(ax: Any, counts: Sequence[int]) -> None:
 
 
 def tint(color: str, share: float = 0.55) -> str:
-    """A colour as "#rrggbb", mixed with a share of white from 0 to 1."""
+    """Returns a colour "#rrggbb" mixed with a share of white from 0 to 1."""
     parts = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
     return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
 

@@ -1,4 +1,4 @@
-"""Progress of a call: a bar on stderr where that is a terminal, a bar in a notebook, or calls of a function."""
+"""Progress of a call: a bar on stderr if it is a terminal, a bar in a notebook, or calls of a function."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 ShowProgress = bool | Callable[[int, int], object] | None
 
-_UPDATE_S = 0.1  # between two pictures of a bar in a notebook, each of which is a message to the browser
+_UPDATE_S = 0.1  # seconds between two updates of a notebook's bar; each is a message to the browser
 
 
 def on_terminal() -> bool:
-    """True if stderr is a terminal. Programs without a window have None there, and others put an object of their own,
-    or a file that they have closed, in its place."""
+    """Returns True if stderr is a terminal. sys.stderr may be None (in programs without a window), an object of the
+    program, or a closed file."""
     try:
         return sys.stderr.isatty()
     except (AttributeError, ValueError, OSError):
@@ -31,8 +31,8 @@ def on_terminal() -> bool:
 
 
 class HasBar:
-    """Base of progress displays: a context manager that shows its bar if it has one. A terminal that is gone takes the
-    bar with it, and nothing else."""
+    """Base of progress displays: a context manager that shows its bar if it has one. If the terminal is gone, only the
+    bar is lost."""
 
     _bar: Progress | None = None
 
@@ -49,17 +49,18 @@ class HasBar:
 
 
 class ProgressBar(HasBar):
-    """A bar of requests done, tokens a second and time left.
+    """A bar with the number of finished requests, tokens per second and time left.
 
     Args:
         total: number of requests.
-        progress: True: a bar in a notebook, and on stderr where that is a terminal; False: none; None: a bar in a
-            notebook, for a list. A function: called as progress(done, total), first before any request ends.
-        is_list: the requests are those of a list, not a single one.
-        done: number of requests that an earlier call has done.
+        progress: True shows a bar in a notebook, and on stderr if it is a terminal. False shows none. None shows a bar
+            in a notebook, for a list. A function is called as progress(done, total), for the first time before any
+            request ends.
+        is_list: True if the caller gave a list of requests, not a single request.
+        done: number of requests that an earlier call has finished.
 
     Raises:
-        InputError: `progress` is none of these.
+        InputError: `progress` has another value.
     """
 
     def __init__(self, total: int, progress: ShowProgress = None, *, is_list: bool = True, done: int = 0) -> None:
@@ -89,7 +90,7 @@ class ProgressBar(HasBar):
             self._notebook.show()
 
     def advance(self, tokens: int) -> None:
-        """Counts one request as done, with that many tokens."""
+        """Counts one request as finished, with its number of tokens."""
         self._done += 1
         self._tokens += tokens
         if self._emit is not None:
@@ -102,10 +103,8 @@ class ProgressBar(HasBar):
 
 
 class _NotebookBar:
-    """The bar of rich as one display of a cell, which is replaced as requests end.
-
-    rich's own live display, like tqdm.auto, needs ipywidgets, and a saved notebook does not have its last state.
-    """
+    """A rich bar as one output of a notebook cell, which is replaced as requests end. rich's own live display, like
+    tqdm.auto, needs ipywidgets, and its last state is missing in a saved notebook."""
 
     def __init__(self, total: int, done: int) -> None:
         self._bar = _bar()
@@ -123,21 +122,21 @@ class _NotebookBar:
             self.show()
 
     def show(self) -> None:
-        """Replaces the picture by the present one."""
+        """Replaces the output with the current state."""
         self._next = time.monotonic() + _UPDATE_S
         if self._handle is not None:  # None: IPython runs without a front end
             self._handle.update(self._picture)
 
 
 def in_notebook() -> bool:
-    """True in a kernel of Jupyter, or of a front end like it."""
-    ipython = sys.modules.get("IPython")  # a kernel has it imported
+    """Returns True in a kernel of Jupyter or of a similar front end."""
+    ipython = sys.modules.get("IPython")  # a kernel has always imported IPython
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
 def _bar() -> Progress:
-    # imported here: most calls show no bar, and rich takes a tenth of the time that importing llamabatch does
+    # rich is imported late because most calls show no bar. Its import takes a tenth of the time of llamabatch's import.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -146,12 +145,12 @@ def _bar() -> Progress:
 
 
 class DownloadBar(HasBar):
-    """A bar of bytes, speed and time left; silent if stderr is no terminal.
+    """A bar with bytes, speed and time left. Shows nothing if stderr is not a terminal.
 
     Args:
-        name: of the file.
-        start: bytes that are there already.
-        total: bytes of the file; None: unknown.
+        name: name of the file.
+        start: bytes that are already there.
+        total: bytes of the file; None if unknown.
     """
 
     def __init__(self, name: str, start: int, total: int | None) -> None:
@@ -162,12 +161,12 @@ class DownloadBar(HasBar):
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.progress import TransferSpeedColumn as SpeedColumn
 
-        shown = name if len(name) <= 28 else f"…{name[-27:]}"  # 80 columns hold all
+        shown = name if len(name) <= 28 else f"…{name[-27:]}"  # so that the whole bar fits into 80 columns
         columns = (TextColumn("{task.description}"), BarColumn(12), DownloadColumn(), SpeedColumn())
         self._bar = Progress(*columns, TimeRemainingColumn(compact=True), console=Console(stderr=True))
         self._task = self._bar.add_task(escape(shown), total=total, completed=start)
 
     def advance(self, n_bytes: int) -> None:
-        """Counts bytes as done."""
+        """Counts downloaded bytes."""
         if self._bar is not None:
             self._bar.update(self._task, advance=n_bytes)

@@ -1,4 +1,4 @@
-"""Modules of ours run as programs in child processes, with the import path of this process in any working directory."""
+"""Runs our modules as programs in child processes, with this process's import path and any working directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llamabatch.utils.cancellation import LOOK_S, can_be_cancelled, is_cancelled
 
-# A child imports the modules that its parent would, and none that happens to lie in the working directory.
+# A child must import the same modules as its parent, and not a module that happens to lie in the working directory.
 _RUN = (
     "import sys; module, n = sys.argv[1], 3 + int(sys.argv[2]); sys.path[:] = sys.argv[3:n]; sys.argv[1:n] = []; "
     "import runpy; runpy.run_module(module, run_name='__main__')"
@@ -20,16 +20,16 @@ _ROOT = str(Path(__file__).absolute().parents[2])
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module as a program. Raises OSError as interpreter() does."""
+    """Returns the command that runs a module as a program. Raises OSError as interpreter()."""
     path = import_path()
     return [interpreter(), "-c", _RUN, module, str(len(path)), *path, *arguments]
 
 
 def interpreter() -> str:
-    """The path of the Python that runs child processes.
+    """Returns the path of the Python interpreter for child processes.
 
     Raises:
-        OSError: there is none, as in a frozen program (PyInstaller), whose executable would start all of it again.
+        OSError: there is none. In a frozen program (PyInstaller), sys.executable would start the whole program again.
     """
     if getattr(sys, "frozen", False) or not sys.executable:
         kind = f"{sys.executable} is a frozen program" if sys.executable else "Python is embedded in another program"
@@ -38,12 +38,12 @@ def interpreter() -> str:
 
 
 def import_path() -> list[str]:
-    """sys.path for a child. Its "" is the working directory, which may have changed: so the folder of this package
-    comes last."""
+    """Returns sys.path for a child, with the folder of this package at the end. The folder is necessary because "" in
+    sys.path means the working directory, which may have changed."""
     return [*sys.path, _ROOT]
 
 
-# all that brings devices beside the CPU: numbers of GPUs, a backend in a file of its own, RPC servers
+# These variables add devices besides the CPU: numbers of GPUs, a backend in a separate file, RPC servers.
 _DEVICE_VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"),
     *("GGML_BACKEND_PATH", "LLAMABATCH_RPC"),
@@ -57,20 +57,24 @@ def run_program(
     without_gpus: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Runs a module as a program to its end; stdout has its stdout and stderr. A load that is cancelled kills it.
+    """Runs a module as a program until it ends, or kills it if the current load is cancelled.
+
+    The result's stdout holds both stdout and stderr.
 
     Args:
-        environment: variables in addition to this process's.
+        without_gpus: hide all devices besides the CPU.
+        environment: variables in addition to this process's environment.
 
     Raises:
-        subprocess.TimeoutExpired, OSError
+        subprocess.TimeoutExpired: the time is over, or the load was cancelled.
+        OSError: the program cannot be started.
     """
     hidden = dict.fromkeys(_DEVICE_VARIABLES, "")
     end_s = time.monotonic() + timeout_s
     with subprocess.Popen(
         command(module, *arguments), env={**os.environ, **(hidden if without_gpus else {}), **(environment or {})},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,  # a signal to the group of this process is not for the child, whose end means something
+        start_new_session=True,  # the end of the child is a result, so a signal to our process group must not reach it
     ) as process:  # fmt: skip
         try:
             while True:

@@ -1,7 +1,7 @@
 """Differences between Linux, macOS and Windows: signals, locks, limits, cores, sockets, files of the kernel.
 
-The other rooms call these functions and name nothing that one of the systems lacks. Where a system lacks something, the
-function says so by what comes back, and raises nothing.
+The other subpackages call these functions, and use no names that one of the systems lacks. If a system lacks a feature,
+the function's return value says so, and nothing is raised.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-INHERITS_SOCKETS = sys.platform != "win32"  # a child process gets open sockets of its parent by their number
-NEW_GROUP = 0  # for Popen, beside start_new_session, which Windows ignores: Ctrl-C reaches the parent alone
+INHERITS_SOCKETS = sys.platform != "win32"  # True if a child process can use its parent's open sockets by number
+# With these creation flags of Popen, Ctrl-C reaches only the parent. Windows ignores start_new_session.
+NEW_GROUP = 0
 if sys.platform == "win32":
     NEW_GROUP = subprocess.CREATE_NEW_PROCESS_GROUP
 _LOCK_AGAIN_S = 0.1
 _MOST_NAME_BYTES = 255
-# Windows has no signals between processes: a crash is an exit code, here with the signal that other systems would send.
+# Windows has no signals between processes, so a crash is an exit code. Here are the signals of other systems for it.
 _FIRST_EXCEPTION = 0xC0000000
 _EXCEPTIONS = {
     0xC0000005: "SIGSEGV",  # STATUS_ACCESS_VIOLATION
@@ -36,10 +37,10 @@ _EXCEPTIONS = {
 
 
 def fatal_signal(code: int) -> str | None:
-    """The name of the signal that ended a child process; None: it exited by itself.
+    """Returns the name of the signal that ended a child process, or None if it exited by itself.
 
     Args:
-        code: Popen.returncode.
+        code: the child's Popen.returncode.
     """
     if code >= _FIRST_EXCEPTION:
         return _EXCEPTIONS.get(code, f"exception 0x{code:X}")
@@ -47,7 +48,7 @@ def fatal_signal(code: int) -> str | None:
         return None
     try:
         return signal.Signals(-code).name
-    except ValueError:  # a real-time one
+    except ValueError:  # a real-time signal has no name
         return f"signal {-code}"
 
 
@@ -55,7 +56,7 @@ def lock(fd: int, byte: int = 0, *, patience: float = 0.0) -> bool:
     """Locks an open file for this process. A file system without locks counts as unlocked.
 
     Args:
-        byte: where Windows locks, since other processes cannot read a locked byte there.
+        byte: the byte that Windows locks. On Windows, other processes cannot read a locked byte.
         patience: seconds to wait until the file is free.
 
     Returns:
@@ -86,7 +87,7 @@ def _lock_now(fd: int, byte: int) -> bool:
 
 
 def limits(name: str) -> tuple[int | None, int | None]:
-    """The soft and the hard limit of a resource, as "RLIMIT_AS"; None: no limit, or no such resource here."""
+    """Returns the soft and the hard limit of a resource such as "RLIMIT_AS". None: no limit, or no such resource."""
     if sys.platform == "win32":
         return None, None
     import resource
@@ -99,7 +100,7 @@ def limits(name: str) -> tuple[int | None, int | None]:
 
 
 def set_limits(name: str, soft: int, hard: int | None) -> None:
-    """Sets the limits of a resource as far as the system lets this process."""
+    """Sets the limits of a resource, if the system allows it."""
     if sys.platform != "win32":
         import resource
 
@@ -108,14 +109,14 @@ def set_limits(name: str, soft: int, hard: int | None) -> None:
 
 
 def affinity() -> int:
-    """Number of cores that this process may run on; all of them where the system has no such call."""
+    """Returns the number of cores that this process may use, or of all cores if the system cannot tell."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def most_name_bytes(folder: Path) -> int:
-    """The length limit of a file's name in a folder."""
+    """Returns the maximum length of a file's name in a folder, in bytes."""
     if sys.platform != "win32":
         with contextlib.suppress(OSError, ValueError):
             return os.pathconf(folder, "PC_NAME_MAX")
@@ -123,14 +124,14 @@ def most_name_bytes(folder: Path) -> int:
 
 
 def unix_socket() -> socket.socket | None:
-    """A new UNIX socket; None where there are none."""
+    """Returns a new UNIX socket, or None on systems without UNIX sockets."""
     if hasattr(socket, "AF_UNIX"):
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     return None
 
 
 def kernel_lines(path: str) -> list[str]:
-    """The lines of a file that Linux keeps, as "/proc/self/maps"; none elsewhere."""
+    """Returns the lines of a file of Linux's kernel, such as "/proc/self/maps", or no lines elsewhere."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as lines:
             return lines.read().splitlines()
@@ -139,7 +140,7 @@ def kernel_lines(path: str) -> list[str]:
 
 
 def edit_lines(complete: Callable[[str, int], str | None], delimiters: str) -> None:
-    """Gives `input` history, the keys of a line editor, and Tab. The console of Windows has the first two itself."""
+    """Gives `input` a history, editing keys, and completion by Tab. Windows has its own history and editing keys."""
     if sys.platform != "win32":
         with contextlib.suppress(ImportError):
             import readline

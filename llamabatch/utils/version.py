@@ -1,3 +1,3 @@
-"""The version of llamabatch; hatchling reads it from here."""
+"""The version of llamabatch. hatchling reads it from this file."""
 
 __version__ = "0.1.0"

@@ -44,8 +44,8 @@ DEFECTS = (
     Defect(
         what="a row with top_k 4 is sampled with max_tokens 4 where a row before it asked for that",
         file="llamabatch/jobs/input/lines.py",
-        old="key = repr(values)  # it tells 1 from True",
-        new="key = repr(list(values.values()))  # it tells 1 from True",
+        old="key = repr(values)",
+        new="key = repr(list(values.values()))",
         tests=("tests/unit/jobs/input/test_lines.py", "tests/unit/jobs/input/test_reader.py"),
     ),
     Defect(

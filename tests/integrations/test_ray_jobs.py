@@ -252,7 +252,7 @@ def test_a_node_that_does_not_share_the_storage_is_named(tmp_path, monkeypatch):
     with pytest.raises(SetupError, match=r"has llamabatch .*, and the driver 0\.0\.1"):
         run_shard(replace(task, version="0.0.1"), None)
     (tmp_path / "in.jsonl").write_text('{"prompt": "of another storage"}\n')
-    with pytest.raises(SetupError, match=r"node 10\.0\.0\.9 sees other files under the paths of the job .*inputs\[0\]"):
+    with pytest.raises(SetupError, match=r"node 10\.0\.0\.9 and the driver see different files .*inputs\[0\]"):
         run_shard(task, None)
     lock.release(remove=False)  # as the system call of another node sees it, where locks hold for one node only
     with pytest.raises(SetupError, match="the locks of this file system hold for one node only"):
@@ -276,7 +276,7 @@ def test_a_shard_that_gets_no_further_ends_the_job(tmp_path):
         EngineClosedError, match="shard 1/2 has ended 5 times in a row without a new row, the last time"
     ):
         job._again(1, "its node died")
-    assert told.messages.count("shard 1/2 has ended before its time (its node died), and is started again") == 5
+    assert told.messages.count("shard 1/2 has failed (its node died), and is started again") == 5
 
 
 def test_parts_are_joined_in_the_order_of_the_input(tmp_path):
@@ -286,7 +286,7 @@ def test_parts_are_joined_in_the_order_of_the_input(tmp_path):
         part.write_text("".join(line.format(n) for n in range(k, 8, 3)))
     assert [number for number, _ in in_turn(parts)] == list(range(8))
     parts[1].write_text(line.format(1))
-    with pytest.raises(OutputError, match=r"row 4 is not in .*1\.jsonl, and .* has later ones"):
+    with pytest.raises(OutputError, match=r"row 4 is missing in .*1\.jsonl, but .* has later rows"):
         list(in_turn(parts))
     parts[1].write_text("something else\n")
     with pytest.raises(OutputError, match="has a line that no job has written, at byte 0"):

@@ -410,7 +410,7 @@ def test_a_replica_is_well_until_its_engine_is_gone_for_good():
         replica._serving = SimpleNamespace(state=state, error=None)
         replica.check_health()
     replica._serving = SimpleNamespace(state="failed", error="nine deaths")
-    with pytest.raises(RuntimeError, match="the engine is gone: nine deaths"):
+    with pytest.raises(RuntimeError, match="the engine has ended: nine deaths"):
         replica.check_health()
     replica._serving = None  # so that its end has nothing to close
 

@@ -1,8 +1,10 @@
 """Models of every kind of architecture, with random weights: each works as llama_cpp.Llama does, or is refused."""
 
+import itertools
 import logging
 import random
 import re
+import threading
 from dataclasses import replace
 
 import gguf
@@ -17,6 +19,7 @@ from llamabatch.llama.model import Model
 from llamabatch.llama.model_runner import ModelRunner
 from tests.clients import innermost
 from tests.model.architectures import N_EMBD, WINDOW, write
+from tests.waiting import PATIENCE_S
 
 GENERATING = ["llama", "gemma2", "qwen2moe", "deepseek2", "mamba", "rwkv7", "jamba", "granitehybrid", "lfm2"]
 RECURRENT = ["mamba", "rwkv7", "jamba", "granitehybrid", "lfm2"]
@@ -193,9 +196,17 @@ def test_in_and_out_of_the_batch(models, peers, kind):
     meanwhile, and their slots serve the next."""
     prompts, params = prompts_and_params()
     with LLM(models(kind), strategy="batched", n_slots=4, start_slots=1, n_ctx=N_CTX, **ONE_THREAD) as llm:
-        runs_on = llm.stream(prompts[0], LONG)
+        submitted, calls = threading.Event(), itertools.count()
+
+        def runs_until_submitted(_, logits):
+            if next(calls) == 10:
+                assert submitted.wait(PATIENCE_S)
+            return logits
+
+        runs_on = llm.stream(prompts[0], replace(LONG, logits_processors=[runs_until_submitted]))
         tokens = [next(runs_on).token_ids for _ in range(10)]
         aborted = llm.stream(prompts[:6], LONG)
+        submitted.set()
         for _ in range(20):
             next(aborted)
         aborted.close()

@@ -72,9 +72,9 @@ def test_every_verb_takes_a_template(llm, tmp_path):
 
 
 def test_options_of_chats_are_refused_where_no_prompt_is_one(llm):
-    with pytest.raises(PromptError, match="chat_template and add_generation_prompt would change nothing"):
+    with pytest.raises(PromptError, match="chat_template and add_generation_prompt change conversations only"):
         llm.stream("hi", chat_template="{{ 1 }}", add_generation_prompt=False)
-    with pytest.raises(PromptError, match="tools would change nothing: prompts holds no conversation"):
+    with pytest.raises(PromptError, match="tools change conversations only"):
         llm.as_completed(["hi", [5]], tools=[{"type": "function", "function": {"name": "f"}}])
     mixed = llm.stream(["hi", ASKED], GREEDY, tools=[], chat_template_kwargs={}, continue_final_message=False)
     assert {piece.prompt_index for piece in mixed} == {0, 1}

@@ -109,7 +109,7 @@ def test_a_tie_at_the_border_is_computed_again_with_whole_rows(plain, sampling, 
 def test_logits_that_stayed_on_the_device_are_not_handed_out(sampling, rows, monkeypatch):
     monkeypatch.setattr(Context, "rows", Context.logits)
     [output] = sampling.generate(PROMPTS[:1], SamplingParams(max_tokens=3), errors="return", progress=False)
-    assert "stayed on the device" in output.error
+    assert "still on the device" in output.error
 
 
 def test_a_device_without_the_operation_returns_whole_rows(plain, rows, monkeypatch):

@@ -27,7 +27,8 @@ MODELS = {"rerank.md": {"bert-rank": "reranker.gguf", "bert-classes": "emotions.
 NEEDS = {
     **{"lm_eval.md": "lm_eval", "langchain.md": "langchain_core", "inspect.md": "inspect_ai", "litellm.md": "litellm"},
     "clusters.md": "dask.dataframe pyspark daft",
-    "ray.md": "ray.data ray.serve",
+    "ray.md": "ray.data",
+    "ray_serve.md": "ray.serve",
 }
 
 

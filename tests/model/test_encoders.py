@@ -337,7 +337,7 @@ def test_heads_that_llama_cpp_could_not_read_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("trial", "reason"), [("off", "puts a BOS token around each text, and has none"), ("on", "kills the process")]
+    ("trial", "reason"), [("off", "adds a BOS token to each text but has none"), ("on", "crashes the process")]
 )
 def test_a_vocabulary_without_its_own_marks_is_refused(tmp_path, trial, reason):
     """llama.cpp asserts that a token which it puts around each text is there."""

@@ -547,8 +547,13 @@ def test_ctrl_c_on_the_command_line(steps):
 
 
 def test_the_command_line_tells_a_refused_prompt_from_one_that_failed(tmp_path):
-    regex = 'structured_outputs={"regex": "(?=a)b"}'
-    for arguments, code, message in (([""], 2, "the prompt is empty"), (["hi", "-P", regex], 3, "look-around")):
+    refused = ["hi", "-P", 'structured_outputs={"regex": "(?=a)b"}']
+    failed = ["hi", "-P", 'structured_outputs={"choice": ["yes"]}', "-P", "allowed_token_ids=[300]"]
+    for arguments, code, message in (
+        ([""], 2, "the prompt is empty"),
+        (refused, 2, "look-around"),
+        (failed, 3, "no token"),
+    ):
         command = [sys.executable, "-m", "llamabatch", "generate", *arguments]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60, cwd=tmp_path, stdin=subprocess.DEVNULL
@@ -623,7 +628,7 @@ def test_a_context_that_cannot_grow_goes_on_with_what_there_is(start, greedy, mo
     with LLM("tiny", n_slots=8, instances=1, **start) as llm:
         outputs = llm.chat([HI] * 6, greedy)
         assert llm.stats().free_slots <= 2
-    assert f"no memory; going on with {1 if start else 2}" in caplog.text
+    assert f"no memory; continuing with {1 if start else 2} slot" in caplog.text
     assert {o.text for o in outputs} == {outputs[0].text}
     assert outputs[0].error is None
 

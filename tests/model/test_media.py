@@ -225,7 +225,7 @@ def test_requests_that_cannot_be_answered_fail_alone(files):
         assert "prompt_logprobs is 1, for a prompt with a picture" in refused.error
     with (
         LLM("tiny") as llm,
-        pytest.raises(PromptError, match="this engine reads text alone; load the model with mmproj"),
+        pytest.raises(PromptError, match="this engine reads text only; load the model with mmproj"),
     ):
         llm.chat(good, GREEDY, errors="raise")
 
@@ -239,7 +239,7 @@ def test_files_that_do_not_fit_are_refused_by_name(files, tmp_path):
     with pytest.raises(ModelFileError, match="does not exist"):
         LLM("tiny", mmproj=tmp_path / "missing.gguf")
     write_projector(tmp_path / "tiles.gguf", ProjectorShape("idefics3"), 192)
-    with pytest.raises(ModelFileError, match="the vocabulary has no token for what this model puts around pictures"):
+    with pytest.raises(ModelFileError, match="the vocabulary lacks a token that this model puts around pictures"):
         LLM("tiny", mmproj=tmp_path / "tiles.gguf")
     data = (tmp_path / "wide.gguf").read_bytes()
     (tmp_path / "cut.gguf").write_bytes(data[: len(data) // 2])
@@ -346,10 +346,10 @@ def test_texts_with_marks_for_pictures(files):
         for given, message in [
             (
                 {"prompt": "no mark", "multi_modal_data": {"image": shown}},
-                "has 0 marks of a picture or a sound, and 1 of",
+                "has 0 marks for media, but 1 pictures or sounds",
             ),
             ({"prompt": "<image>", "multi_modal_data": {"video": shown}}, "multi_modal_data has 'video'"),
-            ({"prompt_token_ids": [5], "multi_modal_data": {"image": shown}}, "media go with the text of a prompt"),
+            ({"prompt_token_ids": [5], "multi_modal_data": {"image": shown}}, "media need a prompt of text"),
             ({"prompt": "<image> a", "multi_modal_data": {"image": "missing.png"}}, "missing.png cannot be read"),
         ]:
             with pytest.raises(PromptError, match=message):

@@ -215,7 +215,7 @@ def test_an_override_that_would_abort_ends_the_trial_only(tmp_path, monkeypatch)
     monkeypatch.setenv("LLAMABATCH_CACHE", str(tmp_path / "cache"))
     path = write("deepseek2", tmp_path / "m.gguf")
     fatal = {"kv_overrides": {"deepseek2.attention.key_length_mla": 1}}
-    with pytest.raises(ModelFileError, match=r"m.gguf kills the process that loads it: .*GGML_ASSERT"):
+    with pytest.raises(ModelFileError, match=r"m.gguf crashes the process that loads it: .*GGML_ASSERT"):
         LLM(path, **OPTIONS | {"trial": "auto"}, **fatal)
     with LLM(path, **OPTIONS | {"trial": "auto"}) as llm:
         assert llm.generate(["Once"], SamplingParams(max_tokens=2))[0].error is None

@@ -164,7 +164,7 @@ def test_a_signal_ends_it_in_good_order(signum, code, tmp_path, steps):
         process.send_signal(signum)  # an impatient user loses nothing either
         told = process.communicate(timeout=200)[1]
     assert process.returncode == code, told
-    assert "the same command goes on from there" in told
+    assert "the same command continues from there" in told
     assert not psutil.wait_procs(children, timeout=PATIENCE_S)[1]
     got = records(out.read_text())
     assert [record["row"] for record in got] == list(range(len(got)))

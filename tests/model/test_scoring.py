@@ -141,8 +141,8 @@ def test_token_ids_are_taken_as_they_are(llm):
         ("a", [], "give a list of texts or token ids"),
         ("a", " b", "give one, or a list of them"),
         ("a", [300, 301], "give a list of texts or token ids"),
-        ("a", [""], "the continuation '' has no token of its own"),
-        ("a", [()], "has no token of its own"),
+        ("a", [""], "the continuation '' adds no token to the prompt"),
+        ("a", [()], "adds no token to the prompt"),
         ("", [" b"], "no token comes before the continuation"),
         ("a", [5.5], "a continuation is a text or a list of token ids, not 5.5"),
         (5.5, [" b"], "a prompt is a text or a list of token ids, not 5.5"),
@@ -161,7 +161,7 @@ def test_one_of_many_that_cannot_be_scored_is_its_own_error(llm):
     (good, empty), [bad] = llm.score([("Once upon", [" a time", ""]), (5.5, [" b"])], errors="return")
     assert good.error is None
     assert good.logprob < 0
-    for score, message in (empty, "no token of its own"), (bad, "a prompt is a text"):
+    for score, message in (empty, "adds no token to the prompt"), (bad, "a prompt is a text"):
         assert math.isnan(score.logprob)
         assert (score.is_greedy, score.token_ids) == (False, ())
         assert message in score.error
@@ -182,7 +182,7 @@ def test_continuations_that_cannot_be_scored_are_told_in_one_warning(llm):
 def test_an_empty_cell_among_pairs_is_its_own_failure(llm):
     pairs = [("Once", [" a"]), None, float("nan"), ("Once", None), ("Once", []), ("Once", " a"), (None, [" a", " b"]),
              ("Once", [" a", None])]  # fmt: skip
-    with pytest.warns(PromptWarning, match=r"^8 of 10 continuations failed, first: prompt\[1\]: it is None; give"):
+    with pytest.warns(PromptWarning, match=r"^8 of 10 continuations failed, first: prompt\[1\]: the pair is None"):
         scores = llm.score(pairs)
     assert [[score.error is None for score in each] for each in scores] == [
         [True], [False], [False], [False], [False], [False], [False, False], [True, False],
@@ -222,7 +222,7 @@ def test_asyncio_scores_the_same_and_others_go_on():
             talk = asyncio.create_task(llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=40)))
             scores = await llm.score(LONG, ANSWERS)
             pairs = await llm.score([(LONG, ANSWERS[:2])])
-            with pytest.raises(PromptError, match="no token of its own"):
+            with pytest.raises(PromptError, match="adds no token to the prompt"):
                 await llm.score("a", [""])
             return scores, pairs, (await talk)[0]
 

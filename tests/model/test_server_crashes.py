@@ -105,7 +105,7 @@ def test_all_are_answered_once_the_engine_is_given_up_and_it_is_started_again_wi
         for refused in (server.get("/readyz"), server.get("/health")):
             assert refused.status_code == 503
             assert 1 <= int(refused.headers["retry-after"]) <= 2
-            assert "the engine is gone: the engine process ended" in refused.json()["error"]["message"]
+            assert "the engine has ended: the engine process ended" in refused.json()["error"]["message"]
         assert server.serving.n_open == 0
         now = 2.0
         until(lambda: server.serving.state == "ready", "no other engine was started")

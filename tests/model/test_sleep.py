@@ -99,7 +99,7 @@ def test_a_model_in_use_does_not_sleep():
     with LLM("tiny", n_slots=2) as llm:
         pieces = llm.stream("Once upon a time", SamplingParams(max_tokens=200, ignore_eos=True))
         next(pieces)
-        with pytest.raises(EngineError, match="in use, by 1 request at the moment"):
+        with pytest.raises(EngineError, match="in use by 1 request"):
             llm.sleep()
         assert not llm.is_asleep
         pieces.close()

@@ -29,7 +29,7 @@ def own_cache(tmp_path, monkeypatch):
 def test_an_assertion_that_no_check_foresees_ends_the_child_only(tmp_path, isolate):
     path = write("deepseek2", tmp_path / "m.gguf", attention__key_length_mla=1)
     for _ in range(2):
-        with pytest.raises(ModelFileError, match=r"m.gguf kills the process that loads it: .*GGML_ASSERT.*trial='off'"):
+        with pytest.raises(ModelFileError, match=r"m.gguf crashes the process .*GGML_ASSERT.*trial='off'"):
             LLM(path, isolate=isolate, **SMALL)
     assert len(disk_cache.all_of(vetting.MODELS)) == 1
 

@@ -84,7 +84,7 @@ def counts(names: Iterable[str]) -> Counter[str]:
 
 
 def table() -> str:
-    """The figures and the reasons for docs/serve.md."""
+    """The figures and the reasons for docs/conformance.md."""
     asked, failures = read_passed()["ids"], read_failures()
     n_passed = len(asked) - len(failures)
     lines = [

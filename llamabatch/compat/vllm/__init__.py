@@ -41,7 +41,7 @@ __all__ = [
 
 _ASYNC = "llamabatch.AsyncLLM is the asyncio class: `async for piece in llm.stream(prompt, params)`"
 _OPTIONS = "give the options to LLM(...), as LLM(**options)"
-# Public names of vLLM that are not here.
+# Public names of vLLM that this module does not have, with their replacement.
 ABSENT = {
     "AsyncLLMEngine": _ASYNC,
     "AsyncLLM": _ASYNC,

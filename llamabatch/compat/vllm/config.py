@@ -1,4 +1,4 @@
-"""Classes of vLLM's configuration that programs give to LLM."""
+"""Classes of vLLM's configuration that programs pass to LLM."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from llamabatch.utils.absent import absent_from
 
 @dataclass
 class PoolerConfig:
-    """Defaults of pooling, for LLM(pooler_config=…).
+    """The pooling and its defaults, for LLM(pooler_config=…).
 
     Attributes:
         pooling_type, seq_pooling_type, tok_pooling_type: "CLS", "LAST", "MEAN" or "ALL".
-        normalize, dimensions, use_activation: as of PoolingParams.
+        normalize, dimensions, use_activation: as in PoolingParams.
     """
 
     pooling_type: str | None = None

@@ -1,4 +1,4 @@
-"""LLM: vLLM's offline class over one LLM of llamabatch."""
+"""LLM: vLLM's class for offline inference, over one LLM of llamabatch."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ T = TypeVar("T")
 Loras = LoRARequest | Sequence[LoRARequest | None] | None
 Bar = bool | Callable[..., Any]
 
-_ONE_PROCESS = "one engine computes, with no workers to call"
+_ONE_PROCESS = "there is one engine, and there are no workers to call"
 _QUEUE = "llm.llm.stream and llm.llm.as_completed give outputs as they come; AsyncLLM takes requests at any time"
-# Names of vLLM's LLM that are not here.
+# Names of vLLM's LLM that this class does not have, with their replacement.
 ABSENT = {
     "llm_engine": "llm.llm is the LLM behind it; llm.llm.plan has the options in force",
     "model_config": "llm.llm.plan has the options in force, llm.llm.metadata the values of the file",
     "engine_class": "llm.llm is the LLM behind it",
     "renderer": "llm.get_tokenizer() has apply_chat_template",
-    "io_processor": "no code of others runs in the engine",
+    "io_processor": "plugins are not supported",
     "input_processor": "llm.get_tokenizer() tokenizes",
     "supported_tasks": "any engine generates and embeds; the file's head ranks or classifies",
     "request_counter": "requests have ids of their own",
@@ -76,7 +76,7 @@ ABSENT = {
     "update_weights": "llm.llm.load_adapter changes a model while it is loaded",
     "start_profile": "llm.llm.stats() counts, and `llamabatch top` shows an engine",
     "stop_profile": "llm.llm.stats() counts, and `llamabatch top` shows an engine",
-    "reset_mm_cache": "an encoded picture goes when another one needs its place",
+    "reset_mm_cache": "encoded pictures are dropped when the cache is full",
     "preprocess_chat": "llm.get_tokenizer().apply_chat_template gives the token ids of a chat",
     "preprocess_cmpl": "llm.get_tokenizer().encode gives the token ids of a text",
     "enqueue": _QUEUE,
@@ -87,15 +87,15 @@ ABSENT = {
 
 
 class LLM:
-    """A GGUF model with the names, defaults and meaning of vLLM's LLM; docs/vllm_names.md has each name.
+    """A GGUF model with the names, defaults and meanings of vLLM's LLM; docs/vllm_names.md lists each name.
 
     Args:
-        model: path of a .gguf file, "tiny", or a name on the hub as "owner/repo:Q4_K_M".
-        **options: vLLM's, and those of EngineConfig. One that has no meaning here is taken with one warning; one that
-            would change an answer is refused.
+        model: path of a .gguf file, "tiny", or a name on the hub such as "owner/repo:Q4_K_M".
+        **options: options of vLLM and of EngineConfig. An option without meaning here is accepted with one warning. An
+            unsupported option that would change an answer is refused.
 
     Attributes:
-        llm: the LLM behind it, with all that vLLM's has no name for.
+        llm: the LLM of llamabatch that does the work. It has the functions for which vLLM has no name.
 
     Raises:
         ConfigError, ModelFileError (both ValueError): an option is refused, or the file is missing or damaged.
@@ -120,7 +120,7 @@ class LLM:
 
     @classmethod
     def _over(cls, llm: native.LLM, **options: Any) -> LLM:
-        """An LLM over one that there is, a FakeLLM in tests."""
+        """Makes an LLM over an existing LLM of llamabatch (a FakeLLM in tests)."""
         self = cls.__new__(cls)
         self._open(llm, engine_options(options)[1])
         return self
@@ -141,17 +141,17 @@ class LLM:
         """Continues prompts.
 
         Args:
-            prompts: a text, token ids, {"prompt": …} or {"prompt_token_ids": …}, or a list of these; a mapping may
-                have cache_salt. Names of special tokens in a text are these tokens, as for vLLM.
-            sampling_params: one for all, or one for each; None: the file's, else vLLM's defaults.
+            prompts: a text, token ids, {"prompt": …} or {"prompt_token_ids": …}, or a list of these. A mapping may have
+                cache_salt. Names of special tokens in a text are read as those tokens, as in vLLM.
+            sampling_params: one for all prompts, or one for each; None: the file's parameters, else vLLM's defaults.
             use_tqdm: show a progress bar on a terminal; a function counts as True.
-            lora_request: one for all, or a list with one or None for each.
-            priority: a number for each prompt; the lower goes first.
-            prompt_token_ids: the former place of token ids.
-            tokenization_kwargs: truncate_prompt_tokens, or truncation with max_length.
+            lora_request: one for all prompts, or a list with a LoRARequest or None for each.
+            priority: a number for each prompt; lower goes first.
+            prompt_token_ids: an argument of earlier vLLM versions, which replaces `prompts`.
+            tokenization_kwargs: truncate_prompt_tokens; truncation and max_length are refused.
 
         Returns:
-            One RequestOutput a prompt, in their order.
+            One RequestOutput for each prompt, in order.
 
         Raises:
             PromptError, SamplingError, AdapterError (ValueError): a prompt or parameter is refused.
@@ -189,22 +189,22 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answers a conversation, or each of a list of them. The text holds thinking and calls as they are.
+        """Answers one conversation or a list of them. The text contains thinking and tool calls as they are.
 
         Args:
             messages: a list of {"role": …, "content": …}, or a list of such lists.
-            chat_template: jinja2 in place of the model's own template.
-            chat_template_content_format: changes nothing: a template gets what it can read.
-            add_generation_prompt, continue_final_message, tools, chat_template_kwargs: as LLM.chat of llamabatch.
-            tokenization_kwargs, mm_processor_kwargs: refused where they ask for something.
-            The others: as generate.
+            chat_template: a jinja2 template in place of the model's own.
+            chat_template_content_format: changes nothing; a template always gets the format that it can read.
+            add_generation_prompt, continue_final_message, tools, chat_template_kwargs: as for LLM.chat of llamabatch.
+            tokenization_kwargs, mm_processor_kwargs: refused unless empty.
+            The other arguments are as for generate.
 
         Raises:
-            As generate; ConfigError (ValueError): the model has no template, or the given one cannot be read.
+            As generate; ConfigError (ValueError): the model has no template, or the given template cannot be read.
         """
         for name, value in (("tokenization_kwargs", tokenization_kwargs), ("mm_processor_kwargs", mm_processor_kwargs)):
             if value:
-                raise PromptError(f"{name} is {show(value)}, which is not there in chat(); leave it out")
+                raise PromptError(f"{name} is {show(value)}, which is not supported in chat(); leave it out")
         given = [messages] if is_conversation(messages) else list(messages)
         each = self._params(sampling_params, len(given))
         adapters, loras = self._adapters(lora_request, len(given))
@@ -212,7 +212,7 @@ class LLM:
             given,
             self._to_engine(each, None),
             tools=tools,
-            tool_choice="none" if tools else None,  # vLLM's text holds the calls, too
+            tool_choice="none" if tools else None,  # calls stay in the text, as in vLLM
             chat_template=self._defaults.chat_template if chat_template is None else chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -224,7 +224,7 @@ class LLM:
         return self._outputs(outputs, each, loras)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of a call that gives none: the file's own (general.sampling), else vLLM's defaults."""
+        """Returns the parameters of a call that gives none: the file's own (general.sampling), else vLLM's defaults."""
         of_file = given_by(self.llm._client.model.metadata) if self._defaults.from_file else {}
         found = {name: of_file[name] for name in _OF_FILE if name in of_file} | dict(self._defaults.sampling)
         if "max_new_tokens" in found:
@@ -232,7 +232,7 @@ class LLM:
         return SamplingParams.from_optional(**found)
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
-        """One for each of n prompts. Raises InputError."""
+        """Returns one SamplingParams for each of n prompts. Raises InputError."""
         if given is None or isinstance(given, SamplingParams):
             return [given or self.get_default_sampling_params()] * n
         each = list(given) if isinstance(given, Sequence) else [given]
@@ -252,7 +252,7 @@ class LLM:
             raise InputError(
                 f"priority has {len(priority)} numbers for {counted(len(each), 'prompt')}; give one for each"
             )
-        made: dict[tuple[int, int], EngineParams] = {}  # most calls have one object for all prompts
+        made: dict[tuple[int, int], EngineParams] = {}  # a cache, since most calls share one object for all prompts
         found = []
         for params, rank in zip(each, priority or [0] * len(each), strict=True):
             key = (id(params), integer(InputError, "priority", rank, -(2**31), 2**31 - 1))
@@ -266,13 +266,13 @@ class LLM:
         return found
 
     def _prompt(self, prompt: Any, truncate: int | None) -> Any:
-        """A prompt as token ids with its text; what is no prompt goes on as it is, to be refused."""
+        """Returns a prompt as token ids with its text. Any other value is returned unchanged and refused later."""
         text = prompt["prompt"] if is_prompt_mapping(prompt) and set(prompt) == {"prompt"} else prompt
         if isinstance(text, str) and text:
             model = self.llm._client.model
             ids = model.tokenize(text, parse_special=True)
             if ids[:2] == [model.vocabulary.bos] * 2:
-                ids = ids[1:]  # a chat template has written one, too
+                ids = ids[1:]  # the text already began with BOS, as chat templates write it
             return {"prompt": text, "prompt_token_ids": self._cut(ids, truncate)}
         if truncate is None:
             return prompt
@@ -283,7 +283,7 @@ class LLM:
         return prompt
 
     def _cut(self, ids: list[int], truncate: int | None) -> list[int]:
-        """The last tokens; -1: those that n_ctx takes, with room for one more."""
+        """Returns the last `truncate` tokens; for -1, as many as n_ctx allows with room for one more."""
         if truncate is None:
             return ids
         most = self.llm.n_ctx - 1 if truncate == -1 else truncate
@@ -301,7 +301,7 @@ class LLM:
         return str(next(self._numbers))
 
     def _adapters(self, given: Loras, n: int) -> tuple[Adapters, list[LoRARequest | None]]:
-        """Names of adapters for n prompts, which are loaded unless they are; and their requests."""
+        """Loads the adapters of n prompts unless they are loaded. Returns their names and their LoRARequests."""
         each = [given] * n if given is None or isinstance(given, LoRARequest) else list(given)
         if len(each) != n:
             raise AdapterError(
@@ -335,10 +335,10 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """A vector of length 1 for each text, unless its PoolingParams say otherwise.
+        """Returns a vector for each text, scaled to length 1 unless its PoolingParams say otherwise.
 
         Raises:
-            ConfigError (ValueError): the model gives no embeddings, or one for each token. The others as generate.
+            ConfigError, InputError (ValueError): the model gives none, or one for each token. Also as generate.
         """
         if token_vectors(self.llm._client.model) is not None:
             raise InputError("this engine gives a vector for each token (pooling 'none'); encode() returns them")
@@ -361,14 +361,14 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """The results of the model's pooling, as arrays: vectors, or with pooling_task="classify" probabilities.
+        """Returns the results of the model's pooling as arrays: vectors, or probabilities for pooling_task="classify".
 
         Args:
-            pooling_task: "embed", "token_embed" or "classify"; None: "embed". An engine with a vector for each token
-                (pooling "none") gives these.
+            pooling_task: "embed", "token_embed" or "classify"; None: "embed". An engine with pooling "none" returns a
+                vector for each token, also for "embed".
 
         Raises:
-            As embed; InputError (ValueError): another task.
+            As embed; InputError (ValueError): any other task, or "token_embed" without pooling "none".
         """
         if pooling_task not in (None, "embed", "token_embed", "classify"):
             raise InputError(f"pooling_task is {show(pooling_task)}; give embed, token_embed or classify")
@@ -393,10 +393,10 @@ class LLM:
         lora_request: Loras = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
-        """The probabilities of each text's classes, in the order of the model's labels.
+        """Returns the probabilities of each text's classes, in the order of the model's labels.
 
         Raises:
-            ConfigError (ValueError): the model has no classification head. The others as generate.
+            ConfigError (ValueError): the model has no classification head. Other errors as for generate.
         """
         found = self._classified(prompts, use_tqdm, pooling_params, lora_request, _truncation(tokenization_kwargs))
         return [
@@ -417,15 +417,16 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
-        """Relevance by a model that ranks (a cross-encoder), from 0 to 1; else the cosine of two vectors.
+        """Returns the score of each pair of texts: the relevance, 0 to 1, from a model that ranks (a cross-encoder), or
+        the cosine of the two vectors from any other model.
 
         Args:
-            data_1, data_2: texts: one and one, one and many, or as many as many.
-            lora_request: one adapter for all.
-            chat_template: refused: the GGUF's own "rerank" template holds.
+            data_1, data_2: the texts of the pairs: one and one, one and many, or n and n.
+            lora_request: one adapter for all texts.
+            chat_template: refused, because the GGUF's own "rerank" template is used.
 
         Raises:
-            PromptError (ValueError): the numbers of texts do not fit. The others as embed.
+            PromptError (ValueError): the numbers of texts do not fit. Other errors as for embed.
         """
         if chat_template is not None:
             raise PromptError("chat_template is given; the GGUF's own rerank template holds: leave it out")
@@ -480,7 +481,7 @@ class LLM:
     def _relevance(
         self, left: list[Any], right: list[Any], use_tqdm: Bar, pooling_params: Any, lora_request: Loras
     ) -> list[tuple[list[int], float]]:
-        """Tokens and relevance of each pair; those of one query in a row run as one batch."""
+        """Returns the tokens and the relevance of each pair. Adjacent pairs with the same query run as one batch."""
         adapters, _ = self._adapters(lora_request, 1)
         activate = self._activate((_pooling(pooling_params, 1))[0])
         found: list[tuple[list[int], float]] = []
@@ -519,22 +520,22 @@ class LLM:
     # --- the rest ---
 
     def get_tokenizer(self, lora_request: LoRARequest | None = None) -> Tokenizer:
-        """The model's tokenizer, with the names that programs use of transformers'."""
+        """Returns the model's tokenizer, with the common names of transformers' tokenizers."""
         return Tokenizer(self.llm)
 
     def get_metrics(self) -> list[Metric]:
-        """The figures of the engine under vLLM's names, as "vllm:num_requests_running"."""
+        """Returns the engine's metrics under vLLM's names, such as "vllm:num_requests_running"."""
         return metrics_of(self.llm.stats(), Path(self.llm.plan.config.model).name)
 
     def reset_prefix_cache(self, *args: Any, **options: Any) -> bool:
-        """As LLM.reset_prefix_cache of llamabatch; vLLM's arguments change nothing."""
+        """Drops kept KV cells, as LLM.reset_prefix_cache of llamabatch. vLLM's arguments change nothing."""
         return self.llm.reset_prefix_cache()
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Frees the model until it is used again, or wake_up() is called. Both levels free the weights, which the file
-        has; calls must have ended, whatever the mode."""
+        """Frees the model until the next use or wake_up(). Levels 1 and 2 do the same: they free the weights, which are
+        loaded from the file again. All calls must have ended, whatever the mode."""
         integer(InputError, "level", level, 0, 2)
-        if level:  # at level 0 vLLM merely waits with new requests
+        if level:  # at level 0 vLLM frees nothing and only holds new requests back
             self.llm.sleep()
 
     def wake_up(self, tags: list[str] | None = None) -> None:
@@ -542,8 +543,8 @@ class LLM:
         self.llm.wake()
 
     def close(self) -> None:
-        """Ends all calls and frees the model; may be called twice. A forgotten LLM closes by itself."""
-        llm = self.__dict__.get("llm")  # none: the constructor has raised
+        """Ends all calls and frees the model. May be called twice. An LLM without references closes by itself."""
+        llm = self.__dict__.get("llm")  # None if the constructor raised
         if llm is not None:
             llm.close()
 
@@ -564,7 +565,7 @@ _OF_FILE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def _as_many_as_fit(model: str, options: dict[str, Any]) -> native.LLM:
-    """The LLM; max_num_seqs is a limit in vLLM, so that a number that does not fit becomes what does."""
+    """Makes the LLM. vLLM's max_num_seqs is an upper limit, so a number that does not fit in memory is reduced."""
     try:
         return native.LLM(model, **options)
     except MemoryPlanError:
@@ -580,7 +581,6 @@ def _as_many_as_fit(model: str, options: dict[str, Any]) -> native.LLM:
 
 
 def _as_list(prompts: Any) -> list[Any]:
-    """The prompts of a call; a single one is a list of one."""
     if isinstance(prompts, (str, bytes, Mapping)) or prompts is None or is_token_ids(prompts):
         return [prompts]
     return list(prompts)
@@ -596,7 +596,7 @@ def _pooling(given: Any, n: int) -> list[PoolingParams]:
 
 
 def _without_salts(prompts: list[Any]) -> tuple[list[Any], list[Any]]:
-    """The prompts without cache_salt, and that of each; None: it has none."""
+    """Returns the prompts without their cache_salt, and the cache_salt of each prompt (None if it has none)."""
     plain, salts = [], []
     for prompt in prompts:
         salt = prompt.get("cache_salt") if is_prompt_mapping(prompt) else None
@@ -606,7 +606,7 @@ def _without_salts(prompts: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _truncation(options: Mapping[str, Any] | None, truncate: int | None = None) -> int | None:
-    """truncate_prompt_tokens of tokenization_kwargs. Raises InputError for what else stands in them."""
+    """Returns truncate_prompt_tokens, from tokenization_kwargs or as given. Raises InputError for other options."""
     found = dict(options or {})
     cut = found.pop("truncate_prompt_tokens", None)
     if found.pop("truncation", False):

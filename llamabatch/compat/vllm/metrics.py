@@ -1,4 +1,4 @@
-"""The figures of an engine as LLM.get_metrics returns them."""
+"""The metrics of an engine as LLM.get_metrics returns them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREFIX = "vllm:"
 
 @dataclass
 class Metric:
-    """A figure with its name, as "vllm:num_requests_running"."""
+    """A metric with its name, such as "vllm:num_requests_running"."""
 
     name: str
     labels: dict[str, str] = field(default_factory=dict)
@@ -20,28 +20,28 @@ class Metric:
 
 @dataclass
 class Counter(Metric):
-    """A figure that only rises."""
+    """A metric that only rises."""
 
     value: int = 0
 
 
 @dataclass
 class Gauge(Metric):
-    """A figure of now."""
+    """A metric of the current state."""
 
     value: float = 0.0
 
 
 @dataclass
 class Vector(Metric):
-    """A list of counts; none of the figures is one."""
+    """A metric that is a list of counts. It exists for vLLM's sake: no engine metric is a Vector."""
 
     values: list[int] = field(default_factory=list)
 
 
 @dataclass
 class Histogram(Metric):
-    """Durations: their number, their sum in seconds, and how many were at most as long as each limit."""
+    """A metric of durations: their count, their sum in seconds, and for each limit the number that are not longer."""
 
     count: int = 0
     sum: float = 0.0
@@ -49,9 +49,9 @@ class Histogram(Metric):
 
 
 def metrics_of(stats: EngineStats, model: str) -> list[Metric]:
-    """All figures under vLLM's names."""
+    """Returns all metrics under vLLM's names."""
     with late_import("the code of the monitor"):
-        from llamabatch.monitor import prometheus  # with psutil
+        from llamabatch.monitor import prometheus  # late, because it imports psutil
 
     labels = {"model_name": model, "engine": "0"}
     found: list[Metric] = [

@@ -1,4 +1,4 @@
-"""The options of vLLM's LLM: those that become options of an EngineConfig, that change nothing, or that are refused."""
+"""The options of vLLM's LLM. Some become options of an EngineConfig, some change nothing, and some are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ONE_MACHINE = (
 _MEDIA = "pictures are read one after another, by one encoder"
 _KERNELS = "llama.cpp has kernels of its own"
 _GRAPHS = "nothing is compiled at run time"
-_PLUGINS = "no code of others runs in the engine"
+_PLUGINS = "plugins are not supported"
 _OF_FILE = "the GGUF file has it"
 _LORA_ANY = "adapters of any rank and number need no option"
 _FIGURES = "LLM.get_metrics and llm.llm.stats() have the figures"
@@ -31,7 +31,7 @@ def _all(why: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), why)
 
 
-# Accepted with one warning: no text depends on them, or what they ask for happens anyway.
+# Options accepted with one warning, because no text depends on them or because llamabatch does the same anyway.
 IGNORED: dict[str, str] = {
     "gpu_memory_utilization": "the plan takes half of the free memory; n_slots and n_ctx say how much",
     "dtype": "the file has its types; another file has others, as hf:owner/repo:Q8_0",
@@ -122,11 +122,11 @@ IGNORED: dict[str, str] = {
 
 
 class Refusal(NamedTuple):
-    """An option without which an answer would differ.
+    """The rule for an option that is refused, because ignoring it would change an answer.
 
     Attributes:
-        why: what to use in its place.
-        fine: values that ask for what happens anyway.
+        why: the replacement, or the reason.
+        fine: values that are accepted, because llamabatch does the same anyway.
     """
 
     why: str
@@ -144,7 +144,7 @@ REFUSED: dict[str, Refusal] = {
     "enable_prompt_embeds": Refusal("a prompt is a text or token ids", (None, False)),
     "enable_return_routed_experts": Refusal("outputs do not name experts", (None, False)),
     "return_sampling_mask": Refusal("outputs do not name the tokens that were cut", (None, False)),
-    "disable_sliding_window": Refusal("the file says it", (None, False)),
+    "disable_sliding_window": Refusal("the GGUF file decides this", (None, False)),
     "mm_encoder_only": Refusal(_MEDIA, (None, False)),
     "enable_mm_embeds": Refusal(_MEDIA, (None, False)),
     "lora_target_modules": Refusal("the adapter's file says what it changes"),
@@ -166,15 +166,15 @@ _FLOATS = {"auto": None, "half": "f16", "float16": "f16", "fp16": "f16", "bfloat
 
 
 class Defaults(NamedTuple):
-    """The options that are about answers, and not about the engine.
+    """The options that concern requests, not the engine.
 
     Attributes:
-        from_file: sampling parameters come from the file where none are given.
-        sampling: those that replace the file's.
-        post_sampling: logprobs are those of the distribution that is drawn from.
-        in_reasoning: a form binds from the first token on; else behind the thinking.
-        normalize, dimensions, use_activation: of PoolingParams where none are given.
-        chat_template: of chats that give none.
+        from_file: True if requests without sampling parameters use those of the file.
+        sampling: parameters that replace those of the file.
+        post_sampling: True if logprobs are of the distribution that tokens are drawn from.
+        in_reasoning: True if a form binds from the first token on; False if it binds after the thinking.
+        normalize, dimensions, use_activation: the defaults of these PoolingParams fields.
+        chat_template: the template of chats that give none.
     """
 
     from_file: bool = True
@@ -188,10 +188,10 @@ class Defaults(NamedTuple):
 
 
 def engine_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], Defaults]:
-    """The options of EngineConfig, and what else a caller asked for.
+    """Returns the options of EngineConfig, and the defaults of requests.
 
     Args:
-        given: vLLM's options without `model`; those of EngineConfig may stand among them.
+        given: vLLM's options without `model`, and options of EngineConfig.
 
     Raises:
         ConfigError: a value is refused, or out of range. UnknownOptionError: a name is unknown.
@@ -200,7 +200,7 @@ def engine_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], Defaults]:
     parts = {key: given.pop(name) for name, key in _SPEC.items() if name in given}
     if parts:
         given["speculative_config"] = parts
-    options: dict[str, Any] = {"reasoning_format": "none", "seed": 0}  # vLLM's texts hold the thinking; its seed is 0
+    options: dict[str, Any] = {"reasoning_format": "none", "seed": 0}  # as in vLLM: thinking stays in the text; seed 0
     answers: dict[str, Any] = {}
     for name, option in TAKEN.items():
         if name in given:
@@ -218,8 +218,8 @@ class Taken(NamedTuple):
     """An option of vLLM that has a meaning here.
 
     Attributes:
-        read: its value -> options of EngineConfig, and fields of Defaults.
-        here: what it does, for the list of names.
+        read: turns the option's value into options of EngineConfig and fields of Defaults.
+        here: the option's effect here, for the list in docs/vllm_names.md.
     """
 
     read: Given
@@ -233,7 +233,7 @@ def _length(value: Any) -> dict[str, Any]:
 
 
 def _counted(value: Any) -> Any:
-    """A number; vLLM's short forms too: "4k" is 4000, "4K" is 4096."""
+    """Returns a number, also for vLLM's short forms: "4k" is 4000, "4K" is 4096."""
     if isinstance(value, str) and value[:-1].replace(".", "", 1).isdigit() and value[-1] in "kKmM":
         base = 1000 if value[-1].islower() else 1024
         return int(float(value[:-1]) * base ** ("km".index(value[-1].lower()) + 1))
@@ -276,7 +276,7 @@ def _pooler(value: Any) -> dict[str, Any]:
         elif name in ("activation", "softmax"):
             found["use_activation"] = each
         else:
-            raise ConfigError(f"pooler_config has {name} of {show(each)}, which is not there; leave it out")
+            raise ConfigError(f"pooler_config has {name} of {show(each)}, which is not supported; leave it out")
     return found
 
 
@@ -300,7 +300,7 @@ def _outputs(value: Any) -> dict[str, Any]:
     for name in ("disable_any_whitespace", "disable_additional_properties"):
         if config.get(name):
             raise ConfigError(
-                f"structured_outputs_config has {name} of True, which is not there; "
+                f"structured_outputs_config has {name} of True, which is not supported; "
                 "StructuredOutputsParams(disable_additional_properties=True) closes the objects of a schema"
             )
     return {"in_reasoning": bool(config.get("enable_in_reasoning")) or not config.get("reasoning_parser")}
@@ -363,6 +363,6 @@ TAKEN: dict[str, Taken] = {
     "download_dir": Taken(lambda path: {"download_dir": path}, "the cache of a model on the hub"),
     "hf_token": Taken(_nothing, "nothing: the environment's HF_TOKEN, or that of `hf auth login`"),
 }
-HUB = ("revision", "download_dir")  # of a model on the hub: no options of the engine
+HUB = ("revision", "download_dir")  # options for a model on the hub, which the engine does not take
 
 OWN = tuple(field.name for field in fields(EngineConfig) if field.name != "model")

@@ -1,4 +1,4 @@
-"""vLLM's classes of outputs, made of a RequestOutput of llamabatch."""
+"""vLLM's output classes, made from llamabatch's outputs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class CompletionOutput:
     """One continuation.
 
     Attributes:
-        index: its number among those of the prompt.
-        text: without stop string and special tokens, unless the parameters say so; the thinking stands in it.
-        token_ids: the sampled tokens, with the one that ends the text.
-        cumulative_logprob: the sum of their logprobs; None unless logprobs are asked for.
-        logprobs: a dictionary from id to Logprob (logprob, rank, decoded_token) for each token; None unless asked for.
+        index: the continuation's number among the continuations of its prompt.
+        text: the text, including thinking. It has no stop strings and special tokens unless the parameters keep them.
+        token_ids: the sampled tokens, including the token that ends the text.
+        cumulative_logprob: the sum of the tokens' logprobs; None unless logprobs were requested.
+        logprobs: for each token a dictionary from id to Logprob (logprob, rank, decoded_token); None unless requested.
         finish_reason: "stop", "length" or "abort".
-        stop_reason: the stop string, or the id of stop_token_ids, that ended it; else None.
-        lora_request: the adapter that it was made with.
+        stop_reason: the stop string, or the id from stop_token_ids, that ended the text; else None.
+        lora_request: the adapter of the request.
         routed_experts, kv_transfer_params: None.
     """
 
@@ -45,7 +45,7 @@ class CompletionOutput:
     kv_transfer_params: None = None
 
     def finished(self) -> bool:
-        """True: whole outputs are returned."""
+        """Returns True, because only whole outputs are returned."""
         return self.finish_reason is not None
 
 
@@ -54,16 +54,16 @@ class RequestOutput:
     """The continuations of one prompt.
 
     Attributes:
-        request_id: "0" for the first request of the LLM, and so on.
-        prompt: the text; None where token ids were given.
-        prompt_token_ids: its tokens.
-        prompt_logprobs: as logprobs, for each token of the prompt, None for the first; None unless asked for.
+        request_id: "0" for the first request of the LLM, "1" for the second, and so on.
+        prompt: the prompt's text; None if token ids were given.
+        prompt_token_ids: the prompt's tokens.
+        prompt_logprobs: like CompletionOutput.logprobs, for the prompt's tokens; the first token has None.
         outputs: the continuations.
         finished: True.
         metrics: None, as with vLLM's disable_log_stats; llm.llm.stats() and `timings` of llm.llm.generate have times.
         lora_request: the adapter of the request.
         encoder_prompt, encoder_prompt_token_ids, kv_transfer_params: None.
-        num_cached_tokens: tokens of the prompt that were not computed.
+        num_cached_tokens: the number of prompt tokens that came from the prefix cache.
     """
 
     request_id: str
@@ -83,7 +83,7 @@ class RequestOutput:
 def request_output(
     request_id: str, output: engine.RequestOutput, params: SamplingParams, lora: LoRARequest | None
 ) -> RequestOutput:
-    """An output in vLLM's shape; its parameters say what stop_reason and text are."""
+    """Returns an output in vLLM's shape. `params` decides on stop_reason, and on whether there is a text."""
     prompt_logprobs = output.prompt_logprobs
     return RequestOutput(
         request_id=request_id,
@@ -100,7 +100,7 @@ def request_output(
 def _completion(each: engine.CompletionOutput, params: SamplingParams, lora: LoRARequest | None) -> CompletionOutput:
     reason = each.stop_reason
     if not isinstance(reason, str) and reason not in (params.stop_token_ids or ()):
-        reason = None  # the model's own end of a text
+        reason = None  # vLLM gives no stop_reason for the model's own end-of-generation token
     return CompletionOutput(
         index=each.index,
         text=each.text if params.detokenize else "",
@@ -115,10 +115,10 @@ def _completion(each: engine.CompletionOutput, params: SamplingParams, lora: LoR
 
 @dataclass
 class PoolingOutput:
-    """The result of LLM.encode for a text.
+    """The result of LLM.encode for one text.
 
     Attributes:
-        data: an array of float32; torch.from_numpy makes a tensor of it.
+        data: a float32 array; torch.from_numpy turns it into a tensor.
     """
 
     data: npt.NDArray[np.float32]
@@ -132,7 +132,7 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """Numbers of the vector."""
+        """The length of the vector."""
         return len(self.embedding)
 
     def __repr__(self) -> str:
@@ -141,19 +141,19 @@ class EmbeddingOutput:
 
 @dataclass
 class ClassificationOutput:
-    """The probabilities of the classes of a text."""
+    """The probabilities of a text's classes."""
 
     probs: list[float]
 
     @property
     def num_classes(self) -> int:
-        """Number of classes."""
+        """The number of classes."""
         return len(self.probs)
 
 
 @dataclass
 class ScoringOutput:
-    """How like, or how relevant, two texts are to one another."""
+    """The similarity or relevance of two texts to each other."""
 
     score: float
 
@@ -163,8 +163,8 @@ class PoolingRequestOutput(Generic[Pooled]):
     """The result for a text that was pooled, not continued.
 
     Attributes:
-        request_id, prompt_token_ids, num_cached_tokens, finished: as of RequestOutput.
-        outputs: its vector, probabilities or score.
+        request_id, prompt_token_ids, num_cached_tokens, finished: as in RequestOutput.
+        outputs: the text's vector, probabilities or score.
     """
 
     request_id: str
@@ -175,12 +175,12 @@ class PoolingRequestOutput(Generic[Pooled]):
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
-    """Of LLM.embed: outputs.embedding."""
+    """The result of LLM.embed for one text; the vector is in outputs.embedding."""
 
 
 class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
-    """Of LLM.classify: outputs.probs."""
+    """The result of LLM.classify for one text; the probabilities are in outputs.probs."""
 
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
-    """Of LLM.score: outputs.score."""
+    """The result of LLM.score for one pair of texts; the score is in outputs.score."""

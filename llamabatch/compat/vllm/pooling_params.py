@@ -14,14 +14,14 @@ REFUSED = ("step_tag_id", "returned_token_ids", "late_interaction_params")
 
 @dataclass
 class PoolingParams:
-    """How a text becomes a vector or scores.
+    """The parameters by which a text becomes a vector or scores. None means the default of the LLM.
 
     Attributes:
-        truncate_prompt_tokens: the last tokens of the text that are kept; -1: what n_ctx takes.
-        dimensions: leading numbers of a vector that are kept.
-        normalize: vectors have length 1; None: they do.
-        use_activation: classes and relevance are probabilities, not raw scores; None: they are. `softmax` and
-            `activation` are its former names.
+        truncate_prompt_tokens: the number of last tokens to keep of a text; -1: as many as n_ctx allows.
+        dimensions: the number of leading elements to keep of a vector.
+        normalize: True: vectors have length 1. The default is True unless LLM(pooler_config=…) changes it.
+        use_activation: True: classes and relevance are probabilities; False: raw scores. The default is True unless
+            LLM(pooler_config=…) changes it. `softmax` and `activation` are former names of this field.
         step_tag_id, returned_token_ids, late_interaction_params: refused.
         task, extra_kwargs, requires_token_ids, skip_reading_prefix_cache, output_kind: change nothing.
     """
@@ -44,7 +44,7 @@ class PoolingParams:
     def __post_init__(self) -> None:
         for name in REFUSED:
             if getattr(self, name) is not None:
-                raise InputError(f"{name} is {show(getattr(self, name))}, which is not there; leave it out")
+                raise InputError(f"{name} is {show(getattr(self, name))}, which is not supported; leave it out")
         if self.truncate_prompt_tokens is not None:
             integer(InputError, "truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1, ", or None")
         for former in (self.softmax, self.activation):
@@ -54,5 +54,5 @@ class PoolingParams:
                 boolean(InputError, name, getattr(self, name))
 
     def clone(self) -> PoolingParams:
-        """A copy."""
+        """Returns a copy."""
         return copy.deepcopy(self)

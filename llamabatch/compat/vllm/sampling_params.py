@@ -1,4 +1,4 @@
-"""vLLM's SamplingParams and the classes of structured outputs, with its names, defaults and meaning."""
+"""vLLM's SamplingParams and structured-output classes, with vLLM's names, defaults and meanings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_BEAMS = "there is no beam search; llamabatch.SamplingParams(best_of=…) ran
 
 
 class RequestOutputKind(Enum):
-    """The outputs that a request gives; LLM.generate waits for whole ones, whatever is given here."""
+    """The kind of outputs of a request. It changes nothing: LLM.generate always returns whole outputs."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -32,17 +32,17 @@ class RequestOutputKind(Enum):
 
 @dataclass
 class StructuredOutputsParams:
-    """The form of an output; exactly one of the first six is given.
+    """The form of an output. Exactly one of json, regex, choice, grammar, structural_tag and json_object is given.
 
     Attributes:
         json: a JSON schema, or its text.
-        regex, choice, grammar, structural_tag: as structured_outputs of llamabatch.SamplingParams.
+        regex, choice, grammar, structural_tag: as in structured_outputs of llamabatch.SamplingParams.
         json_object: True: any JSON object.
-        disable_additional_properties: objects of a schema have no properties but those that it names.
-        disable_any_whitespace, whitespace_pattern: refused: white space of JSON is llguidance's.
+        disable_additional_properties: True: objects have only the properties that the schema names.
+        disable_any_whitespace, whitespace_pattern: refused, because llguidance decides on the white space of JSON.
 
     Raises:
-        SamplingError (ValueError): none of the forms is given, or several are, or one cannot be.
+        SamplingError (ValueError): no form or more than one is given, or the form is invalid.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -66,12 +66,13 @@ class StructuredOutputsParams:
         for name in ("disable_any_whitespace", "whitespace_pattern"):
             if getattr(self, name):
                 raise SamplingError(
-                    f"{name} is {show(getattr(self, name))}, which is not there: white space of JSON is llguidance's"
+                    f"{name} is {show(getattr(self, name))}, which is not supported: llguidance "
+                    "decides on the white space of JSON"
                 )
         self.form()
 
     def form(self) -> Structure | None:
-        """The form as llamabatch.SamplingParams holds it; None: none is given. Raises SamplingError."""
+        """Returns the form as llamabatch.SamplingParams holds it; None: no form is given. Raises SamplingError."""
         given = {name: getattr(self, name) for name in KINDS if getattr(self, name) not in (None, False)}
         if not given:
             return None
@@ -82,10 +83,10 @@ class StructuredOutputsParams:
 
 @dataclass
 class GuidedDecodingParams(StructuredOutputsParams):
-    """The former name of StructuredOutputsParams; none of the forms may be given, too.
+    """The former name of StructuredOutputsParams. It may also have no form at all.
 
     Attributes:
-        backend: changes nothing; llguidance is the only one.
+        backend: changes nothing; llguidance is the only backend.
         disable_fallback: changes nothing.
     """
 
@@ -96,12 +97,12 @@ class GuidedDecodingParams(StructuredOutputsParams):
 
     @staticmethod
     def from_optional(**options: Any) -> GuidedDecodingParams | None:
-        """The same for options that may all be None: then None comes back."""
+        """Makes a GuidedDecodingParams from options that may be None. Returns None if no form is given."""
         given = {name: value for name, value in options.items() if value is not None}
         return GuidedDecodingParams(**given) if any(given.get(name) for name in KINDS) else None
 
 
-# Fields that change nothing here, and the reason.
+# Fields that change nothing here, with the reason.
 WITHOUT_EFFECT = {
     "output_kind": "LLM.generate and LLM.chat give whole outputs, as vLLM's do",
     "stream_interval": "LLM.generate and LLM.chat give whole outputs",
@@ -109,16 +110,16 @@ WITHOUT_EFFECT = {
     "spaces_between_special_tokens": "special tokens are written as the vocabulary has them",
     "routed_experts_prompt_start": "outputs do not name experts",
 }
-# Fields that would change an answer: refused but for their defaults.
+# Fields that would change an answer. Only their defaults are accepted.
 REFUSED = {
     "flat_logprobs": "logprobs are a dictionary for each token",
-    "extra_args": "no code of others samples here; give logits_processors",
+    "extra_args": "plugins are not supported; give logits_processors",
     "prompt_logprob_token_ids": "give prompt_logprobs, or llm.llm.score",
     "prompt_logprob_start": "give prompt_logprobs, or llm.llm.score",
     "repetition_detection": "give repetition_penalty, or DRY by llamabatch.SamplingParams",
     "trace_decode_token_ids": "llm.llm.score gives the logprobs of given tokens",
 }
-# Names of former versions that are refused.
+# Refused fields of earlier vLLM versions, with the reason.
 FORMER = {"use_beam_search": _NO_BEAMS, "length_penalty": _NO_BEAMS, "early_stopping": _NO_BEAMS}
 _FORMER_DEFAULTS = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
 _PASSED = (
@@ -130,7 +131,7 @@ _PASSED = (
 
 
 def _known(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The keywords of a caller; those of former versions under today's names. Raises UnknownParameterError."""
+    """Returns a caller's keywords under the names of today's vLLM. Raises UnknownParameterError."""
     found = dict(options)
     if found.pop("guided_decoding", None) is not None:
         if found.get("structured_outputs") is not None:
@@ -139,9 +140,9 @@ def _known(options: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in list(found):
         if name in FORMER:
             if found.pop(name) not in (_FORMER_DEFAULTS[name], None):
-                raise UnknownParameterError(f"{name} is {show(options[name])}, which is not there: {FORMER[name]}")
+                raise UnknownParameterError(f"{name} is {show(options[name])}, which is not supported: {FORMER[name]}")
         elif name not in _FIELDS:
-            named({name: found[name]}, others=_FIELDS)  # raises with the nearest name
+            named({name: found[name]}, others=_FIELDS)  # raises for a name that llamabatch does not know either
             raise UnknownParameterError(
                 f"vLLM's SamplingParams has no field {show(name)}; llamabatch.SamplingParams has"
             )
@@ -150,13 +151,13 @@ def _known(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass
 class SamplingParams:
-    """The sampling of a request with vLLM's defaults: 16 tokens, temperature 1, no cuts. Fields can be set afterwards.
+    """The sampling parameters of a request, with vLLM's defaults: 16 tokens, temperature 1, no top_k, top_p or min_p.
 
-    Fields have vLLM's meaning; docs/vllm_names.md says it of each. The cuts (top_k, top_p, min_p) are made before the
-    temperature here, and behind it in vLLM.
+    Fields have vLLM's meaning (docs/vllm_names.md) and can be changed later. Here top_k, top_p and min_p apply before
+    the temperature, in vLLM after it.
 
     Raises:
-        SamplingError (ValueError): a value is out of range, or would change an answer and is not there.
+        SamplingError (ValueError): a value is out of range, or is not supported and would change an answer.
         UnknownParameterError (TypeError): there is no field of this name.
     """
 
@@ -197,7 +198,7 @@ class SamplingParams:
     repetition_detection: Any = None
     routed_experts_prompt_start: int = 0
     trace_decode_token_ids: list[int] | None = None
-    # of former versions
+    # Fields of earlier vLLM versions.
     best_of: int | None = None
     logits_processors: list[Callable[..., Any]] | None = None
     truncate_prompt_tokens: int | None = None
@@ -211,29 +212,29 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **options: Any) -> SamplingParams:
-        """The same for options that may be None, which then have their defaults."""
+        """Makes SamplingParams from options that may be None. A None means the default, except for max_tokens."""
         none_has_a_meaning = ("max_tokens",)
         return cls(**{key: v for key, v in options.items() if v is not None or key in none_has_a_meaning})
 
     def clone(self) -> SamplingParams:
-        """A copy; logits_processors are shared."""
+        """Returns a copy that shares the logits_processors."""
         shared = {id(each): each for each in self.logits_processors or ()}
         return copy.deepcopy(self, shared)
 
     def to_engine(self, *, priority: int = 0, in_reasoning: bool = True, post_sampling: bool = False) -> EngineParams:
-        """As llamabatch.SamplingParams.
+        """Returns the parameters as llamabatch.SamplingParams.
 
         Args:
-            priority: of the request, the lower the sooner.
-            in_reasoning: the form binds from the first token on.
-            post_sampling: logprobs are those of the distribution that is drawn from.
+            priority: the request's priority; lower goes first.
+            in_reasoning: True if a form binds from the first token on.
+            post_sampling: True if logprobs are of the distribution that tokens are drawn from.
 
         Raises:
             SamplingError: a value is out of range, or is refused.
         """
         for name, why in REFUSED.items():
             if getattr(self, name) != _DEFAULTS[name]:
-                raise SamplingError(f"{name} is {show(getattr(self, name))}, which is not there: {why}; leave it out")
+                raise SamplingError(f"{name} is {show(getattr(self, name))}, which is not supported: {why}; drop it")
         if self.truncate_prompt_tokens is not None:
             integer(SamplingError, "truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1, ", or None")
         for process in self.logits_processors or ():
@@ -258,7 +259,7 @@ class SamplingParams:
 
 
 def _check_processor(process: Callable[..., Any]) -> None:
-    """Raises SamplingError for a processor of vLLM's that wants the prompt too: ours are called with the output."""
+    """Raises SamplingError for a processor that also expects the prompt: here they get only the output and logits."""
     try:
         wanted = [p for p in inspect.signature(process).parameters.values() if p.default is p.empty]
     except (TypeError, ValueError):
@@ -269,7 +270,7 @@ def _check_processor(process: Callable[..., Any]) -> None:
 
 _FIELDS = tuple(each.name for each in fields(SamplingParams))
 _DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
-setattr(SamplingParams, "__init__", takes_names(_known)(SamplingParams.__init__))  # noqa: B010  # as our own
+setattr(SamplingParams, "__init__", takes_names(_known)(SamplingParams.__init__))  # noqa: B010
 
 ABSENT = {
     "BeamSearchParams": _NO_BEAMS,

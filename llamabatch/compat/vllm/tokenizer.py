@@ -1,4 +1,4 @@
-"""The tokenizer of a model with the names that programs use of transformers' tokenizers."""
+"""The tokenizer of a model, with the common names of transformers' tokenizers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ABSENT = {
 
 
 class Tokenizer:
-    """The tokenizer of LLM.get_tokenizer.
+    """The tokenizer that LLM.get_tokenizer returns.
 
     Attributes:
         name_or_path: the model's name. model_max_length: n_ctx.
@@ -36,14 +36,14 @@ class Tokenizer:
         self.model_max_length = llm.n_ctx
 
     def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
-        """The token ids of a text, in which names of special tokens are these tokens.
+        """Returns the token ids of a text. Names of special tokens in the text are read as those tokens.
 
         Args:
-            add_special_tokens: with the tokens that the vocabulary puts around a text.
-            **options: truncation and max_length; others are refused.
+            add_special_tokens: add the tokens that the vocabulary puts around a text.
+            **options: truncation and max_length; other options are refused.
 
         Raises:
-            PromptError (ValueError): not a text; an option that is not there.
+            PromptError (ValueError): `text` is not a text, or an option is not supported.
         """
         cut, longest = options.pop("truncation", False), options.pop("max_length", None)
         if options:
@@ -52,7 +52,7 @@ class Tokenizer:
         return ids[: longest or self.model_max_length] if cut else ids
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
-        """The text of token ids; clean_up_tokenization_spaces among the options changes nothing.
+        """Returns the text of token ids. The options change nothing (clean_up_tokenization_spaces, for example).
 
         Raises:
             PromptError (ValueError): an id is outside the vocabulary.
@@ -63,11 +63,11 @@ class Tokenizer:
     def batch_decode(
         self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False, **options: Any
     ) -> list[str]:
-        """decode of each."""
+        """Returns the text of each list of token ids."""
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True, **options: Any) -> Encoding:
-        """The Encoding of a text, or of a list of texts, as lists."""
+        """Returns the Encoding of a text, or one Encoding with lists of lists for a list of texts."""
         if isinstance(text, str):
             ids = self.encode(text, add_special_tokens, **options)
             return Encoding(input_ids=ids, attention_mask=[1] * len(ids))
@@ -75,16 +75,16 @@ class Tokenizer:
         return Encoding(input_ids=each, attention_mask=[[1] * len(ids) for ids in each])
 
     def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
-        """The tokens of a text as the vocabulary writes them."""
+        """Returns the tokens of a text as the vocabulary writes them."""
         return [self._llm.vocab.token(each) for each in self.encode(text, add_special_tokens)]
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
-        """A token, or a list of tokens, as the vocabulary writes them."""
+        """Returns a token for an id, or a list of tokens for a list of ids, as the vocabulary writes them."""
         vocab = self._llm.vocab
         return vocab.token(ids) if isinstance(ids, int) else [vocab.token(int(each)) for each in ids]
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """The id of a token, or a list of ids; None for what is no token."""
+        """Returns the id of a token, or a list of ids for a list of tokens; None for an unknown token."""
         vocab = self._llm.vocab
         if isinstance(tokens, str):
             return vocab.id(tokens) if tokens in vocab else None
@@ -101,11 +101,11 @@ class Tokenizer:
         return_dict: bool = False,
         **variables: Any,
     ) -> Any:
-        """The prompt of a conversation, or of each of a list of them: token ids, or with tokenize=False a text.
+        """Returns the prompt of a conversation, or of each one of a list: token ids, or with tokenize=False a text.
 
         Args:
-            return_dict: an Encoding in place of the ids.
-            **variables: of the template, as enable_thinking.
+            return_dict: return an Encoding in place of the token ids.
+            **variables: variables of the template, such as enable_thinking.
 
         Raises:
             PromptError, ConfigError (ValueError): as LLM.apply_chat_template of llamabatch.
@@ -136,25 +136,25 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The model's own; None: it has none."""
+        """The model's own chat template; None: the model has none."""
         return self._llm._client.model.chat_template
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens."""
+        """The number of tokens of the vocabulary."""
         return self._llm.vocab.size
 
     def __len__(self) -> int:
         return self._llm.vocab.size
 
     def get_vocab(self) -> dict[str, int]:
-        """Ids by token, as the vocabulary writes them."""
+        """Returns a dictionary from tokens, as the vocabulary writes them, to ids."""
         vocab = self._llm.vocab
         return {token: number for number, token in reversed(list(enumerate(vocab)))}
 
     @property
     def all_special_ids(self) -> list[int]:
-        """Ids of the special tokens that the model names, rising."""
+        """The ids of the special tokens that the model names, in ascending order."""
         return sorted(set(self._llm.vocab.special_ids.values()))
 
     @property
@@ -169,28 +169,28 @@ class Tokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text, or a turn where the model has no such; None: there is none."""
+        """The token that ends a text, or else the token that ends a turn; None: there is none."""
         vocab = self._llm.vocab
         return vocab.eot_token_id if vocab.eos_token_id is None else vocab.eos_token_id
 
     @property
     def pad_token_id(self) -> int | None:
-        """The token of padding; None: there is none."""
+        """The padding token; None: there is none."""
         return self._llm.vocab.pad_token_id
 
     @property
     def bos_token(self) -> str | None:
-        """As bos_token_id, as the vocabulary writes it."""
+        """The token of bos_token_id, as the vocabulary writes it."""
         return self._token(self.bos_token_id)
 
     @property
     def eos_token(self) -> str | None:
-        """As eos_token_id, as the vocabulary writes it."""
+        """The token of eos_token_id, as the vocabulary writes it."""
         return self._token(self.eos_token_id)
 
     @property
     def pad_token(self) -> str | None:
-        """As pad_token_id, as the vocabulary writes it."""
+        """The token of pad_token_id, as the vocabulary writes it."""
         return self._token(self.pad_token_id)
 
     def _token(self, number: int | None) -> str | None:
@@ -204,7 +204,7 @@ class Tokenizer:
 
 
 class Encoding(dict[str, Any]):
-    """Token ids and their mask, by key and by attribute: input_ids, attention_mask."""
+    """A dictionary of token ids and their mask (input_ids, attention_mask), also readable as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:

@@ -1,5 +1,4 @@
-"""Input of a job: files and stdin become numbered rows.
+"""The input of a job: files and stdin become numbered rows.
 
-Imports `jobs/rows` and `jobs/formats`, and of `output/` the manifest and the own files, which recognise the output of
-another job.
+Imports `jobs/rows` and `jobs/formats`, and `manifest` and `own_files` of `output/` to recognise other jobs' outputs.
 """

@@ -1,4 +1,4 @@
-"""Files of columns: the names of the columns of a Parquet or Excel file, and its rows as values of Python."""
+"""Files of columns: reads the column names of a Parquet or Excel file, and its rows as Python values."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from llamabatch.utils.checks import show
 
 _BATCH_ROWS = 256
 _BATCH_BYTES = 64 * 2**20
-DAMAGE = (OSError, ValueError)  # pyarrow's own errors are kinds of these
+DAMAGE = (OSError, ValueError)  # pyarrow's own errors are subclasses of these
 
 
 class ColumnFile:
     """An open file of columns.
 
     Attributes:
-        names: of its columns.
-        n_rows: number of rows.
+        names: the names of the columns.
+        n_rows: the number of rows.
     """
 
     names: list[str]
     n_rows: int
 
     def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Each row with the values of these columns. Raises DAMAGE where the file cannot be read on."""
+        """Yields each row with the values of these columns. Raises DAMAGE if the file cannot be read any further."""
         raise NotImplementedError
 
     def values(self, column: str) -> Iterator[Any]:
-        """The values of one column. Raises DAMAGE."""
+        """Yields the values of one column. Raises DAMAGE."""
         raise NotImplementedError
 
 
@@ -42,7 +42,7 @@ def open_columns(source: Source) -> Iterator[ColumnFile]:
     """Opens a file whose kind is "parquet" or "xlsx".
 
     Raises:
-        InputError: it is a stream, or cannot be read. SetupError: the packages that read it are not installed.
+        InputError: the source is a stream, or cannot be read. SetupError: a package that reads it is not installed.
     """
     if source.path is None or source.is_stream:
         what = "a Parquet file" if source.kind == "parquet" else "an Excel file"
@@ -57,7 +57,7 @@ def open_columns(source: Source) -> Iterator[ColumnFile]:
 
 
 def check_names(source: str, names: Sequence[str]) -> None:
-    """Raises InputError: two columns have one name."""
+    """Raises InputError: two columns have the same name."""
     counts = Counter(names)
     for name in names:
         if counts[name] > 1:
@@ -66,7 +66,7 @@ def check_names(source: str, names: Sequence[str]) -> None:
 
 
 class _Parquet(ColumnFile):
-    """A Parquet file, of which a few hundred rows are read at a time, and the wanted columns alone."""
+    """A Parquet file. Up to 256 rows are read at a time, and only the wanted columns."""
 
     def __init__(self, source: Source, stack: contextlib.ExitStack) -> None:
         try:
@@ -84,7 +84,7 @@ class _Parquet(ColumnFile):
     def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         known = self._file.metadata
         whole = sum(known.row_group(at).total_byte_size for at in range(known.num_row_groups))
-        most = max(1, _BATCH_BYTES * self.n_rows // max(1, whole))  # rows may hold pictures
+        most = max(1, _BATCH_BYTES * self.n_rows // max(1, whole))  # rows may be large, as pictures are
         for batch in self._file.iter_batches(batch_size=min(_BATCH_ROWS, most), columns=list(columns)):
             yield from batch.to_pylist()
 
@@ -94,22 +94,22 @@ class _Parquet(ColumnFile):
 
 
 class _Sheet(ColumnFile):
-    """The first sheet of an Excel file, as a whole; all values are texts, as those of CSV. Empty rows above the names
-    and at the end are ignored, and empty columns without a name."""
+    """The first sheet of an Excel file, held in memory. All values are texts, as in CSV. Empty rows above the column
+    names and at the end are ignored, and so are empty columns without a name."""
 
     def __init__(self, source: Source) -> None:
         try:
             import fastexcel
-            import pyarrow  # fastexcel makes its tables
+            import pyarrow  # fastexcel returns pyarrow tables
         except ImportError as error:
             raise SetupError('.xlsx files need fastexcel and pyarrow: pip install "llamabatch[excel]"') from error
         try:
-            # A type by columns would make nothing of a value of another type; as a header, names that come twice or are
-            # missing would be replaced.
+            # With a type for each column, values of another type would be lost. With a header row, fastexcel would
+            # replace repeated and missing names.
             options = {"dtypes": "string", "header_row": None, "skip_rows": 0}
             sheet: Any = fastexcel.read_excel(str(source.path)).load_sheet(0, **options).to_arrow()
         except fastexcel.FastExcelError as error:
-            why = str(error).partition("\n")[0]  # lines of its own context follow
+            why = str(error).partition("\n")[0]  # the other lines are fastexcel's context
             raise InputError(f"{source.name} cannot be read as an Excel file: {why}") from error
         columns, n_sheet = sheet.columns, sheet.num_rows
         filled = (row for row in range(n_sheet) if any(column[row].is_valid for column in columns))
@@ -134,5 +134,5 @@ class _Sheet(ColumnFile):
         yield from self._rows.column(column).to_pylist()
 
 
-# A job opens a source for its columns, ids, number of rows and rows; a sheet is parsed once, as it is in memory anyway.
+# A job opens a source several times: for its columns, ids, number of rows and rows. A sheet is parsed only once.
 _sheets: weakref.WeakKeyDictionary[Source, _Sheet] = weakref.WeakKeyDictionary()

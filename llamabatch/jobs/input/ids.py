@@ -1,4 +1,4 @@
-"""The ids of rows: which row has which, in little memory; and the check of a table's own column of ids."""
+"""The ids of rows, stored in little memory, and the checks of ids before the first row runs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MASK = 2**64 - 1
 
 
 def check_own_ids(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Checks the columns "id" and "custom_id" that are ids although no option names them: all rows that the limit
-    leaves, before the first of them is run.
+    """Checks the columns "id" and "custom_id" of tables, which hold the ids if no option names another column. All rows
+    up to the limit are checked before the first row runs.
 
     Raises:
-        ConfigError: a value is no id, or comes twice in the tables of the job.
+        ConfigError: a value is not an id, or occurs twice in the tables of the job.
     """
     ids, places, number = Ids(), [], 0
     for source in sources:
@@ -49,11 +49,11 @@ def check_own_ids(sources: Sequence[Source], options: ReadOptions) -> None:
 
 
 def check_ids_of_lines(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Checks the ids that stand in files of lines, as Reader gives them to rows: all that the limit leaves, before the
-    first is run. Behind a table or a stream the numbers of rows are not known: there Reader finds what comes twice.
+    """Checks the ids in files of lines as Reader will assign them, for all rows up to the limit, before any row runs.
+    After a table or a stream, the numbers of rows are not known, and only Reader finds repeated ids.
 
     Raises:
-        ConfigError: a value is no id, or it is the number of a line without an id.
+        ConfigError: a value is not an id, or it equals the number of a line without an id.
     """
     ids, starts, number = Ids(), list[tuple[int, str]](), 0
     has_ids, knows_numbers = False, True
@@ -74,16 +74,16 @@ def check_ids_of_lines(sources: Sequence[Source], options: ReadOptions) -> None:
                     number += 1
                     if number == options.limit and knows_numbers:
                         return
-        except (*DAMAGED, OSError):  # its rows report it
+        except (*DAMAGED, OSError):  # reading the rows will report the error
             knows_numbers = False
 
 
 def _claim_of_line(ids: Ids | None, line: Mapping[str, Any], number: int, starts: Sequence[tuple[int, str]]) -> None:
-    """Gives a line its id, or its number. Raises ConfigError.
+    """Gives a line its id, or its number if it has none. Raises ConfigError.
 
     Args:
-        ids: None: the numbers of rows are not known, and the id alone is looked at.
-        starts: the number of the first row of each file, and its name.
+        ids: the ids so far; None: the numbers of rows are not known, so only the form of the id is checked.
+        starts: the number of the first row of each file, and the name of the file.
     """
     try:
         own = id_of(line)
@@ -96,7 +96,7 @@ def _claim_of_line(ids: Ids | None, line: Mapping[str, Any], number: int, starts
     if holder is not None:
         bare, named = (number, holder) if own is None else (holder, number)
         raise ConfigError(
-            f"{_place(starts, bare)} has no id, so that its number, {bare}, is its id, and {_place(starts, named)} has "
+            f"{_place(starts, bare)} has no id and gets its number, {bare}, as its id, but {_place(starts, named)} has "
             "this id; give each line an id, or name another field of ids (--id-column NAME)"
         )
 
@@ -107,11 +107,11 @@ def _place(starts: Sequence[tuple[int, str]], number: int) -> str:
 
 
 def _unusable(value: Any) -> str | None:
-    """The reason why a value of a column of its own accord is no id; None: it is one."""
+    """Returns the reason why a value cannot be an id; None: the value is an id."""
     if value is None or value == "":
         return "which is no id"
     if isinstance(value, (bool, float, list, dict, tuple)):
-        return "which is no id; that is a text or a whole number"
+        return "which is no id; an id is a text or a whole number"
     try:
         id_of({"id": value if isinstance(value, int) else as_text(value)})
     except PromptError as error:
@@ -122,9 +122,9 @@ def _unusable(value: Any) -> str | None:
 class Ids:
     """The ids of millions of rows in little memory, each with the number of its row.
 
-    An id is kept as Python's 64-bit hash of it, whose key differs between processes, in a table with open addressing:
-    16 bytes a slot, 24 to 48 bytes an id. Two ids that differ have the same hash once in 3.7e7 lists of a million. Rows
-    without an id have their number as text, which takes one bit.
+    An id is stored as its 64-bit Python hash, in a table with open addressing: 16 bytes a slot, 24 to 48 bytes an id.
+    The key of the hash differs between processes. Different ids have equal hashes once in 3.7e7 lists of a million ids.
+    A row without an id has its number as its id, which takes one bit.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class Ids:
         self._explicit_numerals = False
 
     def claim(self, identity: str, number: int) -> int | None:
-        """Gives an id to a row; returns the number of the row that has it already, else None."""
+        """Gives an id to a row. Returns the number of the row that has the id already, or None."""
         if _is_numeral(identity):
             self._explicit_numerals = True
             value = int(identity)
@@ -152,14 +152,13 @@ class Ids:
         return None
 
     def claim_numeral(self, identity: str, number: int) -> int | None:
-        """Gives an id to a row if it is written as a number; returns the number of the row whose number it is, else
-        None."""
+        """Gives an id to a row if it is a numeral. Returns the number if a row without an id has it, or None."""
         if _is_numeral(identity) and (holder := self.claim(identity, number)) is not None:
             return holder if self._is_automatic(int(identity)) else None
         return None
 
     def claim_number(self, number: int) -> int | None:
-        """Gives a row without an id its number as text; returns the number of the row that has that id, else None."""
+        """Gives a row without an id its number as the id. Returns the number of the row that has this id, or None."""
         if self._explicit_numerals:
             slot = self._slot(hash(str(number)) & _MASK or 1)
             if self._keys[slot]:
@@ -175,7 +174,7 @@ class Ids:
         return byte < len(self._automatic) and bool(self._automatic[byte] >> bit & 1)
 
     def _slot(self, key: int) -> int:
-        """The slot of a key, or the free slot for it."""
+        """Returns the slot that holds a key, or the free slot for the key."""
         keys, mask = self._keys, len(self._keys) - 1
         slot = key & mask
         while keys[slot] and keys[slot] != key:
@@ -193,5 +192,5 @@ class Ids:
 
 
 def _is_numeral(identity: str) -> bool:
-    """True for an id that is written as a row's number would be."""
+    """Returns True for an id that is written like a row's number."""
     return len(identity) < 19 and identity.isascii() and identity.isdigit() and (identity == "0" or identity[0] != "0")

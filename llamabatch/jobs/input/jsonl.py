@@ -1,4 +1,4 @@
-"""Lines of JSON: bytes to objects, with the reason for each line that is none."""
+"""Lines of JSON: turns each line of bytes into an object, or into a Problem with the reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Problem(NamedTuple):
-    """The fault of a line, its object where it could be parsed, for the id, and the fields that are kept."""
+    """A line that cannot be run, with the reason, the parsed object if there is one, and the kept fields."""
 
     error: str
     line: Mapping[str, Any] | None = None
@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A plain line that was made of a row, and the fields of the row that are kept."""
+    """A plain line that was made of a row, and the kept fields of the row."""
 
     line: Mapping[str, Any]
     kept: Mapping[str, Any] | None = None
@@ -38,7 +38,7 @@ Record = Mapping[str, Any] | Filled | Problem
 
 
 def lines(stream: BinaryIO, limit: int) -> Iterator[bytes | Problem]:
-    """The lines of a stream, with their ends; one of more than `limit` bytes is skipped and never held in memory."""
+    """Yields the lines of a stream with line ends. A line of more than `limit` bytes is never held: it is a Problem."""
     while line := stream.readline(limit + 2):
         if line.endswith(b"\n") or len(line) < limit + 2:
             size = len(line.rstrip(b"\r\n")) if len(line) > limit else 0
@@ -56,7 +56,7 @@ def too_long(size: int, limit: int) -> Problem:
 
 
 def without_mark(name: str, line: bytes) -> bytes:
-    """The first line of a text file without a byte order mark. Raises InputError for UTF-16."""
+    """Returns the first line of a text file without its byte order mark. Raises InputError for UTF-16."""
     if line.startswith(_UTF_16):
         raise InputError(f"{name} is UTF-16 text; save it as UTF-8")
     return line.removeprefix(_BOM)
@@ -66,10 +66,10 @@ def check(name: str, stream: BinaryIO, *, named: bool) -> None:
     """Checks the first bytes of a file.
 
     Args:
-        named: its name promises lines of JSON, so that a bad first line is an error row.
+        named: true if the file's name promises lines of JSON. A bad first line is then an error row.
 
     Raises:
-        InputError: the file cannot be lines of JSON in UTF-8.
+        InputError: the content is not lines of JSON in UTF-8.
     """
     begins = without_mark(name, stream.read(_LOOKED_AT)).lstrip()
     if named or not begins:
@@ -82,14 +82,14 @@ def check(name: str, stream: BinaryIO, *, named: bool) -> None:
     if not line.startswith(b"{"):
         text = show(line[:40].decode(errors="replace"))
         raise InputError(
-            f"{name} is read as lines of JSON, since its name has no known ending, but begins with {text}, no JSON "
-            'object; write each row as {"prompt": "..."}, or name it .csv, .tsv or .parquet if it is a table, .txt if '
-            "each line is a prompt"
+            f"{name} is read as lines of JSON, because its name has no known ending, but begins with {text}, "
+            'which is no JSON object; write each row as {"prompt": "..."}, or name it .csv, .tsv or .parquet if it is'
+            " a table, .txt if each line is a prompt"
         )
 
 
 def objects(name: str, stream: BinaryIO, limit: int) -> Iterator[Mapping[str, Any] | Problem]:
-    """The object in each line of a file. Empty lines at its end are ignored; one before another line is a Problem."""
+    """Yields the object in each line of a file. Empty lines are ignored at the end, and are Problems elsewhere."""
     first, n_empty = True, 0
     for line in lines(stream, limit):
         if first and isinstance(line, bytes):
@@ -109,7 +109,7 @@ def not_utf8(line: bytes, error: UnicodeDecodeError) -> Problem:
 
 
 def parse(line: bytes) -> Mapping[str, Any] | Problem:
-    """The JSON object in a line."""
+    """Returns the JSON object in a line."""
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
@@ -124,7 +124,7 @@ def parse(line: bytes) -> Mapping[str, Any] | Problem:
         return Problem(f"this is not JSON: {_reason(error)}")
     if not isinstance(value, dict):
         return Problem(f"this is {_kind(value)}; write a JSON object")
-    # brackets in texts count too, and then cost the walk only
+    # The count includes brackets in texts. Too high a count only costs time for _depth.
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         return _TOO_DEEP
     if _SURROGATE.search(line) and (half := half_character(value)) is not None:
@@ -160,7 +160,7 @@ def _reason(error: ValueError) -> str:
         return f"{error.msg}, at character {error.pos + 1}"
     if isinstance(error, _Refused):
         return str(error)
-    return "a whole number has too many digits"  # the one ValueError of int()
+    return "a whole number has too many digits"  # the only other ValueError is that of int()
 
 
 def _kind(value: object) -> str:

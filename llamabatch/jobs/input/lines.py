@@ -1,10 +1,10 @@
-"""The meaning of a line: a plain one, or one of OpenAI's batch format.
+"""Lines to requests: plain lines, and lines of OpenAI's batch format.
 
-A plain line has prompt, messages or input, and beside it any field of SamplingParams. null is a missing field.
+A plain line has a prompt, messages or an input, and any fields of SamplingParams. null means a missing field.
 
-A batch line is {"custom_id": …, "method": "POST", "url": …, "body": {…}}. Its body means the same as for that API,
-with two differences: the job gives the parameters that it leaves open, and it may have any field of SamplingParams.
-Fields that are not supported are refused by name, as are those that the API itself refuses.
+A batch line is {"custom_id": …, "method": "POST", "url": …, "body": {…}}. The body means the same as in OpenAI's API,
+with two differences: missing parameters come from the job, and the body may have any field of SamplingParams. Fields
+that are not supported, or that the API itself refuses, are refused by name.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from llamabatch.utils.checks import boolean, integer, nearest, present, show
 
 TASK_OF: dict[str, Task] = {"prompt": "completion", "messages": "chat", "input": "embedding"}
 
-_OF_THE_JOB = "chat_template"  # a template is a program, and the sender of a line must not choose it
+_OF_THE_JOB = "chat_template"  # a template is a program, so the sender of a line must not choose it
 _KNOWN = (*TASK_OF, *OWN_IDS, *CHAT_FIELDS)
 
-_NEAR = 0.84  # of difflib, which has 0.86 for message and messages, 0.91 for promt and prompt
+_NEAR = 0.84  # a ratio of difflib: it is 0.86 for message and messages, and 0.91 for promt and prompt
 _LEAST_MISS, _MOST_MISS = 4, 64  # characters
 _MOST_KNOWN = 256
 _LONGEST_KNOWN = 4096
@@ -35,7 +35,7 @@ _LONGEST_KNOWN = 4096
 
 @dataclass(frozen=True)
 class ParsedLine:
-    """The request in a line: the fields of a Row of the same names."""
+    """The request in a line. Its fields mean the same as in Row."""
 
     task: Task
     prompt: str | tuple[int, ...] | Conversation
@@ -46,7 +46,7 @@ class ParsedLine:
 
 
 def id_of(line: Mapping[str, Any]) -> str | int | None:
-    """The id in a line, a text or a whole number; None: it has none. Raises PromptError."""
+    """Returns the id in a line, a text or a whole number; None: the line has no id. Raises PromptError."""
     given = [name for name in OWN_IDS if name in line]
     if not given:
         return None
@@ -56,7 +56,7 @@ def id_of(line: Mapping[str, Any]) -> str | int | None:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
         return value
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MAX_ID_CHARS:
-        return str(value)  # a table has no such numbers
+        return str(value)  # columns of tables hold only 64-bit numbers
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_CHARS:
         raise PromptError(
             f"{given[0]} is {show(value)}; give a text of 1 to {MAX_ID_CHARS} characters, or a whole number"
@@ -67,16 +67,16 @@ def id_of(line: Mapping[str, Any]) -> str | int | None:
 
 
 class Overlay:
-    """The job's parameters, overlaid by those of each line. Lines with the same fields share one object, so that the
-    fields of most of a million lines are checked once."""
+    """The job's parameters, overlaid by the parameters of each line. Lines with equal parameters share one object, so
+    that equal parameters of a million lines are checked once."""
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
         self._made = {"{}": params}
 
     def params_with(self, values: Mapping[str, Any]) -> SamplingParams:
-        """The job's parameters with the values of a line in front. Raises SamplingError."""
-        key = repr(values)  # it tells 1 from True
+        """Returns the job's parameters, overridden by the values of a line. Raises SamplingError."""
+        key = repr(values)  # unlike the values themselves, it tells 1 from True
         if key not in self._made:
             biases = values.get("logit_bias")
             if isinstance(biases, Mapping):
@@ -93,19 +93,19 @@ class Overlay:
 def parse_plain(
     line: Mapping[str, Any], overlay: Overlay, data: Collection[str] = (), *, media: bool = False
 ) -> ParsedLine:
-    """The request in a plain line. Fields with other names than those of a request are data, and are left alone.
+    """Returns the request in a plain line. Fields that are not part of a request are data, and are ignored.
 
     Args:
-        line: the object in it, without nulls.
-        overlay: the parameters that its fields are laid over.
-        data: names that are data, however much they resemble a known one.
-        media: messages may have pictures and sounds, which may be files of this machine.
+        line: the object in the line, without nulls.
+        overlay: the job's parameters, which the line's fields override.
+        data: names of fields that are data, even if they resemble a known name.
+        media: messages may have pictures and sounds, also files of this machine.
 
     Raises:
-        PromptError, SamplingError: a field is wrong, or its name is nearly a known one.
+        PromptError, SamplingError: a field is wrong, or its name is almost a known name.
     """
     given = {name: value for name, value in line.items() if name not in _KNOWN}
-    _check_names(given, data)  # first: a misspelt prompt is found by its name
+    _check_names(given, data)  # comes first, so that a misspelt "prompt" is reported by its name
     sampling = {name: value for name, value in given.items() if name in PARAMETERS and name not in data}
     values = named(sampling, _KNOWN)
     task = task_of(line)
@@ -125,8 +125,7 @@ def parse_plain(
 
 
 def _check_names(given: Mapping[str, Any], data: Collection[str]) -> None:
-    """Raises SamplingError: a name is nearly that of a known field, or that of a parameter that is asked for
-    elsewhere."""
+    """Raises SamplingError: a name is almost that of a known field, or a parameter that belongs elsewhere."""
     for name, value in given.items():
         if name in PARAMETERS or name in data:
             continue
@@ -144,7 +143,7 @@ def _check_names(given: Mapping[str, Any], data: Collection[str]) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def near_miss(name: str) -> str | None:
-    """The known name that a name is nearly, as after a slip of a finger; None: it is not nearly one."""
+    """Returns the known name that a name was probably meant to be; None: no known name is similar enough."""
     if len(name) < _LEAST_MISS or len(name) > _MOST_MISS:
         return None
     plain = name.lower().replace("-", "_")
@@ -153,7 +152,7 @@ def near_miss(name: str) -> str | None:
 
 
 def task_of(line: Mapping[str, Any]) -> Task:
-    """The task of a line, by the field that it has. Raises PromptError."""
+    """Returns the task of a line by its field: prompt, messages or input. Raises PromptError."""
     names = [name for name in TASK_OF if name in line]
     if len(names) != 1:
         found = " and ".join(names) or "none of them; a template (--prompt) makes a prompt of other fields"
@@ -162,7 +161,7 @@ def task_of(line: Mapping[str, Any]) -> Task:
 
 
 def text_or_ids(name: str, value: object) -> str | tuple[int, ...]:
-    """A prompt that is a text or a list of token ids. Raises PromptError."""
+    """Returns a prompt that is a text or a list of token ids. Raises PromptError."""
     if isinstance(value, str):
         if not value:
             raise PromptError(f"{name} is empty; give at least one character")
@@ -172,14 +171,14 @@ def text_or_ids(name: str, value: object) -> str | tuple[int, ...]:
     if not value:
         raise PromptError(f"{name} is an empty list; give a text or a list of token ids")
     token_ids = tuple(value)
-    if set(map(type, token_ids)) != {int} or min(token_ids) < 0 or max(token_ids) > MAX_TOKEN_ID:  # else all are good
+    if set(map(type, token_ids)) != {int} or min(token_ids) < 0 or max(token_ids) > MAX_TOKEN_ID:  # finds the bad id
         for token_id in token_ids:
             integer(PromptError, f"a token id of {name}", token_id, 0, MAX_TOKEN_ID)
     return token_ids
 
 
 def _with_numbers(biases: Mapping[Any, Any]) -> dict[int, Any]:
-    """The biases with numbers as names: in JSON all names are texts."""
+    """Returns the biases by token id as a number. In JSON, all names are texts."""
     try:
         return {int(token_id): bias for token_id, bias in biases.items()}
     except (TypeError, ValueError) as error:
@@ -193,15 +192,15 @@ URLS: dict[str, Task] = {
 }
 
 _FIELDS = ("custom_id", "method", "url", "body")
-_MARKS = ("method", "url", "body")  # a plain line has none of them
+_MARKS = ("method", "url", "body")  # these fields mark a batch line; see is_openai
 
-# Fields for a service, without meaning for a model.
+# These fields concern the service only and do not change the answer.
 _FOR_A_SERVICE = (
     *("user", "metadata", "store", "service_tier", "safety_identifier"),
     *("prompt_cache_key", "prompt_cache_retention"),
 )
 
-# Fields that are accepted only with the value that holds anyway.
+# These fields are accepted only with their default value.
 _ONLY: dict[str, tuple[object, ...]] = {
     "stream": (False,),
     "stream_options": (),
@@ -222,12 +221,12 @@ _OF_CHAT = (*CHAT_FIELDS, "reasoning_effort")
 
 
 def is_openai(line: Mapping[str, Any]) -> bool:
-    """True for a line with the shape of a batch line. A plain line may have a "url" among its data."""
+    """Returns True for a line in the shape of a batch line. A plain line may have a "url" among its data."""
     return "body" in line or (any(name in line for name in _MARKS) and not any(name in line for name in TASK_OF))
 
 
 def parse_openai(line: Mapping[str, Any], overlay: Overlay) -> ParsedLine:
-    """The request in a batch line, whose messages may have pictures. Arguments and errors as parse_plain."""
+    """Returns the request in a batch line. Messages may have pictures. Arguments and errors as in parse_plain."""
     for name in line:
         if name not in _FIELDS:
             raise PromptError(f"a batch line has no field {show(name)}{nearest(name, _FIELDS)}")
@@ -261,7 +260,7 @@ def parse_openai(line: Mapping[str, Any], overlay: Overlay) -> ParsedLine:
 def _task(line: Mapping[str, Any], body: Mapping[str, Any]) -> Task:
     url = line.get("url")
     if url is None:
-        return task_of(body)  # some services leave it out
+        return task_of(body)  # lines for some services have no url
     if not isinstance(url, str) or url not in URLS:
         raise PromptError(f"url is {show(url)}{nearest(str(url), URLS)}")
     needed = next(name for name, task in TASK_OF.items() if task == URLS[url])
@@ -309,7 +308,7 @@ def _count_logprobs(rest: dict[str, Any]) -> None:
 
 
 def _single(name: str, value: object) -> str | tuple[int, ...]:
-    """The one prompt of a line; the API takes a list, a line of a job has one result."""
+    """Returns the prompt of a line. The API also takes a list of prompts, but a line of a job has one result."""
     if isinstance(value, list) and value and isinstance(value[0], (str, list)):
         if len(value) > 1:
             raise PromptError(f"{name} is a list of {len(value)}; a line has one result, so write a line for each")

@@ -1,4 +1,4 @@
-"""The reader of a job: inputs to rows, one at a time, with their numbers and ids, of one shard, up to the limit."""
+"""The reader of a job: turns inputs into rows with numbers and ids, one at a time, for one shard, up to the limit."""
 
 from __future__ import annotations
 
@@ -37,32 +37,31 @@ def _never(number: int) -> bool:
 def read(
     sources: Sequence[Source], options: ReadOptions | None = None, is_done: Callable[[int], bool] = _never
 ) -> Reader:
-    """A reader of all rows but those that are done; see Reader."""
+    """Returns a Reader of all rows that are not done."""
     reader = Reader(sources, options)
     reader.skip(is_done)
     return reader
 
 
 class Reader(Iterator[Row | BadRow]):
-    """The rows of all inputs, in order, read as they are asked for: one line is held at a time, and little of each id.
+    """The rows of all inputs, in order, read on demand. Memory holds one line at a time, and a few bytes for each id.
 
-    docs/rows.md describes the lines of JSONL. A line that cannot be run is a BadRow; a damage of a compressed or
-    Parquet file ends that file with a BadRow, and the next file follows. Every line with an id claims it, also bad
-    lines and skipped ones: a later line with the same id is a BadRow without an id. A line without one has its number.
+    docs/rows.md describes the lines of JSONL. A line that cannot be run becomes a BadRow. A damaged compressed or
+    Parquet file ends with a BadRow, and the next file follows. Every line with an id claims it, also bad and skipped
+    lines: a later line with the same id becomes a BadRow without an id. A line without an id has its number as its id.
 
     Attributes:
         seen: the progress of reading. Other threads may read it.
 
     Raises, from the constructor:
-        ConfigError: the template, or a column of ids, parameters or kept values, does not fit a table's columns; a
-            table's own column "id" holds no ids; an id in a file of lines is none, or the number of a line without
-            one; the task, the system message or params_from is given, and nothing
-            makes a prompt for it; a kept column has a name that is taken.
-        SetupError: a Parquet or Excel file, and the packages that read it are not installed.
+        ConfigError: the template, or a column of ids, parameters or kept values, does not fit a table's columns. A
+            table's column "id" does not hold ids. An id in a file of lines is invalid, or equals the number of a line
+            without an id. The task, the system message or params_from is given, but no template makes prompts. A kept
+            column has the name of one of the output's own columns.
+        SetupError: the packages that read a Parquet or Excel file are not installed.
         InputError: the content of a file does not fit its name, or is UTF-16.
     From iteration:
-        InputError: the disk gives an error in the middle of a file. The rows before it stand, and reading again later
-        gives the same rows.
+        InputError: the disk fails in the middle of a file. The earlier rows are valid. A later attempt repeats them.
     """
 
     def __init__(
@@ -73,10 +72,10 @@ class Reader(Iterator[Row | BadRow]):
         read_line: Callable[[Mapping[str, Any]], ParsedLine] | None = None,
     ) -> None:
         """Args:
-        sources: the inputs, as sources.find gives them.
+        sources: the inputs from sources.find.
         options: None: the defaults.
-        taken: names of columns that the output has, which no kept column can have.
-        read_line: reads a line of OpenAI's batch format in a service's way, and raises InputError; None: as a job does.
+        taken: names of the output's own columns, which no kept column may have.
+        read_line: reads a line of OpenAI's batch format as a service does, and raises InputError; None: as a job does.
         """
         self._sources = sources
         self._options = options or ReadOptions()
@@ -85,27 +84,27 @@ class Reader(Iterator[Row | BadRow]):
         self._starts: tuple[int, ...] = ()  # number of the first row of each source so far
         self._taken = frozenset(taken)
         _check_wanted(sources, self._options)
-        # the column "id" of a table is looked at with its header
+        # If all inputs are tables, "id" is accepted here; the check of each table's header decides.
         has_lines = any(source.kind == "jsonl" for source in sources)
         tables.check_kept(self._options, self._taken, id_column=None if has_lines else "id")
         _check(sources, self._options, self._taken)
         check_own_ids(sources, self._options)
         of_lines = self._options
         if of_lines.prompt is None and any(source.kind != "jsonl" for source in sources):
-            # the template is that of the tables, and lines beside them ask for themselves
+            # `template` is for the tables only; lines of JSON among the inputs hold their own prompts
             own: dict[str, Any] = {"image_columns": None, "audio_columns": None, "task": "completion"}
             of_lines = replace(of_lines, template=None, system=None, id_column=None, params_from=None, **own)
-        of_lines = replace(of_lines, id_column=of_lines.id_column or None)  # "" is for tables
+        of_lines = replace(of_lines, id_column=of_lines.id_column or None)  # "" has a meaning for tables only
         changes_lines = of_lines.has_template or of_lines.id_column or of_lines.keep
         self._lines = RowLines("lines of JSON", of_lines, self._taken) if changes_lines else None
         self._data = frozenset() if self._lines is None else self._lines.used
         self._overlay = Overlay(self._options.params)
-        if read_line is None:  # a service answers each line of a file by itself
+        if read_line is None:  # a service answers each bad line with an error, and still runs the others
             check_ids_of_lines(sources, of_lines)
         self._read_line = read_line or self._read_openai
-        self._media = read_line is None  # no file of this machine is read for a stranger's line
+        self._media = read_line is None  # the users of a service must not read files of this machine
         self._sizes = [source.size for source in sources]
-        # a line that cannot be read has its number as its id, unless ids stand in the lines
+        # An unreadable line has its number as its id, unless the lines hold ids.
         self._lines_have_ids = of_lines.id_column is not None
         self.seen = Seen()
         self._rows = self._read()
@@ -117,11 +116,11 @@ class Reader(Iterator[Row | BadRow]):
         return next(self._rows)
 
     def skip(self, is_done: Callable[[int], bool]) -> None:
-        """Leaves out rows that are done, from now on; their ids stay claimed."""
+        """Leaves out rows that are done from now on. Their ids stay claimed."""
         self._is_done = is_done
 
     def again(self) -> Reader:
-        """A reader of the same rows from the first on. The files are not checked once more."""
+        """Returns a reader that starts at the first row again. The files are not checked a second time."""
         other = copy.copy(self)
         other._ids, other._starts, other.seen = Ids(), (), Seen()
         other._rows = other._read()
@@ -144,14 +143,14 @@ class Reader(Iterator[Row | BadRow]):
                 if row is not None:
                     yield row
                 number += 1
-                if number == options.limit:  # before the next line is waited for
+                if number == options.limit:  # checked here, so that the loop does not wait for another line
                     break
             if number == options.limit:
                 break
         self.seen = Seen(self._starts, number, ended=True)
 
     def _records(self, source: Source) -> Iterator[Record]:
-        """The record in each line or row of one input; a damaged one ends with a Problem."""
+        """Yields the record in each line or row of one input. A damaged input ends with a Problem."""
         try:
             if source.has_columns:
                 yield from tables.column_rows(source, self._options, self._taken)
@@ -168,7 +167,7 @@ class Reader(Iterator[Row | BadRow]):
             raise InputError(f"{source.name} cannot be read: {error.strerror or error}") from error
 
     def _filled(self, record: Mapping[str, Any] | Problem) -> Record:
-        """A line of JSON as the options read it: through their template, with the kept fields."""
+        """Applies the template to a line of JSON and adds the kept fields, as the options say."""
         assert self._lines is not None
         if isinstance(record, Problem):
             return record
@@ -180,7 +179,7 @@ class Reader(Iterator[Row | BadRow]):
         return self._lines.line(record)
 
     def _row(self, number: int, record: Record, skipped: bool) -> Row | BadRow | None:
-        """The row of a record; None: it is skipped, and its id is claimed all the same."""
+        """Returns the row of a record; None: the row is skipped, but its id is claimed."""
         line = record.line if isinstance(record, (Problem, Filled)) else record
         is_line = self._sources[len(self._starts) - 1].kind == "jsonl"
         if line is not None:
@@ -218,7 +217,7 @@ class Reader(Iterator[Row | BadRow]):
         return BadRow(number, own_id, f"{place}: {error}", openai, place, kept)
 
     def _parsed(self, line: Mapping[str, Any], openai: bool) -> ParsedLine:
-        """The request in a line. Raises InputError."""
+        """Returns the request in a line. Raises InputError."""
         if openai:
             return self._read_line(line)
         parsed = lines.parse_plain(line, self._overlay, self._data, media=self._media)
@@ -231,20 +230,20 @@ class Reader(Iterator[Row | BadRow]):
         return lines.parse_openai(line, self._overlay)
 
     def _claim(self, line: Mapping[str, Any], number: int) -> tuple[str | int | None, str | None]:
-        """(id, None), or (None, the reason why the row gets no id)."""
+        """Claims the id of a line. Returns (id, None), or (None, the reason why the row gets no id)."""
         own = id_of(line)
         if own is not None:
-            holder = self._ids.claim(str(own), number)  # 5 and "5" would be one id to most readers
+            holder = self._ids.claim(str(own), number)  # most programs would take 5 and "5" for the same id
             return (own, None) if holder is None else (None, f"the id {str(own)!r} is taken by {self._place(holder)}")
         if lines.is_openai(line):
-            return None, None  # it must have one: refused when it is read
+            return None, None  # parsing the line will refuse it, because a custom_id is required
         holder = self._ids.claim_number(number)
         if holder is None:
             return str(number), None
         return None, f"this line has no id, and its number, {number}, is the id of {self._place(holder)}"
 
     def _place(self, number: int) -> str:
-        """The place of a row, "prompts.jsonl, line 7": each line of a file is a row, so that the number gives it."""
+        """Returns the place of a row, "prompts.jsonl, line 7". Each line of a file is a row, so the number gives it."""
         index = len(self._starts) - 1
         while self._starts[index] > number:
             index -= 1
@@ -254,19 +253,19 @@ class Reader(Iterator[Row | BadRow]):
 
 
 def _check_wanted(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Raises ConfigError: an option is for prompts that a template makes, and nothing makes one."""
+    """Raises ConfigError: an option needs a template or a table, but there is none."""
     if options.has_template or any(source.kind != "jsonl" for source in sources):
         return
     for name in ("system", "task", "params_from"):
         if getattr(options, name) != getattr(_PLAIN, name):
             raise ConfigError(
-                f"{name} is {show(getattr(options, name))}, which is for tables and a template, and there is "
-                "none of these; lines of JSON say themselves what they ask"
+                f"{name} is {show(getattr(options, name))}, which needs a table or a "
+                "template; without a template each line of JSON has its own kind of request"
             )
 
 
 def _check(sources: Sequence[Source], options: ReadOptions, taken: Collection[str]) -> None:
-    """Refuses a file that is wrong as a whole, before the first row."""
+    """Refuses a file that is wrong as a whole, before the first row runs."""
     for source in sources:
         if source.has_columns:
             tables.check_columns(source, options, taken)
@@ -279,14 +278,14 @@ def _check(sources: Sequence[Source], options: ReadOptions, taken: Collection[st
                         tables.check_text(source, stream, options, taken)
                 if source.kind == "jsonl" and options.keep == ALL:
                     _check_first_line(source, options, taken)
-            except DAMAGED:  # its rows report it
+            except DAMAGED:  # reading the rows will report the error
                 continue
         elif source.kind != "jsonl":
             tables.check_template(options)
 
 
 def _check_first_line(source: Source, options: ReadOptions, taken: Collection[str]) -> None:
-    """Raises ConfigError: the first line has a field that cannot be kept; the others are looked at as they come."""
+    """Raises ConfigError: the first line has a field that cannot be kept. Later lines are checked when read."""
     with source.open() as stream:
         first = next(jsonl.objects(source.name, stream, options.max_line_bytes), None)
     if first is not None and not isinstance(first, Problem):
@@ -294,9 +293,9 @@ def _check_first_line(source: Source, options: ReadOptions, taken: Collection[st
 
 
 class ReadAhead(Generic[T]):
-    """An iterator over the items of a slow one, such as a terminal or a pipe; None: the next is not there yet.
+    """An iterator over a slow iterator, such as a terminal or a pipe. It yields None while no item is there.
 
-    A daemon thread waits for the input. It is never joined, since it may be blocked for ever.
+    A daemon thread waits for the input. It is never joined, because it may be blocked for ever.
     """
 
     def __init__(self, slow: Iterator[T]) -> None:

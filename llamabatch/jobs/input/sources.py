@@ -28,22 +28,22 @@ from llamabatch.utils.paths import absolute, shown
 Kind = Literal["jsonl", "txt", "csv", "tsv", "parquet", "xlsx"]
 
 STDIN = "-"
-HEAD_BYTES = 2**16  # of a stream, which its fingerprint is of
-WHOLE_BYTES = 2**30  # a larger file's digest is of samples
+HEAD_BYTES = 2**16  # the fingerprint of a stream covers at most this many first bytes
+WHOLE_BYTES = 2**30  # the digest of a larger file covers samples only
 N_SAMPLES = 64
 SAMPLE_BYTES = 2**20
 
 
 class _DamagedZstd(EOFError):
-    """A zstd file is damaged; the module's own exception is known only where it is installed."""
+    """The error of a damaged zstd file. It replaces the exception of the zstd module, which may not be installed."""
 
 
-# Errors of a damaged compressed file. Any other OSError is the disk's, and does not depend on the content.
+# These errors mean a damaged compressed file. Any other OSError comes from the disk, not from the content.
 DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
 
 _STARTS = {formats.GZIP_START: formats.GZIP, formats.ZSTD_START: formats.ZSTD}
-_JSON_BEGINS = re.compile(r"\{\s*(?:\"|$)|\[\s*\{")  # and no other text, as "[INST]" and "{{ name }}"
-_SIP_BYTES = 4096  # of a compressed file at once, so that the bytes read follow the text closely
+_JSON_BEGINS = re.compile(r"\{\s*(?:\"|$)|\[\s*\{")  # must not match texts such as "[INST]" and "{{ name }}"
+_SIP_BYTES = 4096  # small reads of a compressed file, so that the count of bytes read stays close to the text
 _FEW_BYTES = 256
 _KINDS: dict[str, Kind] = {".txt": "txt", ".csv": "csv", ".tsv": "tsv", **dict.fromkeys(formats.PARQUET, "parquet")}
 _KINDS[formats.EXCEL] = "xlsx"
@@ -53,15 +53,15 @@ class Source:
     """One input.
 
     Attributes:
-        name: for messages, relative to the working directory; "stdin" for "-".
-        path: None: stdin.
-        is_stream: it can be read only once: stdin, a pipe.
+        name: the name for messages, relative to the working directory; "stdin" for "-".
+        path: the file; None: stdin.
+        is_stream: true if the input can be read only once, as stdin and pipes.
     """
 
     def __init__(self, path: Path | None, stream: BinaryIO | None = None) -> None:
         """Args:
-        path: None: stdin.
-        stream: the stream that is read as stdin.
+        path: the file; None: stdin.
+        stream: the stream to read as stdin.
         """
         self.name = "stdin" if path is None else shown(path)
         self.path = path
@@ -74,41 +74,41 @@ class Source:
 
     @functools.cached_property
     def kind(self) -> Kind:
-        """The format by the suffix of the name, .gz aside; lines of JSON for an unknown suffix. A .txt file that begins
-        as JSON has lines of it, too."""
+        """The format, by the suffix in front of .gz or .zst. Files with an unknown suffix, and .txt files that begin
+        like JSON, are lines of JSON."""
         found = "jsonl" if self.path is None else _KINDS.get(formats.suffixes(self.path)[0], "jsonl")
         return "jsonl" if found == "txt" and self._begins_as_json() else found
 
     def _begins_as_json(self) -> bool:
         if self.is_stream:
-            return True  # it can be read only once, and all other streams have lines of JSON
+            return True  # a stream cannot be read twice to look, and other streams are lines of JSON, too
         try:
             with Source(self.path).open() as file:
                 begins = file.read(HEAD_BYTES).decode("utf-8-sig", "replace").lstrip()
-        except (LlamaBatchError, OSError, *DAMAGED):  # its rows report it
+        except (LlamaBatchError, OSError, *DAMAGED):  # reading the rows will report the error
             return False
         return _JSON_BEGINS.match(begins) is not None
 
     @property
     def has_columns(self) -> bool:
-        """True for a file of columns, which is not read as text."""
+        """True for a Parquet or Excel file, which is not read as text."""
         return self.kind in ("parquet", "xlsx")
 
     @property
     def says_lines(self) -> bool:
-        """True where the name promises lines of JSON; else the first bytes decide."""
+        """True if the name promises lines of JSON. Otherwise the first bytes decide."""
         return self.path is None or formats.suffixes(self.path)[0] in formats.LINES
 
     @property
     def size(self) -> int | None:
-        """Bytes on the disk; None: not known."""
+        """The bytes on the disk; None: not known."""
         return None if self.is_stream or self.path is None else self.path.stat().st_size
 
     def share(self, size: int) -> float:
-        """The share of the content that has been handed out, 0 to 1, while it is open; read-ahead buffers do not count.
+        """Returns the share of the open content that was read, 0 to 1, without the bytes in read-ahead buffers.
 
         Args:
-            size: bytes on the disk. Of a compressed file the share is that of the compressed bytes.
+            size: the bytes on the disk. For a compressed file, the share is that of the compressed bytes.
         """
         if self._text is None or not size:
             return 1.0
@@ -120,11 +120,11 @@ class Source:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Opens the content, decompressed if it begins as a file of gzip or zstd does, with any name.
+        """Opens the content, and decompresses it if its first bytes are those of gzip or zstd, whatever the name.
 
         Raises:
-            InputError: it cannot be opened, or is neither text nor compressed by one of these. SetupError: as
-                formats.zstd.
+            InputError: the input cannot be opened, or is neither text nor compressed by gzip or zstd.
+            SetupError: as in formats.zstd.
         """
         with contextlib.ExitStack() as stack:
             raw = self._open_raw()
@@ -144,16 +144,15 @@ class Source:
             yield whole
 
     def fingerprint(self, known: object = None) -> dict[str, object]:
-        """The fingerprint of the content, by which a later run knows the input again.
+        """Returns the fingerprint of the content, by which a later run recognises the input.
 
         Args:
-            known: an earlier fingerprint, if there is one. Of a stream it gives the number of bytes to read.
+            known: an earlier fingerprint or None. For a stream, it gives the number of bytes to read.
 
         Returns:
-            "name" without folders, "size" in bytes and "sha256". Of a file above 1 GiB the digest is of 64 samples,
-            one MiB each, at even distances, the first and the last bytes among them, with "mtime_ns" beside it. Of
-            a stream the digest is of its first "bytes", 64 KiB at most: those that have come with its first line. The
-            rest is not compared.
+            "name" without folders, "size" in bytes and "sha256". For a file above 1 GiB, the digest covers 64 samples
+            of one MiB each, at even distances, from the first byte to the last, and "mtime_ns" is added. For a stream,
+            the digest covers only the first "bytes", which arrived with the first line: 64 KiB at most.
         """
         if self.is_stream or self.path is None:
             if self._raw is None:
@@ -178,7 +177,7 @@ class Source:
 
     def _open_raw(self) -> BinaryIO:
         if self.is_stream and self._raw is not None:
-            return self._raw  # its head has been read already
+            return self._raw  # the head of the stream was read already
         if self.path is None:
             return self._stream or sys.stdin.buffer
         try:
@@ -187,7 +186,7 @@ class Source:
             raise InputError(f"{self.name} cannot be read: {error.strerror}") from error
 
     def _peek(self, raw: BinaryIO) -> bytes:
-        """The first bytes, which are read again later."""
+        """Returns the first bytes, which `open` reads again later."""
         if not self.is_stream:
             begins = raw.read(formats.MOST_FIRST_BYTES)
             raw.seek(0)
@@ -198,14 +197,14 @@ class Source:
 
 
 class _Sips:
-    """The compressed bytes of a stream, a few at a time, so that no text waits for more of them than it needs."""
+    """The compressed bytes of a stream, in small reads: available text must not wait for further bytes."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self.n_read = 0
 
     def read(self, n: int = -1) -> bytes:
-        """All n bytes of a small n, as gzip reads headers; else the bytes that are there, at most n."""
+        """Reads all n bytes if n is small, because gzip needs whole headers; otherwise up to n available bytes."""
         piece = (
             self._stream.read(n)
             if 0 <= n <= _FEW_BYTES
@@ -216,7 +215,7 @@ class _Sips:
 
 
 class _Unzipped(io.RawIOBase):
-    """The text of a compressed stream, a block at a time: all blocks before a damage come first."""
+    """The text of a compressed stream, a block at a time, so that all blocks before a damage are read."""
 
     def __init__(self, stream: BinaryIO, compression: str) -> None:
         self._sips = _Sips(stream)
@@ -226,7 +225,7 @@ class _Unzipped(io.RawIOBase):
 
     @property
     def n_zipped(self) -> int:
-        """Compressed bytes that have been read."""
+        """The number of compressed bytes that were read."""
         return self._sips.n_read
 
     def readable(self) -> bool:
@@ -246,7 +245,7 @@ class _Unzipped(io.RawIOBase):
 
 
 class _Joined(io.RawIOBase):
-    """A stream whose first bytes have been read already. It hands out the bytes that have come, however few."""
+    """A stream whose first bytes were read already. A read returns the available bytes, however few."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         self._head = memoryview(head)
@@ -268,13 +267,13 @@ class _Joined(io.RawIOBase):
 
 
 def _some(stream: BinaryIO, n: int) -> bytes:
-    """The bytes that a stream has at the moment, at most n; empty at its end. Waits for the first of them only."""
+    """Returns the available bytes of a stream, at most n; empty at the end. Waits only for the first byte."""
     return getattr(stream, "read1", stream.read)(n) or b""
 
 
 def _head(stream: BinaryIO, n: int | None = None) -> bytes:
-    """The first n bytes of a stream. None: those that have come with its first line, up to HEAD_BYTES: a program that
-    writes a row and waits for its answer sends no more."""
+    """Returns the first n bytes of a stream. None: the bytes that arrived with the first line, up to HEAD_BYTES. More
+    bytes may never come, because a program may write one row and wait for its answer."""
     head, most = b"", HEAD_BYTES if n is None else n
     while len(head) < most and (piece := _some(stream, most - len(head))):
         head += piece
@@ -284,7 +283,7 @@ def _head(stream: BinaryIO, n: int | None = None) -> bytes:
 
 
 def _stream_bytes(known: object) -> int | None:
-    """The number of bytes that the fingerprint of a stream is of; None: it is of no stream."""
+    """Returns the number of bytes that a stream's fingerprint covers; None: it is not the fingerprint of a stream."""
     if not isinstance(known, Mapping) or known.get("size", 0) is not None:
         return None
     n = known.get("bytes")
@@ -294,18 +293,16 @@ def _stream_bytes(known: object) -> int | None:
 def find(
     patterns: Sequence[str | os.PathLike[str]], stream: BinaryIO | None = None, without: Collection[str] = ()
 ) -> list[Source]:
-    """The inputs that a command line names, in the order in which their rows are counted.
+    """Returns the inputs that a command line names, in the order in which their rows are counted.
 
     Args:
-        patterns: files, globs ("in/*.jsonl", "**" for any folders), "-" for stdin. The files of a glob are sorted by
-            their paths.
-        stream: the stream of "-"; None: stdin.
-        without: files that the job writes itself, which a glob may match: they are left out. Their paths have no
-            links.
+        patterns: files, globs ("in/*.jsonl", "**" for any folders), "-" for stdin. Files of a glob are sorted by path.
+        stream: the stream for "-"; None: stdin.
+        without: files that the job writes itself, as paths without links. They are left out if a glob matches them.
 
     Raises:
-        InputError: nothing is named, or nothing but files of `without`, a file does not exist or is a directory, a glob
-            matches nothing, a file comes twice, or one is of the output of another job, such as another shard of this.
+        InputError: there is no input, or all inputs are in `without`. A file does not exist, is a directory, or is
+            named twice. A glob matches nothing. A file belongs to the output of another job, such as another shard.
     """
     if not patterns:
         raise InputError("there is no input; name a file, a glob of files, or - for stdin")
@@ -329,50 +326,50 @@ def find(
             sources.append(source)
     if not sources:
         raise InputError(
-            f"the only input, {shown(left_out or '')}, is of the output itself; give one of them another name"
+            f"the only input, {shown(left_out or '')}, is a file of the output; give one of them another name"
         )
     return sources
 
 
 def own_stdin(patterns: Sequence[str]) -> BinaryIO | None:
-    """A stream of stdin that is the job's own: the thread that reads it may still wait when Python ends, and must not
-    hold sys.stdin. None: no input is stdin."""
+    """Returns a duplicate of stdin; None: no input is stdin, or stdin is not a real file. The thread that reads may
+    still wait when Python ends, and must not hold sys.stdin then."""
     if STDIN in patterns:
-        with contextlib.suppress(OSError, ValueError):  # no real file is behind it
+        with contextlib.suppress(OSError, ValueError):  # stdin may not be a real file
             return open(os.dup(sys.stdin.fileno()), "rb")
     return None
 
 
 def resolved(pattern: str) -> str:
-    """The same files under a name that survives os.chdir; "-" and texts that are no file name stay as they are."""
+    """Returns the absolute form of the pattern, which survives os.chdir. "-" and invalid file names stay unchanged."""
     if pattern == STDIN or "\0" in pattern or not pattern:
         return pattern
     path = absolute(pattern)
     if not glob.has_magic(pattern) or os.path.lexists(path):
         return path
-    pattern = os.path.expanduser(pattern)  # the names of the folders above are no part of the pattern
+    pattern = os.path.expanduser(pattern)  # the working directory is escaped below: it is not a pattern
     return pattern if os.path.isabs(pattern) else os.path.join(glob.escape(os.getcwd()), pattern)
 
 
 def fingerprint(sources: Sequence[Source], known: object = None) -> list[dict[str, object]]:
-    """The fingerprint of each input, in order; see Source.fingerprint.
+    """Returns the fingerprint of each input, in order; see Source.fingerprint.
 
     Args:
-        known: the earlier fingerprints, as read from a manifest and not checked.
+        known: the earlier fingerprints from a manifest, not checked.
     """
     before = known if isinstance(known, list) else []
     return [source.fingerprint(each) for source, each in zip_longest(sources, before[: len(sources)])]
 
 
 def _matches(pattern: str) -> Iterator[Path | None]:
-    """The files that a pattern matches; None: stdin."""
+    """Yields the files that a pattern matches, or None for stdin."""
     if pattern == STDIN:
         yield None
         return
     if "\0" in pattern or not pattern:
         raise InputError(f"the input {show(pattern)} is no file name")
     path = Path(pattern)
-    if path.exists() or not glob.has_magic(shown(pattern)):  # the folder's own name is no pattern
+    if path.exists() or not glob.has_magic(shown(pattern)):  # the folder's own name is not a pattern
         yield path
         return
     names = sorted(name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name))
@@ -382,14 +379,14 @@ def _matches(pattern: str) -> Iterator[Path | None]:
 
 
 def _refuse_output(path: Path, *, named: bool) -> None:
-    """Raises InputError: the file is the output of another job, which a glob has matched by accident. A table that is
-    named is accepted; lines of results are never lines of requests."""
+    """Raises InputError: the file belongs to the output of another job, which a glob may match by accident. A table is
+    accepted if it is `named`. Lines of results are always refused, because they are never lines of requests."""
     out = output_of(path)
     if out is None or (named and out.name == path.name and Source(path).kind not in ("jsonl", "txt")):
         return
     raise InputError(
-        f"the input {shown(path)} is of the output of another job, as {manifest_of(out).name} says; leave it out, for "
-        "instance by writing outputs to another folder, or give a copy of it another name"
+        f"the input {shown(path)} belongs to the output of another job (see {manifest_of(out).name}); leave it out, "
+        "for instance by writing outputs to another folder, or give a copy of it another name"
     )
 
 
@@ -410,7 +407,7 @@ def _file(path: Path) -> Source:
         raise InputError(f"the input {shown(path)} does not exist")
     source = Source(path)
     if not source.is_stream:
-        with source._open_raw():  # a file without permission is refused before the first row
+        with source._open_raw():  # raises before the first row if the file cannot be read
             pass
     return source
 

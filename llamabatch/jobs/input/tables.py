@@ -1,4 +1,4 @@
-"""Tables: each row of a CSV, Parquet or Excel file becomes the plain line that a template makes of it."""
+"""Tables: a template turns each row of a CSV, Parquet or Excel file into a plain line."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DEFAULT_TEMPLATE = f"{{{_PROMPT}}}"
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _WHOLE = frozenset((*INTEGERS, *OPTIONAL_INTEGERS))
-_TEXTS = frozenset(("stop", "bad_words", "dry_sequence_breakers", "overflow", "structured_outputs"))  # may be a text
-# Texts that are no value for pandas, and but for "None" for pyarrow; in a table a parameter has the job's value there.
+_TEXTS = frozenset(("stop", "bad_words", "dry_sequence_breakers", "overflow", "structured_outputs"))  # may be texts
+# pandas reads these texts as missing values, and so does pyarrow, except "None". Such a cell means the job's value.
 _MISSING = frozenset(
     (
         *("nan", "NaN", "-nan", "-NaN", "null", "NULL", "None", "n/a", "N/A", "NA", "<NA>", "#N/A", "#N/A N/A", "#NA"),
@@ -37,11 +37,11 @@ _MISSING = frozenset(
 
 
 def text_rows(source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> Iterator[Record]:
-    """The rows of a table that is text in UTF-8. Empty rows at the end are ignored.
+    """Yields the rows of a table that is UTF-8 text. Empty rows at the end are ignored.
 
-    The first row of a CSV file names the columns. Values are separated by commas (tabs in .tsv); a value with a
-    separator, a quote or a line's end in it is in double quotes, with its own ones doubled. A .txt file has one column,
-    "prompt", and a row in each line that is not empty.
+    The first row of a CSV file names the columns. Commas (tabs in .tsv) separate the values. A value with a separator,
+    a quote or a line end in it is in double quotes, with its own quotes doubled. A .txt file has one column, "prompt",
+    and a row for each line that is not empty.
     """
     table = _table(source, stream, options.max_line_bytes)
     rows = RowLines(source.name, options, taken, table.header)
@@ -53,7 +53,7 @@ def text_rows(source: Source, stream: BinaryIO, options: ReadOptions, taken: Col
 
 
 class _Plain:
-    """A text file as a table."""
+    """A text file as a table with one column."""
 
     header = (_PROMPT,)
 
@@ -64,7 +64,7 @@ class _Plain:
             self._first = without_mark(source.name, self._first)
 
     def records(self) -> Iterator[list[str] | Problem]:
-        """The lines that are not empty."""
+        """Yields each line that is not empty, as a row of one value."""
         for line in itertools.chain([self._first], self._lines):
             text = line if isinstance(line, Problem) else _text(line)
             if isinstance(text, Problem):
@@ -81,10 +81,10 @@ def _text(line: bytes) -> str | Problem:
 
 
 class _Csv:
-    """The parser of one file; the constructor reads its header."""
+    """The parser of one CSV file. The constructor reads the header."""
 
     def __init__(self, source: Source, stream: BinaryIO, limit: int) -> None:
-        csv.field_size_limit(max(csv.field_size_limit(), limit))  # our own limit is for the whole row
+        csv.field_size_limit(max(csv.field_size_limit(), limit))  # _CsvLines limits whole rows instead
         self._lines = _CsvLines(source.name, stream, limit)
         self._records = csv.reader(self._lines, delimiter=_DELIMITERS[source.kind], strict=True)
         header = self._next()
@@ -93,11 +93,11 @@ class _Csv:
         self.header = header or []
         if not self.header:
             raise InputError(f"{source.name} has no columns; their names stand in its first row")
-        # a spreadsheet writes empty columns behind those that have a name: nothing can ask for them
+        # Spreadsheets write empty columns without a name. They may repeat, because no template can name them.
         check_names(source.name, [name for name in self.header if name])
 
     def records(self) -> Iterator[list[str] | Problem]:
-        """The values of each row, one for each column."""
+        """Yields each row as a list with one value for each column."""
         n_empty = 0
         while (record := self._next()) is not None:
             if record == []:
@@ -113,7 +113,7 @@ class _Csv:
                 yield record
 
     def _next(self) -> list[str] | Problem | None:
-        """The values of the next row; None at the end."""
+        """Returns the values of the next row; None: the end."""
         self._lines.start()
         try:
             return next(self._records, None)
@@ -130,7 +130,7 @@ class _BadText(Exception):
 
 
 class _CsvLines(Iterator[str]):
-    """Lines for the CSV parser, with an error for a row that becomes too long. It goes on after an error."""
+    """Lines for the CSV parser. A row that becomes too long raises _BadText; the next row can be read after that."""
 
     def __init__(self, name: str, stream: BinaryIO, limit: int) -> None:
         self._name = name
@@ -162,7 +162,7 @@ class _CsvLines(Iterator[str]):
 
 
 def column_rows(source: Source, options: ReadOptions, taken: Collection[str] = ()) -> Iterator[Record]:
-    """The rows of a Parquet or Excel file."""
+    """Yields the rows of a Parquet or Excel file."""
     with open_columns(source) as file:
         rows = RowLines(source.name, options, taken, file.names)
         records = file.rows(rows.columns)
@@ -178,27 +178,27 @@ def column_rows(source: Source, options: ReadOptions, taken: Collection[str] = (
 
 
 def check_text(source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> None:
-    """Reads the header.
+    """Checks the header of a table that is text.
 
     Args:
-        taken: names of columns that the output has already, which no kept column can have.
+        taken: names of the output's own columns, which no kept column may have.
 
     Raises:
-        ConfigError: the template, or the columns of ids, parameters or kept values, do not fit it. InputError: there is
-            none.
+        ConfigError: the template, or the columns of ids, parameters or kept values, do not fit the header.
+        InputError: there is no header.
     """
     RowLines(source.name, options, taken, _table(source, stream, options.max_line_bytes).header)
 
 
 def check_columns(source: Source, options: ReadOptions, taken: Collection[str] = ()) -> None:
-    """Reads the names of a Parquet or Excel file. Raises as check_text; SetupError as open_columns."""
+    """Checks the column names of a Parquet or Excel file. Raises the errors of check_text and open_columns."""
     with open_columns(source) as file:
         RowLines(source.name, options, taken, file.names)
 
 
 def own_id_column(source: Source, options: ReadOptions) -> str | None:
-    """The column of a table that holds its ids although no option names it; None: there is none, or the source is a
-    stream, which is read once. Raises as check_text."""
+    """Returns the column of a table that holds the ids if no option names one; None: there is no such column, or the
+    source is a stream, which can be read only once. Raises the errors of check_text."""
     if source.kind == "jsonl" or source.is_stream or options.id_column is not None:
         return None
     if source.has_columns:
@@ -207,27 +207,27 @@ def own_id_column(source: Source, options: ReadOptions) -> str | None:
     try:
         with source.open() as stream:
             return id_column_of(source.name, options, _table(source, stream, options.max_line_bytes).header)
-    except DAMAGED:  # its rows report it
+    except DAMAGED:  # reading the rows will report the error
         return None
 
 
-# usual names of the column that holds the texts
+# Columns of texts often have one of these names.
 _USUAL = ("text", "question", "content", "input", "instruction", "message", "body", "document", "sentence", "title")
 
 
 def _check_separator(name: str, columns: Sequence[str]) -> None:
-    """Raises ConfigError where the only column of a table has a separator, other than a comma, in its name."""
+    """Raises ConfigError: the name of the only column of a table has a separator other than a comma in it."""
     names = columns[0] if len(columns) == 1 else ""
     separator = next((each for each in ";\t|" if each in names), None)
     if separator is not None:
         raise ConfigError(
             f"{name} has one column, {show(names)}: its fields seem to be separated by {separator!r}, and llamabatch "
-            "reads commas; write the file anew with these"
+            "reads commas; save the file with commas"
         )
 
 
 def _example(columns: Sequence[str]) -> str:
-    """A template of the column that most likely holds the texts, in quotes."""
+    """Returns a quoted example of a template, with the column that most likely holds the texts."""
     texts = [each for each in columns if each.lower() in _USUAL] or [
         each for each in columns if each.lower() not in OWN_IDS
     ]
@@ -236,12 +236,12 @@ def _example(columns: Sequence[str]) -> str:
 
 
 def id_column_of(name: str, options: ReadOptions, columns: Collection[str]) -> str | None:
-    """The column of a table that holds its ids; None: numbers are the ids. Raises ConfigError."""
+    """Returns the column of a table that holds the ids; None: the numbers are the ids. Raises ConfigError."""
     if options.id_column is not None:
         if options.id_column and options.id_column not in columns:
             raise ConfigError(f"{name} has no column {show(options.id_column)}{nearest(options.id_column, columns)}")
         return options.id_column or None
-    # spreadsheets and databases write "ID" as well
+    # Spreadsheets and databases also write "ID".
     found = [each for each in OWN_IDS if each in columns] or [each for each in columns if each.lower() in OWN_IDS]
     if len(found) > 1:
         names = " and ".join(map(repr, found))
@@ -250,9 +250,9 @@ def id_column_of(name: str, options: ReadOptions, columns: Collection[str]) -> s
 
 
 def values_of(source: Source, options: ReadOptions, column: str) -> Iterator[Any]:
-    """The value of a column in each row of a table; a Problem for a row that cannot be read."""
+    """Yields the value of a column in each row of a table, or a Problem for a row that cannot be read."""
     if source.has_columns:
-        with open_columns(source) as file, contextlib.suppress(*DAMAGE):  # its rows report it
+        with open_columns(source) as file, contextlib.suppress(*DAMAGE):  # reading the rows will report the error
             yield from file.values(column)
         return
     try:
@@ -266,8 +266,8 @@ def values_of(source: Source, options: ReadOptions, column: str) -> Iterator[Any
 
 
 def check_template(options: ReadOptions) -> Template:
-    """The template of rows. Raises ConfigError."""
-    differ = not options.has_media  # rows that ask the same of media of their own are no mistake
+    """Returns the template of rows. Raises ConfigError."""
+    differ = not options.has_media  # rows with different media may share one prompt
     if options.prompt is not None:
         return template_of(options.prompt, jinja=True, names_columns=differ)
     return template_of(DEFAULT_TEMPLATE if options.template is None else options.template, names_columns=differ)
@@ -276,14 +276,14 @@ def check_template(options: ReadOptions) -> Template:
 def check_kept(
     options: ReadOptions, taken: Collection[str], columns: Collection[str] = (), id_column: str | None = None
 ) -> None:
-    """Checks the names of the columns that are kept.
+    """Checks the names of the kept columns.
 
     Args:
-        columns: those that there are, for options.keep == "all".
+        columns: the columns of the input, for options.keep == "all".
         id_column: the column of the ids, which the output has anyway.
 
     Raises:
-        ConfigError: the output has a column of that name already.
+        ConfigError: the output has a column of the same name.
     """
     for name in columns if options.keep == ALL else options.keep or ():
         if name not in taken or name == id_column:
@@ -294,15 +294,15 @@ def check_kept(
             cure = "give the answer another name (--answer NAME)"
         else:
             cure = "rename it in the input, or name the columns to keep without it"
-        raise ConfigError(f"the column {show(name)} cannot be kept: the output has one of that name; {cure}")
+        raise ConfigError(f"the column {show(name)} cannot be kept: the output has its own column of that name; {cure}")
 
 
 def parameter(name: str, value: Any) -> Any:
-    """The value of a parameter in a cell of a table; None: it has none. A text of CSV is read as JSON, but for
-    parameters that are texts."""
+    """Returns the value of a parameter in a cell of a table; None: no value. A text that is JSON is parsed, unless the
+    parameter may be a text itself."""
     field = ALIASES.get(name, name)
     if isinstance(value, float) and math.isnan(value):
-        return None  # as pandas writes an empty cell of a column of numbers
+        return None  # pandas writes NaN for an empty cell in a column of numbers
     if isinstance(value, str):
         if not value or (value in _MISSING and field not in _TEXTS):
             return None
@@ -317,23 +317,23 @@ def parameter(name: str, value: Any) -> Any:
 
 
 def _whole(name: str, value: Any) -> Any:
-    """A whole number that a program has written with a fraction, as pandas does beside empty cells, as one."""
+    """Turns 5.0 into 5 for parameters that are whole numbers. pandas writes 5.0 in columns with empty cells."""
     is_whole = isinstance(value, float) and value.is_integer() and ALIASES.get(name, name) in _WHOLE
     return int(value) if is_whole else value
 
 
 class RowLines:
-    """The plain lines that are made of rows of a table, or of the fields of lines of JSON.
+    """Makes plain lines of the rows of a table, or of the fields of lines of JSON.
 
     Args:
-        name: of the input, for messages.
+        name: the name of the input, for messages.
         options: template, task, system message, columns of ids, parameters and kept values.
-        taken: names of columns that the output has already.
-        columns: those of the table; None: lines of JSON, each with fields of its own.
+        taken: names of the output's own columns.
+        columns: the columns of the table; None: lines of JSON, each with its own fields.
 
     Attributes:
-        columns: the names that are read, of a table.
-        id_column: the column or field of the ids; None: lines have their own, and the rows of a table their numbers.
+        columns: the columns of a table that must be read.
+        id_column: the column or field of the ids; None: "id" or "custom_id" of a line, and the number of a table's row.
 
     Raises:
         ConfigError: the options do not fit the columns.
@@ -383,17 +383,17 @@ class RowLines:
 
     @property
     def used(self) -> frozenset[str]:
-        """Names of fields of a line that are kept by name: data, whatever they resemble. Under a template a line has no
-        such fields."""
+        """The fields that options.keep names. They are data, even if they resemble a known field. Empty with a
+        template, because all fields are data then."""
         keep = self._options.keep
         return frozenset(() if keep in (None, ALL) or self._template is not None else keep)
 
     def unread(self, problem: Problem) -> Problem:
-        """The fault of a table's row that cannot be read: where no column holds the ids, its number is its id."""
+        """Returns the Problem of an unreadable row. If no column holds ids, the row gets its number as its id."""
         return problem if self.id_column is not None else problem._replace(line={})
 
     def line(self, values: Mapping[str, Any]) -> Filled | Problem:
-        """The plain line of a row; `values` has at least self.columns."""
+        """Returns the plain line of a row. `values` must have at least self.columns."""
         kept = self._kept(values)
         try:
             line = self._id(values)
@@ -412,7 +412,7 @@ class RowLines:
             return Problem(str(error), line, kept)
 
     def _id(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The field of the id in a plain line; {}: the number of the row is its id. Raises PromptError."""
+        """Returns the id as a field of a plain line; {}: the number of the row is the id. Raises PromptError."""
         if self.id_column is None:
             return {} if self._is_table else {name: values[name] for name in OWN_IDS if name in values}
         value = values.get(self.id_column)
@@ -421,7 +421,7 @@ class RowLines:
         return {"id": value if isinstance(value, int) or not self._is_table else as_text(value)}
 
     def _params(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a row; a cell without a value leaves that of the job."""
+        """Returns the parameters of a row. None stands for the job's value."""
         names = [name for name in self._options.params_from or () if name in values]
         return {name: (parameter if self._is_table else _whole)(name, values[name]) for name in names}
 

@@ -1,7 +1,7 @@
 """Templates of rows: a prompt made of the columns of a table, or of the fields of a line of JSON.
 
-Two notations: jinja2 (`Classify: {{ text }}`), in the bounds of chat templates, and the older one with a column's whole
-name between single braces (`Classify: {text}`), in which `{{` is a brace.
+There are two notations: jinja2 (`Classify: {{ text }}`), with the limits of chat templates, and the older notation with
+a column's whole name between single braces (`Classify: {text}`), in which `{{` stands for a brace.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ class Template(Protocol):
     """A template of rows.
 
     Attributes:
-        columns: the names in it, each once.
-        reads_all: it may read every column.
+        columns: the names of columns in the template, each once.
+        reads_all: true if the template may read every column.
     """
 
     columns: tuple[str, ...]
     reads_all: bool
 
     def check(self, source: str, columns: Sequence[str]) -> None:
-        """Raises ConfigError: it names a column that the table does not have."""
+        """Raises ConfigError: the template names a column that the table does not have."""
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """The text with a row's values. Raises PromptError: a value is missing, or the template fails."""
+        """Returns the text with a row's values. Raises PromptError: a value is missing, or the template fails."""
 
 
 def template_of(text: str, *, jinja: bool = False, names_columns: bool = True) -> Template:
-    """The template in a text: jinja2 where it is written so, else single braces.
+    """Returns the template in a text: jinja2 if `is_jinja` says so, otherwise the notation with single braces.
 
     Args:
-        jinja: it is jinja2 in any case.
-        names_columns: a template without any column is refused, since all rows would ask the same.
+        jinja: the text is jinja2 in any case.
+        names_columns: a template without any column is refused, because all rows would have the same prompt.
 
     Raises:
-        ConfigError: it is no template, or names no column.
+        ConfigError: the text is not a template, or names no column.
     """
     if not isinstance(text, str) or not text or len(text) > MAX_CHARS:
         raise ConfigError(f"template is {show(text)}; give a text of 1 to {MAX_CHARS} characters")
@@ -58,14 +58,14 @@ def template_of(text: str, *, jinja: bool = False, names_columns: bool = True) -
 
 
 def is_jinja(text: str) -> bool:
-    """True for jinja2: a statement, or {{ without a name between single braces, which would be the older notation."""
+    """Returns True for jinja2: a text with {%, or with {{ and without any {name} in single braces."""
     if "{%" in text:
         return True
     return "{{" in text and not any(len(found) > 2 for found in _BRACES.findall(text))
 
 
 class JinjaTemplate:
-    """A template of jinja2, sandboxed and metered. Attributes, methods and errors as of Template, arguments as of
+    """A jinja2 template, sandboxed and limited. Attributes, methods and errors as in Template, arguments as in
     template_of."""
 
     def __init__(self, text: str, *, names_columns: bool = True) -> None:
@@ -73,7 +73,7 @@ class JinjaTemplate:
         self.columns = tuple(sorted(self._template.variables - {ROW}))
         self.reads_all = ROW in self._template.variables
         if names_columns and not self._template.variables:
-            raise ConfigError(f"template is {show(text)}; it names no column, so that all rows would ask the same")
+            raise ConfigError(f"template is {show(text)}; it names no column, so all rows would have the same prompt")
 
     def check(self, source: str, columns: Sequence[str]) -> None:
         for name in self.columns:
@@ -81,13 +81,13 @@ class JinjaTemplate:
                 raise ConfigError(f"{source} has no column {show(name)} for the template{nearest(name, columns)}")
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        # null is as a missing field is, so that default("") holds for both
+        # null counts as a missing field, so that default("") applies to both
         variables = {name: values[name] for name in self.columns if values.get(name) is not None}
         if self.reads_all:
             variables[ROW] = values.get(ROW, values)
         try:
             return self._template.render(variables)
-        except Exception as error:  # of the template, which may do anything that jinja2 allows
+        except Exception as error:  # a template may raise any error
             raise PromptError(f"the template cannot be filled: {describe(error)}") from error
 
 
@@ -97,10 +97,10 @@ def _compiled(text: str) -> BoundedTemplate:
 
 
 class BracesTemplate:
-    """A text with {column} for a column's value, and {{ and }} for braces. Attributes, methods and errors as of
+    """A text with {column} for a column's value, and {{ and }} for braces. Attributes, methods and errors as in
     Template.
 
-    The text between braces is a column's whole name, with any other characters; nothing is looked up in a value.
+    The text between braces is the whole name of a column and may hold any characters. There are no lookups in a value.
     """
 
     reads_all = False
@@ -123,7 +123,7 @@ class BracesTemplate:
         self._pieces.append((text[end:], None))
         self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
         if names_columns and not self.columns:
-            raise ConfigError(f"template is {show(text)}; it names no column, so that all rows would ask the same")
+            raise ConfigError(f"template is {show(text)}; it names no column, so all rows would have the same prompt")
 
     def check(self, source: str, columns: Sequence[str]) -> None:
         for name in self.columns:
@@ -146,7 +146,7 @@ class BracesTemplate:
 
 
 def as_text(value: Any) -> str | None:
-    """A value as a CSV file would hold it; None: it has no such form."""
+    """Returns a value as text, as a CSV file would hold it; None: the value has no text form."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -165,7 +165,7 @@ def as_text(value: Any) -> str | None:
 
 
 def as_json(value: Any) -> Any:
-    """A value of a table as JSON holds it: dates and other kinds are texts, bytes that are no UTF-8 null."""
+    """Returns a value of a table for JSON. Dates and other types become text; bytes that are not UTF-8 become null."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, Mapping):

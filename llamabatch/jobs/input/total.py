@@ -1,4 +1,4 @@
-"""The number of rows of a job: counted where that costs little, else estimated from the rows read so far."""
+"""The number of rows of a job: counted where counting is cheap, otherwise estimated from the rows read so far."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MOST_BYTES = 2**34  # lines are counted at about 1 GB/s
 
 
 class Seen(NamedTuple):
-    """The progress of reading: rows by their numbers, those of other shards included.
+    """The progress of reading, in rows of all shards.
 
     Attributes:
-        starts: number of the first row of each input so far; the last input is being read.
-        n_rows: rows of these inputs so far.
-        share: the part of the last input that has been read, 0 to 1, in bytes; None: not known.
-        ended: there are no other rows.
+        starts: the number of the first row of each input so far. The last of these inputs is being read.
+        n_rows: the rows read so far.
+        share: the part of the bytes of the last input that has been read, 0 to 1; None: not known.
+        ended: true when all rows have been read.
     """
 
     starts: tuple[int, ...] = ()
@@ -31,18 +31,18 @@ class Seen(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A number of rows; estimated: more or fewer may come."""
+    """A number of rows. If it is `estimated`, more or fewer rows may come."""
 
     n: int
     estimated: bool = False
 
 
 class Total:
-    """The number of rows that the options want, of all inputs.
+    """The number of rows of all inputs that the options select.
 
-    Rows of streams, compressed files and CSV, whose rows may have several lines, are not counted before they are read.
-    The bytes and rows read so far give an estimate of such a file, good as far as its rows are alike. Rows that are
-    read ahead of the engine count as read, with their bytes, and add no error.
+    Streams, compressed files and CSV (its rows may have several lines) are not counted in advance. The bytes and rows
+    read so far give an estimate of a file, which is good if its rows are alike. Rows that are read ahead of the engine
+    count as read with their bytes, so they do not distort the estimate.
     """
 
     def __init__(self, sources: Sequence[Source], options: ReadOptions) -> None:
@@ -57,7 +57,7 @@ class Total:
                 left = max(0, left - (count or 0))
 
     def rows(self, seen: Seen) -> Rows | None:
-        """The number of rows as far as it is known at this point of reading; None: nothing is."""
+        """Returns the number of rows, as known at this point of reading; None: not known at all."""
         limit = self._options.limit
         if seen.ended:
             return Rows(wanted(seen.n_rows, self._options))
@@ -69,7 +69,7 @@ class Total:
         return Rows(wanted(max(n, seen.n_rows), self._options), estimated=True)
 
     def _estimate(self, seen: Seen) -> int | None:
-        """The number of rows by the bytes read so far; None: an input has no size, or none was read."""
+        """Estimates the number of rows from the bytes read so far; None: an input has no size, or no row was read."""
         if not seen.starts:
             return None
         current = len(seen.starts) - 1
@@ -96,13 +96,13 @@ class Total:
 
 
 def wanted(n_rows: int, options: ReadOptions) -> int:
-    """The number of row numbers below n_rows that the options want."""
+    """Returns how many of the row numbers below `n_rows` are in the shard and below the limit."""
     (i, n), below = options.shard, n_rows if options.limit is None else min(n_rows, options.limit)
     return max(0, -(-(below - (i - 1)) // n))
 
 
 def _count(source: Source, most: int | None) -> int | None:
-    """Rows of an input, at most `most`; None: counting them costs as much as reading them."""
+    """Counts the rows of an input, at most `most`; None: counting costs as much as reading."""
     if source.is_stream or source.path is None:
         return None
     if source.has_columns:
@@ -113,7 +113,7 @@ def _count(source: Source, most: int | None) -> int | None:
 
 
 def _lines(source: Source, most: int | None) -> int:
-    """Lines of a file up to the last one that is not empty."""
+    """Counts the lines of a file up to the last line that is not empty, at most `most`."""
     ends = lines = 0
     with source.open() as file:
         while block := file.read(_BLOCK):

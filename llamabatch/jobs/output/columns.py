@@ -1,4 +1,4 @@
-"""The columns of a table of results: found in the lines of a job, in one order for all runs of it."""
+"""The columns of a table of results: found in the lines of a job, and always in the same order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamabatch.jobs.output.records import COLUMNS, RecordOptions, lines_of
 
 Kind = Literal["null", "bool", "int", "float", "string", "json"]
 
-# Flat rows, in order, before and behind the columns of the answer, whose name the options give.
+# The columns of flat rows in order, in front of and behind the columns of the answer.
 FRONT = ("row", "id")
 BEHIND = (
     *("token_ids", "reasoning", "tool_calls", "logprobs", "outputs", "prompt_logprobs", "embedding", "num_truncated"),
@@ -27,10 +27,10 @@ class Columns:
     """The columns of a table.
 
     Attributes:
-        options: of the records.
-        kept: columns of the input, in the order in which they come.
-        kinds: of the kept columns, of the answers' fields and of "id", by name: the kind that holds all their values.
-        filled: names of other columns that a row has a value for.
+        options: the options of the records.
+        kept: the columns of the input, in order of appearance.
+        kinds: a kind that can hold all values, for each kept column, each field of the answers and "id".
+        filled: the other columns for which at least one row has a value.
     """
 
     options: RecordOptions
@@ -40,7 +40,7 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names in order; columns behind the answer that no row has a value for are left out."""
+        """All names in order. Columns of BEHIND without any value are left out."""
         if self.options.shape == "openai":
             return OPENAI
         options = self.options
@@ -49,7 +49,7 @@ class Columns:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The names whose kinds are those of the values: kept columns and fields of answers."""
+        """The columns whose kinds depend on their values: kept columns and fields of answers."""
         return (*self.kept, *self.options.fields)
 
     @property
@@ -58,7 +58,7 @@ class Columns:
 
 
 def columns_of(path: Path, start: int, options: RecordOptions) -> Columns:
-    """The columns of a file of lines, from the byte `start` on. Raises OSError."""
+    """Returns the columns of a file of lines, from the byte `start` on. Raises OSError."""
     found = Columns(options)
     if found.is_openai:
         return found
@@ -80,7 +80,7 @@ def columns_of(path: Path, start: int, options: RecordOptions) -> Columns:
 
 
 def kind_of(value: Any) -> Kind:
-    """The kind of column that holds a value of JSON."""
+    """Returns the kind of column for a value of JSON."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -93,7 +93,7 @@ def kind_of(value: Any) -> Kind:
 
 
 def _wider(one: Kind, other: Kind) -> Kind:
-    """The kind that holds values of both."""
+    """Returns the kind that holds values of both kinds."""
     if one == other or other == "null":
         return one
     if one == "null":
@@ -102,7 +102,6 @@ def _wider(one: Kind, other: Kind) -> Kind:
 
 
 def record_of(values: Mapping[str, Any], shape: str, own: tuple[str, ...]) -> dict[str, Any]:
-    """The record in a row of a table, with the fields of a line: those without a value are left out, but for the ones
-    that each line has."""
+    """Returns the record of a table row. Fields without a value are left out, except those that every line has."""
     always = OPENAI if shape == "openai" else ("row", "id", *own, "error")
     return {name: value for name, value in values.items() if value is not None or name in always}

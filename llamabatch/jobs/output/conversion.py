@@ -1,7 +1,7 @@
-"""Outputs that are made of a job's lines when the last row is there: Parquet, CSV, and compressed ones of any kind.
+"""Outputs that are made from a job's lines after the last row: Parquet, CSV, and compressed outputs of any format.
 
-While the job runs, its lines are in OUT.part, with all that protects them; a job that goes on turns a whole OUT into
-lines again.
+While the job runs, its lines are in OUT.part, protected like any output. A resumed job turns a complete OUT into lines
+again.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _RANGE_BYTES = 16 * 2**20
 
 
 def is_made_at_end(path: Path) -> bool:
-    """True for the name of an output that is not written line by line."""
+    """Returns True for the name of an output that is not written line by line."""
     suffix, compression = formats.suffixes(path)
     return bool(compression) or suffix in formats.PARQUET or suffix in formats.CSV
 
 
 def has_columns(path: Path) -> bool:
-    """True for the name of a table, whose rows all have the same shape."""
+    """Returns True for the name of a table."""
     return formats.suffixes(path)[0] in (*formats.PARQUET, *formats.CSV)
 
 
 def check_installed(path: Path) -> None:
-    """Raises SetupError where a library for the format is missing."""
+    """Raises SetupError: a library for the format is not installed."""
     suffix, compression = formats.suffixes(path)
     if suffix in formats.PARQUET:
         parquet.check_installed()
@@ -51,15 +51,14 @@ def check_installed(path: Path) -> None:
 def convert(
     own: OwnFiles, source: Path, options: RecordOptions, *, over: bool, compression: str = parquet.COMPRESSIONS[0]
 ) -> tuple[int, str]:
-    """Writes the output of a file of lines: under a name of its own first, so that a process that is killed leaves no
-    half of it.
+    """Makes the output from a file of lines. The output gets its name at the end, so that it is never incomplete.
 
     Args:
-        over: it replaces an earlier one.
-        compression: of the columns of a Parquet file.
+        over: replaces an earlier output.
+        compression: the compression of the columns of a Parquet file.
 
     Returns:
-        Its bytes, and the checksums of its ranges; see sums_of_ranges.
+        The size of the output in bytes, and its checksums; see sums_of_ranges.
 
     Raises:
         OutputError, OSError: reading or writing fails.
@@ -68,7 +67,7 @@ def convert(
     start = len(own.header("part"))
     file = own.create()
     try:
-        lock_file(file, own.out)  # before it takes the name of the output
+        lock_file(file, own.out)  # locked before the file takes the name of the output
         sink = Sink(file)
         if suffix in formats.PARQUET:
             parquet.write(source, start, columns_of(source, start, options), sink, compression)
@@ -99,16 +98,16 @@ def _packed(sink: Sink, compression: str) -> Iterator[BinaryIO]:
 
 
 def sums_of_ranges(path: Path) -> str:
-    """The checksum of each 16 MiB of a file, 8 hexadecimal digits each. Raises OSError."""
+    """Returns the checksums of each 16 MiB of a file, 8 hexadecimal digits each. Raises OSError."""
     with path.open("rb") as file:
         return "".join(f"{zlib.crc32(data):08x}" for data in iter(lambda: file.read(_RANGE_BYTES), b""))
 
 
 def restore(own: OwnFiles, source: Path, target: Path, options: RecordOptions) -> None:
-    """Turns an output that a job has made into lines again, so that the job can go on.
+    """Turns a complete output into lines again, so that its job can be resumed.
 
     Raises:
-        ConfigError: no job has written it, or it is damaged.
+        ConfigError: no job wrote the output, or it is damaged.
         OutputError, OSError: reading or writing fails.
     """
     file = own.create("part")
@@ -143,7 +142,7 @@ def _lines(source: Path, options: RecordOptions) -> Iterator[bytes]:
 
 
 class Sink:
-    """The file that another library writes to, in pieces of any size."""
+    """A file object for other libraries, which may write pieces of any size."""
 
     closed = False
 
@@ -160,7 +159,7 @@ class Sink:
         return written
 
     def flush_all(self) -> None:
-        """Writes all bytes so far; flush() does not, since pyarrow calls it after each piece."""
+        """Writes all collected bytes. flush() does nothing, because pyarrow calls it after each piece."""
         self.file.write(bytes(self._waiting))
         self._waiting.clear()
 

@@ -1,7 +1,7 @@
-"""A CSV file of results: written from the lines of a job when the last row is there, and turned back.
+"""A CSV file of results: made from the lines of a job after the last row, and turned back into lines on resume.
 
-A cell is a text as it is, a number, true or false as JSON writes them, a list or an object as JSON, and empty for null.
-Cells with a separator, a quote or a line's end in them are quoted. What is read back is written as the same bytes.
+A text is written as it is, null as an empty cell, and any other value as JSON. Cells with a separator, a quote or a
+line end are quoted. Records that are read back and written again give the same bytes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MOST_CELL = 2**30  # characters
 
 
 def write(source: Path, start: int, columns: Columns, delimiter: str, target: BinaryIO) -> None:
-    """Writes the table of a file of lines. Raises OSError."""
+    """Writes a file of lines as a table. Raises OSError."""
     text = io.StringIO(newline="")
-    # the parser's own line end decides which characters are quoted; the file has that of Unix
+    # The writer quotes the characters of its line terminator, so both \r and \n are quoted. The file itself has "\n".
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\r\n")
     names = columns.names
 
@@ -49,14 +49,14 @@ def _cell(value: Any) -> str:
 
 
 def records(path: Path, source: BinaryIO, delimiter: str, answer: str) -> Iterator[dict[str, Any]]:
-    """The records in a table that `write` has made.
+    """Yields the records of a table that `write` made.
 
     Args:
-        path: for messages.
+        path: the name for messages.
         answer: the name of the column with the generated text.
 
     Raises:
-        ConfigError: no job has written it, or it is damaged.
+        ConfigError: no job wrote the table, or it is damaged.
     """
     csv.field_size_limit(max(csv.field_size_limit(), _MOST_CELL))
     text = io.TextIOWrapper(source, encoding="utf-8", newline="")
@@ -77,14 +77,14 @@ def records(path: Path, source: BinaryIO, delimiter: str, answer: str) -> Iterat
             else:
                 texts = (*own, *_TEXTS, answer)
                 made = {name: _text(cell) if name in texts else _json(cell) for name, cell in values.items()}
-                made[answer] = values[answer]  # never null
+                made[answer] = values[answer]  # the text is never null
             yield record_of(made, "openai" if is_openai else "flat", own)
     except (csv.Error, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path} is no CSV of a job, or is damaged ({error}); give another name") from error
     finally:
-        text.detach()  # else it would close the source
+        text.detach()  # otherwise `text` would close `source`
 
 
 def _openai_value(name: str, cell: str) -> Any:

@@ -15,33 +15,33 @@ from typing import Any, NoReturn
 from llamabatch.errors import OutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)  # some file systems sync no folders
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)  # some file systems cannot sync folders
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EINVAL)
 _NOT_ALLOWED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EISDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP),
 )
-NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # and no wait for the end of a pipe
+NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # NONBLOCK: no wait at a named pipe
 _LOOK_S = 0.2
 _COPY_BYTES = 2**20
 
-# changes that something else makes to an open file
+# Changes that another program made to an open file.
 REMOVED = "was removed"
 REPLACED = "was replaced by another file"
 MOVED = "was moved"
 
 
 class Files:
-    """The operating system, as an output uses it.
+    """The file operations of an output.
 
-    A call that a signal interrupts is made again, a short write goes on with the rest, and a full disk (or quota) is
-    waited for. Any other error ends the job.
+    A call that a signal interrupts is repeated. A call that fails because the disk or quota is full is repeated until
+    there is room. Any other error ends the job.
 
     Args:
         emit: called with a message when a wait begins and when it ends.
-        patience_s: seconds that a full disk is waited for; 0: none.
-        retry_s: seconds between two tries meanwhile.
-        stopped: true ends a wait early, as if its time were over.
+        patience_s: the most seconds to wait for room on a full disk; 0: no wait.
+        retry_s: seconds between two tries during a wait.
+        stopped: if it returns true, a wait ends as if its time were over.
     """
 
     def __init__(
@@ -62,29 +62,29 @@ class Files:
         return int(self._patiently("open", path, os.open, path, flags, 0o666))
 
     def write(self, fd: int, data: bytes | memoryview, path: Path) -> int:
-        """Writes some of the data; returns the number of bytes, at least one."""
+        """Writes some of the data. Returns the number of written bytes, at least 1."""
         return int(self._patiently("write", path, os.write, fd, data))
 
     def sync(self, fd: int, path: Path) -> None:
-        """Syncs a file to the disk. Raises OutputError at the first failure: the system may have dropped data then, and
-        a later fsync that succeeds does not report it."""
+        """Syncs a file to the disk. Raises OutputError at the first failure, without a second try: the system may have
+        dropped data, and a later fsync that succeeds would not report it."""
         self._once("fsync", path, os.fsync, fd)
 
     def truncate(self, fd: int, size: int, path: Path) -> None:
         self._patiently("truncate", path, os.ftruncate, fd, size)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Renames atomically, inside one folder; on disk when it returns."""
+        """Renames a file atomically inside one folder. The new name is on disk on return."""
         self._patiently("rename", target, os.replace, source, target)
         self.sync_folder(target.parent)
 
     def remove_lock(self, path: Path) -> None:
-        """Removes a lock if the system allows it: Windows removes no open file."""
+        """Removes a lock if the system allows it. Windows cannot remove an open file."""
         with contextlib.suppress(OSError):
             self._system("unlock", os.unlink, path)
 
     def name(self, source: Path, target: Path) -> None:
-        """Renames a file to a name that is free. Raises FileExistsError: the name is taken."""
+        """Renames a file to a free name. Raises FileExistsError: the name is taken."""
         try:
             self._patiently("link", target, os.link, source, target)
         except OutputError as error:
@@ -99,7 +99,7 @@ class Files:
         self.sync_folder(target.parent)
 
     def sync_folder(self, folder: Path) -> None:
-        if sys.platform == "win32":  # it opens no folders
+        if sys.platform == "win32":  # Windows cannot open folders
             return
         fd = self.open(folder, os.O_RDONLY)
         try:
@@ -113,7 +113,7 @@ class Files:
             os.close(fd)
 
     def remove(self, path: Path) -> None:
-        """Removes a file if it is there."""
+        """Removes a file if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._once("remove", path, os.unlink, path)
 
@@ -152,7 +152,7 @@ class Files:
                 self._fail(what, path, error)
 
     def _pause(self, until: float) -> bool:
-        """Waits for the next try; False when there is none."""
+        """Waits for the next try. Returns False if the patience is over or the job was stopped."""
         again = min(time.monotonic() + self._retry_s, until)
         while (left := again - time.monotonic()) > 0:
             if self._stopped():
@@ -169,21 +169,20 @@ class Files:
         raise OutputError(message) from error
 
     def _system(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Makes each call of the operating system, by its name, so that a test can let the k-th one fail."""
+        """Makes all calls of the operating system, so that a test can make the k-th call fail."""
         return function(*args)
 
 
 class AppendFile:
-    """A file that grows at its end, and is on disk after sync().
+    """A file that is written at its end, and is on disk after sync(). Links are not followed.
 
     Args:
-        new: true: it is created, and must not be there yet; false: it must be there; None: either. Links are not
-            followed.
+        new: true: the file is created and must not exist yet; false: the file must exist; None: either.
 
     Attributes:
-        path: its name, which follows a rename.
-        size: bytes of whole writes; the rest of an interrupted one is not counted, and is cut off when the output is
-            opened again.
+        path: the name of the file. A rename must update it.
+        size: the bytes of complete writes. The bytes of an interrupted write are not counted. They are cut off when the
+            output is opened again.
     """
 
     def __init__(self, files: Files, path: Path, *, new: bool | None = None) -> None:
@@ -193,10 +192,10 @@ class AppendFile:
         flags = os.O_RDWR | os.O_APPEND | NO_FOLLOW | (os.O_CREAT | os.O_EXCL if made else 0)
         self.fd = files.open(path, flags)
         self.size = os.fstat(self.fd).st_size
-        self._dirty = self.size > 0  # an earlier process may have been killed before it reached the disk
+        self._dirty = self.size > 0  # an earlier process may have been killed before it synced
 
     def write(self, data: bytes) -> None:
-        """Writes all of the data. After an error nothing else may be written: it would follow half a line."""
+        """Writes all of the data. After an error, do not write again: the data would follow half a line."""
         self._dirty = True
         left = memoryview(data)
         while left:
@@ -213,7 +212,7 @@ class AppendFile:
             self._dirty = False
 
     def change(self) -> str | None:
-        """The change that something else has made to the file or its name since it was opened; None: there is none.
+        """Returns how another program changed the file or its name since it was opened; None: no change.
 
         Raises OSError."""
         status = os.fstat(self.fd)
@@ -232,7 +231,7 @@ class AppendFile:
         return None
 
     def copy_to(self, path: Path) -> None:
-        """Copies the content to a new file, also if the own name is gone. Raises OutputError."""
+        """Copies the content to a new file, even if the name of this file is gone. Raises OutputError."""
         copy = AppendFile(self._files, path, new=True)
         try:
             os.lseek(self.fd, 0, os.SEEK_SET)
@@ -243,7 +242,7 @@ class AppendFile:
             copy.close()
 
     def reopen(self) -> None:
-        """Opens it again after close(), under its present name."""
+        """Opens the file again after close(), under its current name."""
         self.fd = self._files.open(self.path, os.O_RDWR | os.O_APPEND | NO_FOLLOW)
 
     def close(self) -> None:

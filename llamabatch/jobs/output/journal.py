@@ -1,4 +1,4 @@
-"""The journal of an output: each line appended once, with its checksum, in the order of the input or as rows finish."""
+"""The journal of an output: appends each line once, with a checksum, in the order of the input or as rows finish."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from llamabatch.jobs.output.records import Line, checksum, has_error, lines_of, 
 from llamabatch.jobs.output.survey import Survey
 from llamabatch.jobs.rows import ShardIndex
 
-_LEAST_GARBAGE = 4 * 2**20  # bytes of lines that the output has already, before the side file is written again
+_LEAST_GARBAGE = 4 * 2**20  # the side file is not compacted for fewer bytes of lines that the output has already
 _TRIM = 65536
 _SUM = struct.Struct("<I")
-_PREFIX_BYTES = 9  # of a waiting line: its checksum in hexadecimal digits, and a blank
-_MOST_AT_ONCE = 2**20  # bytes of lines that one write takes
+_PREFIX_BYTES = 9  # a waiting line begins with its checksum, 8 hexadecimal digits, and a blank
+_MOST_AT_ONCE = 2**20  # bytes of lines in one write
 
 
 class InOrder:
-    """Appends a row when all before it are there; until then it waits in the side file.
+    """A journal in the order of the input. A row waits in the side file until all earlier rows are written.
 
     Args:
-        file: the lines, without a torn one at the end. It stays open.
+        file: the lines, without a torn line at the end. The journal does not close it.
 
     Attributes:
-        n_errors: rows that had failed when it was opened.
+        n_errors: failed rows that were in the files when the journal was opened.
     """
 
     def __init__(self, own: OwnFiles, file: AppendFile, shard: ShardIndex, found: Survey) -> None:
@@ -50,7 +50,7 @@ class InOrder:
 
     @property
     def n_waiting(self) -> int:
-        """Rows that are in the side file alone."""
+        """The number of rows that are only in the side file."""
         return len(self._ahead)
 
     @property
@@ -68,7 +68,7 @@ class InOrder:
             self._ahead.add(index, line)
 
     def _catch_up(self, lines: list[bytes]) -> None:
-        """Appends lines that are due, and the waiting ones that follow them."""
+        """Appends the next lines, and the waiting lines that follow them."""
         n_bytes = sum(map(len, lines))
         while True:
             end = self._next + len(lines)
@@ -78,7 +78,7 @@ class InOrder:
                 n_bytes += len(waiting)
                 self._ahead.drop(end, waiting)
             if lines and (waiting is None or n_bytes > _MOST_AT_ONCE):
-                self._sums.add(lines)  # before the lines: a line without a checksum does not count as the job's
+                self._sums.add(lines)  # comes first: a line without a checksum does not count
                 self._file.write(b"".join(lines))
                 self._next += len(lines)
                 lines, n_bytes = [], 0
@@ -105,13 +105,13 @@ class InOrder:
 
 
 class AsFinished:
-    """Appends each row when it comes.
+    """A journal in the order in which rows finish.
 
     Args:
-        file: the lines, without a torn one at the end. It stays open.
+        file: the lines, without a torn line at the end. The journal does not close it.
 
     Attributes:
-        n_errors: rows that had failed when it was opened.
+        n_errors: failed rows that were in the files when the journal was opened.
     """
 
     n_waiting = 0
@@ -129,7 +129,7 @@ class AsFinished:
             raise
 
     def _append_waiting(self, own: OwnFiles, ahead: Path, shard: ShardIndex) -> None:
-        """Appends the lines of the side file, which an output has that was in the order of the input, or rewritten."""
+        """Appends the lines of a side file. It exists if the order was "input" before or the output was rewritten."""
         if not own.exists(ahead, "ahead"):
             return
         for line in waiting_lines(ahead):
@@ -165,10 +165,10 @@ class AsFinished:
 
 
 class Checksums:
-    """OUT.sums: a checksum of each line of the output, 4 bytes a line, written before the line itself.
+    """The file OUT.sums: a checksum of each line of the output, 4 bytes a line, written before the line itself.
 
     Args:
-        n_lines: lines of the output; checksums behind these are cut off.
+        n_lines: the number of lines of the output. Further checksums are cut off.
     """
 
     def __init__(self, own: OwnFiles, path: Path, n_lines: int) -> None:
@@ -185,12 +185,12 @@ class Checksums:
 
     @staticmethod
     def read(own: OwnFiles, path: Path) -> Iterator[int] | None:
-        """The checksums of the lines, in order; 0 for a missing one. None: there is no such file."""
+        """Yields the checksums of the lines in order, 0 for a missing checksum. Returns None if there is no file."""
         return _sums(path, len(own.header("sums"))) if own.exists(path, "sums") else None
 
     @staticmethod
     def write(own: OwnFiles, path: Path, lines: Iterator[bytes]) -> None:
-        """Writes the whole file again, from the lines."""
+        """Writes the whole file again from the lines."""
         with contextlib.closing(own.create("sums")) as file:
             waiting = bytearray()
             for line in lines:
@@ -224,14 +224,14 @@ def _sums(path: Path, start: int) -> Iterator[int]:
 
 
 class SideFile:
-    """OUT.ahead: lines that wait for an earlier row, on disk; of each only the offset is in memory.
+    """The file OUT.ahead: lines that wait for an earlier row. Memory holds only the offset of each line.
 
     Args:
-        first: the first index that the output does not have; lines of earlier ones are ignored, as are torn and
+        first: the first index that the output does not have. Lines of earlier rows are ignored, and so are torn and
             damaged lines.
 
     Attributes:
-        n_errors: lines of failed rows among those that waited when it was opened.
+        n_errors: the number of failed rows among the waiting lines when the file was opened.
     """
 
     def __init__(self, own: OwnFiles, path: Path, shard: ShardIndex, first: int) -> None:
@@ -282,7 +282,7 @@ class SideFile:
         self._live_bytes += len(content)
 
     def get(self, index: int) -> bytes | None:
-        """The line that waits under an index; None: there is none. Raises OutputError: the file has changed."""
+        """Returns the waiting line of an index; None: no such line. Raises OutputError: the file has changed."""
         offset = self._offsets.get(index)
         return None if offset is None else self._read(offset)
 
@@ -297,7 +297,7 @@ class SideFile:
         return line
 
     def drop(self, index: int, line: bytes) -> None:
-        """Forgets a line that the output is about to get, after all of the earlier ones."""
+        """Drops a waiting line. Call it just before the line is appended to the output, in order of the indices."""
         self._offsets.drop(index)
         self._live_bytes -= _PREFIX_BYTES + len(line)
 
@@ -307,14 +307,14 @@ class SideFile:
         return garbage > _LEAST_GARBAGE and garbage > self._live_bytes
 
     def compact(self, first: int) -> None:
-        """Writes the file again with the lines that still wait. The output is on disk up to the index `first`."""
+        """Rewrites the file with only the lines that still wait. The output must be synced up to the index `first`."""
         file = self._own.create("ahead")
         offsets = Offsets(first)
         try:
             for index, offset in self._offsets.live():
                 offsets.put(index, file.size)
                 file.write(waiting_line(self._read(offset)))
-            self.close()  # Windows replaces no open file
+            self.close()  # Windows cannot replace an open file
             self._own.commit(file, self._path, over=True)
         except BaseException:
             file.close()
@@ -331,7 +331,7 @@ class SideFile:
 
 
 class Offsets:
-    """The offsets of waiting lines, 8 bytes for each index between the first and the last of them."""
+    """The offsets of waiting lines. They take 8 bytes for each index between the first and the last waiting line."""
 
     def __init__(self, base: int) -> None:
         self._base = base
@@ -343,7 +343,7 @@ class Offsets:
         return self._offsets[i] if 0 <= i < len(self._offsets) and self._offsets[i] >= 0 else None
 
     def put(self, index: int, offset: int) -> None:
-        """Stores the offset of an index at or after the base."""
+        """Stores the offset of an index, which must not be below the base."""
         i = index - self._base
         if i >= len(self._offsets):
             self._offsets.extend([-1] * (i + 1 - len(self._offsets)))
@@ -351,7 +351,7 @@ class Offsets:
         self._offsets[i] = offset
 
     def drop(self, index: int) -> None:
-        """Forgets the first index that is left."""
+        """Drops the first index that is left."""
         self._offsets[index - self._base] = -1
         self.n -= 1
         if index - self._base >= _TRIM:
@@ -359,23 +359,23 @@ class Offsets:
             self._base = index + 1
 
     def live(self) -> Iterator[tuple[int, int]]:
-        """(index, offset) of all waiting lines, in order."""
+        """Yields (index, offset) of all waiting lines, in order."""
         return ((self._base + i, offset) for i, offset in enumerate(self._offsets) if offset >= 0)
 
 
 def waiting_line(line: bytes) -> bytes:
-    """A line of the output as OUT.ahead holds it: with its checksum in front."""
+    """Returns a line of the output in the form of OUT.ahead, with its checksum in front."""
     return b"%08x " % checksum(line) + line
 
 
 def line_of_waiting(content: bytes) -> bytes | None:
-    """The line of the output in a line of OUT.ahead; None: it is torn or damaged."""
+    """Returns the line of the output in a line of OUT.ahead; None: the line is torn or damaged."""
     line = content[_PREFIX_BYTES:]
     return line if content[:_PREFIX_BYTES] == b"%08x " % checksum(line) and line else None
 
 
 def waiting_lines(path: Path) -> Iterator[Line]:
-    """All lines of OUT.ahead after the first; a torn or damaged one has no number. Raises OSError."""
+    """Yields all lines of OUT.ahead after the header. A torn or damaged line has no number. Raises OSError."""
     for line in lines_of(path):
         content = line_of_waiting(line.content)
         if content is not None:

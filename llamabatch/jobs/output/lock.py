@@ -1,6 +1,6 @@
-"""The lock of an output: one process at a time writes it, and the system releases the lock of a process that dies.
+"""The lock of an output: only one process at a time writes it. The system releases the lock of a process that dies.
 
-A file beside the output locks its name; the output itself is locked as well, since it may have a second name.
+A file beside the output locks the output's name. The output itself is locked, too, because it may have a second name.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _NOT_ALLOWED = (
 )
 _CONTENT = re.compile(rb"llamabatch job ([0-9a-f]{16}|-{16}) pid (\d{1,20})\n")
 _NO_ID = "-" * 16
-_FAR = 2**40  # the byte that is locked for the whole output, where locks are of bytes and keep readers out
+_FAR = 2**40  # Windows locks bytes and blocks their readers, so a byte far behind the content is locked
 
 
 class Lock:
     """The lock of a name, held from the constructor to release().
 
     Attributes:
-        left_by: the id of the job of a killed process that held it; None: the lock is new, or names none.
+        left_by: the job id of a killed process that held the lock; None: the lock is new, or names no job.
 
     Raises:
-        OutputBusyError: another process holds it; the message has its pid.
-        ConfigError: something else has its name; the folder takes no file.
+        OutputBusyError: another process holds the lock. The message has its pid.
+        ConfigError: another file has the name of the lock, or the folder takes no new file.
         OutputError: the disk fails.
     """
 
@@ -45,7 +45,7 @@ class Lock:
         self._path = path
         for _ in range(_TRIES):
             fd = self._opened(files, owned)
-            if fd is None:  # it was removed between our two calls, or another process has just made it
+            if fd is None:  # the file was removed between our two calls, or another process has just created it
                 continue
             self._fd = fd
             try:
@@ -62,14 +62,14 @@ class Lock:
                 break
             os.close(self._fd)
         else:
-            raise ConfigError(f"{path} changes all the time; is something else using this name?")
+            raise ConfigError(f"{path} keeps changing; another program may use this name")
         match = _CONTENT.match(content)
         self.left_by = match[1].decode() if match and match[1].decode() != _NO_ID else None
-        self._stays = self._found and not content  # an empty file may be that of another program
+        self._stays = self._found and not content  # an empty file may belong to another program
         self.write_id(self.left_by or _NO_ID)
 
     def write_id(self, job_id: str) -> None:
-        """Writes the job's id, for the next process if this one is killed; on a full disk it is left out."""
+        """Writes the job's id, for the next process if this process is killed. Ignores errors such as a full disk."""
         content = f"llamabatch job {job_id} pid {os.getpid()}\n".encode()
         with contextlib.suppress(OSError):
             os.lseek(self._fd, 0, os.SEEK_SET)
@@ -93,7 +93,7 @@ class Lock:
             raise
 
     def _content(self) -> bytes:
-        """The first bytes. Raises ConfigError: the file is no lock."""
+        """Returns the first bytes. Raises ConfigError: the file is not a lock."""
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             raise foreign(self._path, "is no regular file")
         try:
@@ -111,10 +111,10 @@ class Lock:
             return False
 
     def release(self, *, remove: bool = True) -> None:
-        """Removes the file, then unlocks it: a process that locks it afterwards sees that its name is gone.
+        """Removes the file, then unlocks it. A process that locks the file after that sees that its name is gone.
 
         Args:
-            remove: false: the file stays as it is, since it may belong to another program.
+            remove: false: the file stays as it is, because it may belong to another program.
         """
         if self._fd < 0:
             return
@@ -130,7 +130,7 @@ class Lock:
 
 
 def lock_file(file: AppendFile, out: Path) -> None:
-    """Locks an output itself until it is closed. Raises OutputBusyError: another process holds the lock."""
+    """Locks the file of an output until the file is closed. Raises OutputBusyError: another process holds the lock."""
     if not system.lock(file.fd, _FAR):
         raise OutputBusyError(
             f"another process is writing {out} under another name of the same file; wait for it, or give another name"
@@ -138,11 +138,11 @@ def lock_file(file: AppendFile, out: Path) -> None:
 
 
 def is_held(path: Path, job_id: str) -> bool:
-    """True where another process holds the lock of this name with this id, as seen from here.
+    """Returns True if another process holds the lock of this name and job.
 
     Raises:
         OSError: there is no such file, or it cannot be read.
-        ConfigError: it names another job.
+        ConfigError: the file names another job.
     """
     fd = os.open(path, os.O_RDWR | NO_FOLLOW | getattr(os, "O_CLOEXEC", 0))
     try:

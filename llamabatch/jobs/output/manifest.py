@@ -1,4 +1,4 @@
-"""OUT.job.json: the job that an output is of. Written before the first row, so that no other job is mixed in."""
+"""The manifest OUT.job.json names the job of an output. It is written first, so that rows of two jobs never mix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamabatch.jobs.output.files import NO_FOLLOW
 from llamabatch.jobs.output.own_files import OwnFiles, manifest_of, without_suffix
 from llamabatch.utils.checks import integer, show
 
-FORMAT = 1  # of the manifest and of the files beside it
+FORMAT = 1  # the version of the manifest and of the files beside it
 _MOST_BYTES = 2**28
 _MOST_DEPTH = 64
 _MOST_NAME = 200  # characters in a message
@@ -32,9 +32,9 @@ class Ending:
     """The end of a job.
 
     Attributes:
-        rows: in its output. errors: those of them that failed.
-        bytes: size of the output.
-        sums: checksums of its ranges, 8 hexadecimal digits each, in order.
+        rows: the number of rows in the output. errors: the number of failed rows among them.
+        bytes: the size of the output.
+        sums: the checksums of the output's ranges in order, 8 hexadecimal digits each.
     """
 
     rows: int
@@ -48,10 +48,10 @@ class Manifest:
     """The identity of a job.
 
     Attributes:
-        settings: all that decides the content of its rows: model, inputs, parameters; plain JSON.
-        seed: random; the id of the job, and the source of the seeds of rows that give none.
-        earlier: settings of the first rows that --force has overridden, the oldest in front.
-        ending: set when all rows are written.
+        settings: everything that decides the content of the rows: model, inputs, parameters. Plain JSON.
+        seed: a random number. It is the id of the job, and the source of seeds for rows without a seed.
+        earlier: settings of earlier runs that --force replaced, the oldest first.
+        ending: the end of the job; None: rows are missing.
     """
 
     settings: Mapping[str, Any]
@@ -69,7 +69,7 @@ class Manifest:
         return i, n
 
     def write(self, own: OwnFiles, path: Path, *, over: bool) -> None:
-        """Writes it atomically. Raises OutputError; ConfigError: over is false, and the name is taken."""
+        """Writes the manifest atomically. Raises OutputError; ConfigError: `over` is false and the name is taken."""
         document = {
             "settings": self.settings,
             "earlier": list(self.earlier),
@@ -84,7 +84,7 @@ class Manifest:
             file.close()
 
     def changed_to(self, settings: Mapping[str, Any]) -> Manifest:
-        """The same job, going on with other settings."""
+        """Returns the manifest of the same job with other settings."""
         given = plain(settings)
         if given == self.settings:
             return self
@@ -95,13 +95,13 @@ class Manifest:
 
 @dataclass(frozen=True)
 class FoundManifest:
-    """The file under the name of a manifest.
+    """A file that has the name of a manifest.
 
     Attributes:
-        manifest: None: it cannot be read.
-        problem: the reason why not.
-        is_own: it is a manifest, or was one.
-        is_cut: it is the first few bytes of one, perhaps none.
+        manifest: the manifest; None: it cannot be read.
+        problem: the reason why it cannot be read.
+        is_own: the file is a manifest, perhaps a damaged one.
+        is_cut: the file has only the first few bytes of a manifest, or is empty.
     """
 
     manifest: Manifest | None
@@ -111,22 +111,22 @@ class FoundManifest:
 
 
 def new_seed() -> int:
-    """The random seed of a new job."""
+    """Returns a random seed for a new job."""
     return secrets.randbits(63)
 
 
 def id_of(seed: int) -> str:
-    """The id of the job with this seed, which all its files begin with."""
+    """Returns the id of the job with this seed. All side files of the job begin with it."""
     return f"{seed:016x}"
 
 
 def first_bytes(seed: int) -> bytes:
-    """The first bytes of the manifest of a job."""
+    """Returns the first bytes of the manifest of a job."""
     return b'{\n "format": %d,\n "seed": %d,' % (FORMAT, seed)
 
 
 def read(path: Path) -> FoundManifest | None:
-    """The manifest, or the file in its place; None: there is none. Raises nothing for any content."""
+    """Reads the manifest, or the file in its place; None: there is no file. Does not raise, whatever the content."""
     try:
         content = _content(path)
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def read(path: Path) -> FoundManifest | None:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a manifest. Raises OSError, also for a link, a special file and one that is too large."""
+    """Returns the bytes of a manifest. Raises OSError, also for a link, a special file or a file that is too large."""
     if stat.S_ISLNK(os.lstat(path).st_mode):
         raise OSError(0, "it is a link")
     flags = os.O_RDONLY | NO_FOLLOW | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -163,7 +163,7 @@ def _content(path: Path) -> bytes:
 
 
 def _manifest(document: dict[str, Any]) -> Manifest:
-    """Raises ConfigError for a field that is missing or has a wrong value."""
+    """Returns the manifest in a document. Raises ConfigError for a field that is missing or has a wrong value."""
     format = document.get("format")
     if isinstance(format, bool) or not isinstance(format, int) or format != FORMAT:
         raise ConfigError(f"its format is {show(format)}; this version of llamabatch reads {FORMAT}")
@@ -221,19 +221,19 @@ def _ending(value: object) -> Ending | None:
 
 
 def output_of(path: Path) -> Path | None:
-    """The output of a job that a file is, or is kept beside; None: it belongs to no job. Links are followed.
+    """Returns the output that a file is or belongs to; None: the file belongs to no job. Links are followed.
 
     Raises:
-        ConfigError: a manifest says so and cannot be read.
+        ConfigError: the manifest of the output cannot be read.
     """
     out = Path(os.path.realpath(path))
     while True:
         found = read(manifest_of(out))
-        if found is not None and found.is_own:  # else the name is one of ours, and the file is not
+        if found is not None and found.is_own:  # otherwise another program's file has the name
             if found.manifest is None:
                 raise ConfigError(
-                    f"{path} is no input: {manifest_of(out)} makes it a file of a job, and is damaged "
-                    f"({found.problem}); move that away if it is of no job"
+                    f"{path} is no input: it seems to belong to the job of {manifest_of(out)}, which is damaged "
+                    f"({found.problem}); move that file away if it belongs to no job"
                 )
             return out
         shorter = without_suffix(out.name)
@@ -243,8 +243,8 @@ def output_of(path: Path) -> Path | None:
 
 
 def extended(before: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of before, with the limit of now if that is larger or none: it adds rows behind those that are done,
-    and changes none."""
+    """Returns the settings of before, with the new limit if that is larger or None. A larger limit only adds rows
+    behind the finished rows, so the job stays the same."""
     old, new = before.get("limit"), settings.get("limit")
     if isinstance(old, int) and "limit" in settings and (new is None or new > old):
         return {**before, "limit": new}
@@ -252,9 +252,7 @@ def extended(before: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[
 
 
 def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """One "field: before, then now" for each field that differs, in the order of the fields. A field that is not there
-    is None.
-    """
+    """Returns a text "field: before, now after" for each field that differs, in order. A missing field equals None."""
     old, new = dict(_fields(before)), dict(_fields(plain(settings)))
     names = [*new, *(name for name in old if name not in new)]
     absent = "nothing"
@@ -267,7 +265,7 @@ def differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[
 
 
 def refuse(out: Path, changed: list[str]) -> ConfigError:
-    """The error for an output that was begun with other settings, of the same shard."""
+    """Returns the error for an output that was begun with other settings and the same shard."""
     more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
     return ConfigError(
         f"{out} was begun with other settings ({'; '.join(changed[:_SHOWN])}{more}). Run it as before, give another "
@@ -276,7 +274,7 @@ def refuse(out: Path, changed: list[str]) -> ConfigError:
 
 
 def refuse_shard(out: Path, before: Sequence[int], shard: Sequence[int]) -> ConfigError:
-    """The error for the output of another shard, which cannot be resumed."""
+    """Returns the error for the output of another shard, which cannot be resumed."""
     theirs, ours = ("/".join(map(str, each)) for each in (before, shard))
     return ConfigError(
         f"{out} holds rows of shard {theirs}, and this is shard {ours}; give each shard an output of its own, "
@@ -285,7 +283,7 @@ def refuse_shard(out: Path, before: Sequence[int], shard: Sequence[int]) -> Conf
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as JSON gives them back. Raises TypeError for values without a form in JSON."""
+    """Returns the settings after a round trip through JSON. Raises TypeError for values without a form in JSON."""
     found: dict[str, Any] = json.loads(json.dumps(settings))
     return found
 
@@ -302,5 +300,5 @@ def _fields(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 
 
 def _printable(name: str) -> str:
-    """The name of a field in a message, quoted where an edited file has an odd one."""
+    """Returns the name of a field for a message, quoted if it is not printable or too long."""
     return name if name.isprintable() and len(name) <= _MOST_NAME else show(name)

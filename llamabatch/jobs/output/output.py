@@ -30,7 +30,7 @@ from llamabatch.utils.system import most_name_bytes
 Order = Literal["input", "finished"]
 ORDERS: tuple[Order, ...] = ("input", "finished")
 
-# Makes the settings of a job, of the inputs that the manifest of its output names; None: there is no manifest.
+# A function that returns the settings of a job. It gets the inputs in the output's manifest; None: no manifest.
 Identity = Callable[[object], Mapping[str, Any]]
 
 P = ParamSpec("P")
@@ -39,15 +39,15 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The form of an output, and how a run goes on with one.
+    """The form of an output, and how a run resumes an existing output.
 
     Attributes:
-        order: "input": in the order of the input; "finished": as they come.
-        shard: (i, n) of the rows that come, as in ReadOptions.
+        order: "input": rows are in the order of the input; "finished": rows are in the order in which they finish.
+        shard: (i, n) of the rows, as in ReadOptions.
         records: the content of records.
-        retry_errors: rows that failed in an earlier run are taken out, and count as not done.
-        force: go on with an output though its settings differ, it has no manifest, or lines of it are damaged.
-        compression: of the columns of a Parquet file.
+        retry_errors: rows that failed in an earlier run are removed and computed again.
+        force: resume an output even if its settings differ, its manifest is missing, or lines are damaged.
+        compression: the compression of the columns of a Parquet file.
         sync_s: seconds between two syncs to the disk while rows are written.
 
     Raises:
@@ -71,7 +71,7 @@ class OutputOptions:
 
 
 def _guarded(method: Callable[Concatenate[Output, P], R]) -> Callable[Concatenate[Output, P], R]:
-    """A method that fails for good after the first error: nothing is written behind half a line, or out of order."""
+    """Makes a method fail for good after the first error, so that nothing is written behind half a line."""
 
     @wraps(method)
     def guarded(self: Output, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -79,7 +79,7 @@ def _guarded(method: Callable[Concatenate[Output, P], R]) -> Callable[Concatenat
             raise OutputError(str(self._failed)) from self._failed
         try:
             return method(self, *args, **kwargs)
-        except OSError as error:  # of reading; errors of writing are wrapped already
+        except OSError as error:  # reading failed; errors of writing are OutputErrors already
             self._failed = OutputError(f"{self.path}: {error.strerror or error}")
             raise self._failed from error
         except BaseException as error:
@@ -90,31 +90,30 @@ def _guarded(method: Callable[Concatenate[Output, P], R]) -> Callable[Concatenat
 
 
 class Output:
-    """A file that holds each row once, whatever happens to the process.
+    """A file that holds each row once, even if the process is killed. Only one thread may use it.
 
-    One thread uses it. The files alone hold what is done: OUT, beside it OUT.ahead with lines that wait for an earlier
-    row, and OUT.job.json, the manifest of the job. For a table or a compressed file the lines are in OUT.part, and OUT
-    is made of them at the end. OUT.lock keeps other processes out.
+    The state is only in files: OUT with the rows, OUT.ahead with lines that wait for an earlier row, and OUT.job.json,
+    the manifest of the job. For a table or a compressed file, the lines are in OUT.part, and OUT is made of them at the
+    end. OUT.lock keeps other processes out.
 
     Args:
         path: the file.
-        settings: all that decides the content of the rows, as plain JSON: model, inputs, parameters; or a function that
-            makes it of the inputs that the manifest names, None without one. Order, shard and the options of records
-            are added here.
+        settings: everything that decides the content of the rows, as plain JSON: model, inputs, parameters. Or a
+            function that returns it; see Identity. Order, shard and the options of records are added here.
         options: how results are written.
         files: the operating system; its `emit` gets messages about waiting for a full disk.
-        check_ids: as of JobFiles.open.
+        check_ids: as in JobFiles.open.
 
     Attributes:
-        finished: all rows were there when it was opened; there is nothing to do.
-        n_before: rows that were there when it was opened.
-        n_errors_before: those of them that failed.
-        resumed: it goes on with an output that was there.
+        finished: all rows were in the output when it was opened, so nothing is left to do.
+        n_before: rows that were in the output when it was opened.
+        n_errors_before: failed rows among them.
+        resumed: the run resumes an existing output.
 
     Raises:
-        ConfigError: the name is none that can be written; the output is of another job, or of none; another process
-            is writing it.
-        OutputError: it cannot be written.
+        ConfigError: the name cannot be written; the output belongs to another job or to no job; another process is
+            writing the output.
+        OutputError: the output cannot be written.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class Output:
         )
         try:
             self._open(settings, InOrder if in_order else AsFinished, check_ids)
-        except OSError as error:  # of reading: one of the job's files, or an input
+        except OSError as error:  # reading one of the job's files or an input failed
             self._failed = error
             self.close()
             raise OutputError(f"{error.filename or path}: {error.strerror or error}") from error
@@ -191,46 +190,46 @@ class Output:
 
     @property
     def seed(self) -> int:
-        """The seed of the job, 0 .. 2**63 - 1; it stays when the job goes on."""
+        """The seed of the job, 0 .. 2**63 - 1. A resumed job keeps it."""
         return self._job.manifest.seed
 
     @property
     def n_done(self) -> int:
-        """Rows that are in the files."""
+        """The number of rows in the files."""
         return self.n_before if self._journal is None else self._journal.n_done
 
     def is_done(self, number: int) -> bool:
-        """True where the row of this number is in the files; False for rows of other shards."""
+        """Returns True if the row of this number is in the files; False for rows of other shards."""
         index = self._shard.index(number)
         return index is not None and (self._journal is None or self._journal.is_done(index))
 
     def done(self, row: Row, output: RequestOutput) -> None:
-        """Writes the result of a row. Raises as write."""
+        """Writes the result of a row. Raises the errors of write."""
         self.write(row.number, record(row, output, self.records))
 
     def refused(self, row: Row | BadRow, error: str) -> None:
-        """Writes the error of a row that could not be run. Raises as write."""
+        """Writes the error of a row that could not be run. Raises the errors of write."""
         self.write(row.number, refusal(row, error, self.records))
 
     @_guarded
     def write(self, number: int, record: Mapping[str, Any]) -> None:
-        """Writes the record of a row. Rows come in any order; each survives the process once this returns.
+        """Writes the record of a row. Rows may come in any order. On return, the row survives the end of the process.
 
-        While the disk is full it waits, and the rows that finish meanwhile wait with the caller.
+        Blocks while the disk is full.
 
         Raises:
-            OutputError: it cannot be written. Nothing else is written by this object, and the next run goes on.
-            ValueError: the row is there already, or of another shard, or the record is of another row.
+            OutputError: the write fails. This object then writes nothing more, and the next run resumes the job.
+            ValueError: the row is in the output already or belongs to another shard, or the record has another number.
         """
         self._append(number, number_in(record), to_line(record), failed=record.get("error", "") is not None)
 
     @_guarded
     def copy(self, number: int, line: bytes) -> None:
-        """Writes the line of a row, as another output of the job has it. Raises as write."""
+        """Writes a line that was copied from another output of the job. Raises the errors of write."""
         self._append(number, number_of(line), line, failed=has_error(line))
 
     def _append(self, number: int, own: int | None, line: bytes, *, failed: bool) -> None:
-        """Writes the line of a row, which has a number of its own."""
+        """Writes the line of a row. `own` is the number in the line."""
         index = self._shard.index(number)
         if self._journal is None or index is None or self._journal.is_done(index) or own != number:
             raise ValueError(f"row {number} is not due")
@@ -239,16 +238,16 @@ class Output:
         self.sync_if_due()
 
     def sync_if_due(self) -> None:
-        """Syncs after `sync_s`; the loop calls it while no row comes. Raises OutputError."""
+        """Syncs if the last sync is `sync_s` ago. The loop also calls it while no row comes. Raises OutputError."""
         if time.monotonic() - self._synced_at >= self.options.sync_s:
             self.sync()
 
     @_guarded
     def sync(self) -> None:
-        """Syncs: all written rows are on the disk when this returns.
+        """Syncs all written rows to the disk.
 
         Raises:
-            OutputError: the disk fails, or something else has removed or changed one of the files.
+            OutputError: the disk fails, or another program has removed or changed one of the files.
         """
         self._sync()
         self._synced_at = time.monotonic()
@@ -260,10 +259,10 @@ class Output:
 
     @_guarded
     def finish(self) -> None:
-        """Ends the output after the last row; close() follows.
+        """Ends the output after the last row. Call close() after it.
 
         Raises:
-            OutputError: it cannot be written; something else has removed or changed it.
+            OutputError: a write fails, or another program has removed or changed one of the files.
             ValueError: a row is missing.
         """
         job = self._job
@@ -283,7 +282,7 @@ class Output:
         job.remove_side_files(job.own)
 
     def _write_table(self, own: OwnFiles) -> tuple[int, str]:
-        """Makes the output of its lines; returns its bytes and its checksums."""
+        """Makes the output from its lines. Returns the size and the checksums of the output."""
         if self._job.table != identity(self.path):
             raise OutputError(
                 f"{self.path} has been made, replaced or removed by something else while the job ran. Its rows are in "
@@ -298,7 +297,7 @@ class Output:
         return sums_of_lines(Checksums.read(self._job.own, sums_of(self._job.lines_path)) or iter(()))
 
     def _check_files(self) -> None:
-        """Raises OutputError: something else has changed a file. Rows that can be saved are."""
+        """Saves the rows if another program has changed a file, and raises OutputError."""
         lines = self._job.lines
         assert lines is not None
         assert self._journal is not None
@@ -317,7 +316,7 @@ class Output:
             raise OutputError(self._rescue(lines, change))
 
     def _rescue(self, file: AppendFile, change: str) -> str:
-        """Saves the lines that have lost their name; returns the message that says where they are."""
+        """Saves the lines of a file that lost its name. Returns the error message, which says where they are."""
         assert self._journal is not None
         rows = f"rows ({self._journal.n_done - self._journal.n_waiting:,})"
         message = f"{file.path} {change} while the job ran. "
@@ -340,7 +339,7 @@ class Output:
         return message
 
     def _saved(self, file: AppendFile, path: Path) -> str:
-        """Copies the content of a file without a name; returns the reason of a failure, in brackets."""
+        """Copies the content of a file that lost its name. Returns the reason of a failure, in brackets, or ""."""
         try:
             file.copy_to(path)
         except (OutputError, OSError) as error:
@@ -348,7 +347,7 @@ class Output:
         return ""
 
     def close(self) -> None:
-        """Closes the files, finished or not; written rows stay, and are synced. Raises OutputError: the disk fails."""
+        """Syncs and closes the files, finished or not. Raises OutputError: the disk fails."""
         if self._closed:
             return
         self._closed = True
@@ -368,13 +367,13 @@ class Output:
 
 
 def _for_tables(options: OutputOptions) -> OutputOptions:
-    """The options of a table, whose rows are all of one shape."""
+    """Returns the options for a table. All rows of a table must have the same shape."""
     records = options.records
     return replace(options, records=replace(records, shape="flat" if records.shape == "auto" else records.shape))
 
 
 def _resolved(path: Path) -> Path:
-    """The path without links, so that a link stays one. Raises ConfigError: it leads nowhere."""
+    """Returns the path without links, so that no rename replaces a link. Raises ConfigError: a link leads to itself."""
     try:
         found = Path(os.path.realpath(path))
         if not os.path.islink(found):
@@ -385,7 +384,7 @@ def _resolved(path: Path) -> Path:
 
 
 def _check_name(path: Path) -> None:
-    """Raises ConfigError: no output can have this name."""
+    """Raises ConfigError: an output cannot have this name."""
     suffix, zipped = formats.suffixes(path)
     if zipped and suffix in formats.PARQUET:
         raise ConfigError(f"the output is {show(str(path))}; Parquet is compressed in itself: leave {zipped} away")
@@ -413,7 +412,7 @@ def _check_name(path: Path) -> None:
 
 
 def _name_of(fd: int) -> str:
-    """The name of a file that was moved, on systems that give it."""
+    """Returns the new name of a file that was moved, or a phrase if the system does not tell."""
     with contextlib.suppress(OSError):
         path = os.readlink(f"/proc/self/fd/{fd}")
         if os.path.samestat(os.stat(path), os.fstat(fd)):

@@ -1,13 +1,13 @@
-"""Files that a job keeps beside its output: their names, and the first line by which each belongs to one job.
+"""The files that a job keeps beside its output: their names, and their first line, which names the job.
 
 | file | content |
 |---|---|
-| OUT.job.json | the manifest: of which job OUT is |
-| OUT.part | the lines of a table or a compressed output, until the last row is there |
+| OUT.job.json | the manifest, which names the job of OUT |
+| OUT.part | the lines of a table or a compressed output, until the last row is written |
 | OUT.ahead | lines that wait for an earlier row |
 | OUT.sums | a checksum of each line |
 | OUT.lock | the lock of the process that writes |
-| OUT.rescued | the lines of an output whose name something else has removed |
+| OUT.rescued | the lines of an output whose file another program removed |
 | OUT.0123abcd.tmp | a new file, before it is renamed |
 
 Only a file that begins with the job's id is written or removed.
@@ -30,15 +30,15 @@ from llamabatch.jobs.output.files import NO_FOLLOW, AppendFile, Files
 Kind = Literal["ahead", "part", "sums"]
 KINDS: tuple[Kind, ...] = ("ahead", "part", "sums")
 
-LONGEST_SUFFIX = 13  # characters: of a new manifest, of lines that wait beside a Parquet file's
+LONGEST_SUFFIX = 13  # characters, as in ".0123abcd.tmp"
 
 _MANIFEST, _AHEAD, _PART, _SUMS, _LOCK, _RESCUED = ".job.json", ".ahead", ".part", ".sums", ".lock", ".rescued"
 _SUFFIXES = (_MANIFEST, _AHEAD, _PART, _SUMS, _LOCK, _RESCUED)
 _TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 _HEADER = re.compile(rb'\{"llamabatch": "(ahead|part|sums)", "job": "([0-9a-f]{16})"\}\n')
 _HEAD_BYTES = 64
-_LEAST_TORN = 16  # bytes of a header that no other file begins with
-# first bytes of outputs that are made at the end: Parquet, gzip, zstd, CSV
+_LEAST_TORN = 16  # no other file begins with so many bytes of a header
+# The first bytes of outputs that are made at the end: Parquet, gzip, zstd, CSV.
 _MADE_STARTS = (
     b"PAR1",
     b"\x1f\x8b",
@@ -52,7 +52,7 @@ _MADE_STARTS = (
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """The files of one job: created under names that are free, removed only where they begin with the job's id.
+    """The files of one job. Each is created under a free name, and removed only if it begins with the job's id.
 
     Attributes:
         files: the operating system.
@@ -65,16 +65,16 @@ class OwnFiles:
     job_id: str
 
     def header(self, kind: Kind) -> bytes:
-        """The first line of a file of that kind."""
+        """Returns the first line of a file of this kind."""
         return b'{"llamabatch": "%s", "job": "%s"}\n' % (kind.encode(), self.job_id.encode())
 
     @property
     def temporary(self) -> Path:
-        """The name of a new file before it is renamed: in the same folder, with a part of the job's id."""
+        """The path of a new file before it is renamed: in the same folder, with a part of the job's id."""
         return self.out.with_name(f"{self.out.name}.{self.job_id[:8]}.tmp")
 
     def exists(self, path: Path, kind: Kind) -> bool:
-        """True where the file is there and belongs to this job. Raises ConfigError: it belongs to something else."""
+        """Returns True if the file exists. Raises ConfigError: the file does not belong to this job."""
         begin = head(path)
         if begin is None:
             return False
@@ -84,7 +84,7 @@ class OwnFiles:
         return True
 
     def create(self, kind: Kind | None = None) -> AppendFile:
-        """A new file under its temporary name; `commit` renames it. Raises OutputError."""
+        """Creates a new file under a temporary name, which `commit` changes. Raises OutputError."""
         file = AppendFile(self.files, self.temporary, new=True)
         try:
             if kind is not None:
@@ -95,17 +95,17 @@ class OwnFiles:
         return file
 
     def commit(self, file: AppendFile, path: Path, *, over: bool) -> None:
-        """Renames a new file, once it is whole and on disk.
+        """Syncs a new file and renames it.
 
         Args:
-            over: it replaces this job's own file, if there is one; else nothing may be there.
+            over: replaces the job's own file, if there is one. False: the name must be free.
 
         Raises:
-            ConfigError: something else has the name.
+            ConfigError: another file has the name.
             OutputError: writing fails.
         """
         file.sync()
-        if sys.platform == "win32":  # it renames no open file
+        if sys.platform == "win32":  # Windows cannot rename an open file
             file.close()
         if over and os.path.lexists(path):
             self.files.rename(file.path, path)
@@ -113,13 +113,13 @@ class OwnFiles:
             try:
                 self.files.name(file.path, path)
             except FileExistsError as error:
-                raise foreign(path, "has come to be just now") from error
+                raise foreign(path, "was created a moment ago by another program") from error
         file.path = path
         if sys.platform == "win32":
             file.reopen()
 
     def open(self, path: Path, kind: Kind) -> AppendFile:
-        """The job's file of that name, created if it is not there. Raises ConfigError as exists, OutputError."""
+        """Opens the job's file of this name, or creates it. Raises ConfigError as `exists`, OutputError."""
         if self.exists(path, kind):
             return AppendFile(self.files, path, new=False)
         file = self.create(kind)
@@ -131,24 +131,24 @@ class OwnFiles:
         return file
 
     def remove(self, path: Path, kind: Kind) -> None:
-        """Removes the file if it is there. Raises ConfigError as exists, OutputError."""
+        """Removes the file if it exists. Raises ConfigError as `exists`, OutputError."""
         if self.exists(path, kind):
             self.files.remove(path)
 
     def remove_torn(self, path: Path, kind: Kind) -> None:
-        """Removes a file that was cut within its first line. Raises ConfigError as exists, OutputError."""
+        """Removes a file that ends within its first line. Raises ConfigError as `head`, OutputError."""
         begin, due = head(path), self.header(kind)
         if begin is not None and begin.startswith(due[:_LEAST_TORN]) and begin != due and due.startswith(begin):
             self.files.remove(path)
 
     def remove_temporary(self, manifest: bytes) -> None:
-        """Removes the new file that a killed process has left.
+        """Removes the temporary file that a killed process left.
 
         Args:
             manifest: the first bytes of this job's manifest.
 
         Raises:
-            ConfigError: the file is not of this job. OutputError.
+            ConfigError: the file does not belong to this job. OutputError: removing fails.
         """
         begin = head(self.temporary)
         if begin is None:
@@ -159,10 +159,10 @@ class OwnFiles:
 
 
 def head(path: Path) -> bytes | None:
-    """The first bytes of a file; None: there is none.
+    """Returns the first bytes of a file; None: there is no file.
 
     Raises:
-        ConfigError: it is a link, a folder, a pipe, or cannot be read.
+        ConfigError: the file is a link, a folder or a pipe, or cannot be read.
     """
     flags = os.O_RDONLY | NO_FOLLOW | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
@@ -182,7 +182,7 @@ def head(path: Path) -> bytes | None:
 
 
 def foreign(path: Path, why: str) -> ConfigError:
-    """The error for a file under a name that a job needs."""
+    """Returns the error for another program's file that has a name the job needs."""
     return ConfigError(
         f"{path} {why}, and a job of this output would keep a file of its own there; move it away, or give the output "
         "another name"
@@ -190,28 +190,28 @@ def foreign(path: Path, why: str) -> ConfigError:
 
 
 def job_of(path: Path, kind: Kind) -> str | None:
-    """The id of the job that keeps this file; None: it names none, or is not there. Raises ConfigError as head."""
+    """Returns the id of the job that the file names; None: no file, or no id in it. Raises ConfigError as `head`."""
     match = _HEADER.match(head(path) or b"")
     return match[2].decode() if match and match[1] == kind.encode() else None
 
 
 def manifest_of(out: Path) -> Path:
-    """The manifest of an output."""
+    """Returns the path of an output's manifest."""
     return out.with_name(out.name + _MANIFEST)
 
 
 def lock_of(out: Path) -> Path:
-    """The lock of an output."""
+    """Returns the path of an output's lock."""
     return out.with_name(out.name + _LOCK)
 
 
 def part_of(out: Path) -> Path:
-    """The lines of a table or a compressed output, until it is written."""
+    """Returns the path of the lines of a table or a compressed output, which are there until OUT is written."""
     return out.with_name(out.name + _PART)
 
 
 def ahead_of(lines: Path) -> Path:
-    """The lines that wait for an earlier row.
+    """Returns the path of the lines that wait for an earlier row.
 
     Args:
         lines: the file of lines: OUT, or OUT.part of an output that is made at the end.
@@ -220,12 +220,12 @@ def ahead_of(lines: Path) -> Path:
 
 
 def sums_of(lines: Path) -> Path:
-    """The checksums of a file of lines."""
+    """Returns the path of the checksums of a file of lines."""
     return lines.with_name(lines.name + _SUMS)
 
 
 def free_rescued_name(lines: Path) -> Path:
-    """A name that is free, for the content of a file that has lost its own."""
+    """Returns a free path for the content of a file that lost its name."""
     name = lines.with_name(lines.name + _RESCUED)
     for n in range(2, 100):
         if not os.path.lexists(name):
@@ -235,7 +235,7 @@ def free_rescued_name(lines: Path) -> Path:
 
 
 def all_names(out: Path) -> set[str]:
-    """The paths of an output and of all that a job keeps beside it, without links."""
+    """Returns the paths of an output and of all files that a job keeps beside it, without links."""
     out = Path(os.path.realpath(out))
     lines = (out, part_of(out))
     kept = (*lines, *map(ahead_of, lines), *map(sums_of, lines), manifest_of(out), lock_of(out))
@@ -250,12 +250,12 @@ def all_names(out: Path) -> set[str]:
 
 
 def without_suffix(name: str) -> str | None:
-    """The name of the output that a file of this name may be kept beside; None: it has no suffix of a job's file."""
+    """Returns the name of the output that a file with this name may belong to; None: not the suffix of a job's file."""
     if match := _TEMPORARY.search(name):
         return name[: match.start()] or None
     return next((name.removesuffix(each) for each in _SUFFIXES if name.endswith(each)), "") or None
 
 
 def _same_start(begin: bytes, due: bytes) -> bool:
-    """True where both agree as far as they go: a process may have been killed amid its first write."""
+    """Returns True if one is the start of the other. A process may have been killed in its first write."""
     return begin[: len(due)] == due[: len(begin)]

@@ -1,6 +1,6 @@
-"""A Parquet file of results: written at once from the lines of a job when the last row is there, and turned back.
+"""A Parquet file of results: made from the lines of a job after the last row, and turned back into lines on resume.
 
-A Parquet file can be read only when it is whole, so that a job goes on with lines.
+A Parquet file can be read only when it is complete, so a running job writes lines.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 
 _GROUP_ROWS = 10_000
-_GROUP_BYTES = 16 * 2**20  # of lines
+_GROUP_BYTES = 16 * 2**20  # counted in lines of JSON
 _JSON = ("logprobs", "prompt_logprobs", "response", "tool_calls")  # columns that hold a text of JSON
 _ALWAYS = ("id", "custom_id", "response", "error")  # keys of records that may be None
 
 
 def check_installed() -> None:
-    """Raises SetupError where pyarrow is missing."""
+    """Raises SetupError: pyarrow is not installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
@@ -34,13 +34,13 @@ def check_installed() -> None:
 
 
 _ARROW = {"null": "string", "bool": "bool", "int": "int64", "float": "double", "string": "string", "json": "string"}
-_KIND = b"llamabatch"  # in the metadata of a column: the kind of its values, for those that the input has decided
+_KIND = b"llamabatch"  # metadata key with the kind of a column whose type depends on its values
 
 
 def schema(columns: Columns) -> pa.Schema:
-    """The columns of a file; null stands for a field that a row does not have. Those of flat rows are the same for each
-    job, but for the type of the ids, the columns of the input and the fields of answers, which have the type of their
-    values; values of several kinds, lists and objects are texts of JSON."""
+    """Returns the columns of a file. null stands for a field that a row does not have. Flat rows have the same columns
+    in every job, except kept columns and fields of answers. These columns, and the ids, have the type of their values.
+    Mixed types, lists and objects become texts of JSON."""
     import pyarrow as pa
 
     if columns.is_openai:
@@ -70,7 +70,7 @@ def schema(columns: Columns) -> pa.Schema:
 
 
 def write(source: Path, start: int, columns: Columns, sink: Any, compression: str) -> None:
-    """Writes the table of a file of lines, a group of rows at a time. Raises OutputError, OSError."""
+    """Writes a file of lines as a table, a group of rows at a time. Raises OutputError, OSError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -83,7 +83,7 @@ def write(source: Path, start: int, columns: Columns, sink: Any, compression: st
 
 
 def records(source: Path) -> Iterator[dict[str, Any]]:
-    """The records in a table that `write` has made. Raises ConfigError: it is none, or damaged."""
+    """Yields the records of a table that `write` made. Raises ConfigError: not a Parquet file, or a damaged one."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -116,7 +116,7 @@ def _groups(source: Path, start: int, as_json: set[str], texts: set[str]) -> Ite
 
 
 def _packed(value: Any) -> Any:
-    """A record as the columns hold it: nested JSON as text, lone surrogates, which have no UTF-8, as "?"."""
+    """Returns a record for the columns. Nested JSON becomes text. A lone surrogate, which UTF-8 lacks, becomes "?"."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, list):

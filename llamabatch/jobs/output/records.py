@@ -1,7 +1,7 @@
-"""The record of a row, flat or in the format of OpenAI's batch results, and the line of JSON that holds it.
+"""The record of a row, flat or in the format of OpenAI's batch results, and its line of JSON.
 
-Two runs of a job write the same bytes for the same texts: times are in a record on request only, and the ids of
-OpenAI's format are made of the row's number.
+Two runs of a job write the same bytes for the same texts. So records have times only on request, and an id in OpenAI's
+format is made of the row's number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llamabatch.utils.checks import boolean, choice, show
 Shape = Literal["auto", "flat", "openai"]
 SHAPES: tuple[Shape, ...] = ("auto", "flat", "openai")
 
-# a record has these first and last, so that a million lines are surveyed in seconds
+# A record has its number first and its error last, so that a survey reads a million lines in seconds.
 _NUMBER = re.compile(rb'\{"(?:row": |id": "batch_req_)(\d{1,19})"?, ')
 _BEGINS = (b'{"row": ', b'{"id": "batch_req_')
 _OPENAI_ID = "batch_req_"
@@ -34,7 +34,7 @@ _NO_ERROR = b'"error": null}\n'
 
 _MOST_REFS = 16
 
-# columns of flat records
+# The columns of flat records.
 COLUMNS = frozenset(
     (
         *("row", "id", "text", "finish_reason", "reasoning", "tool_calls", "token_ids", "logprobs", "outputs"),
@@ -49,14 +49,14 @@ class RecordOptions:
     """The content of records.
 
     Attributes:
-        shape: "flat", "openai", or "auto": lines of OpenAI's batch format are answered in kind, all others flat.
+        shape: "flat", "openai", or "auto": OpenAI's format for lines of that format, and "flat" for others.
         token_ids: flat records have "token_ids".
-        times: flat records have "queued_s", "ttft_s", "total_s", "generation_tps" and "num_cached_tokens"; those of
-            OpenAI's format the time under "created", which is 0 otherwise, and usage.prompt_tokens_details.
-        model: the value of "model" in OpenAI's format for an input line that names none.
-        answer: the name of the column with the generated text, in flat records.
-        parse: fields of the answers, objects of JSON, that get columns of their own in flat records; True: those of the
-            job's JSON schema, which Settings fills in. null stands where a row failed or its answer was cut.
+        times: flat records have "queued_s", "ttft_s", "total_s", "generation_tps" and "num_cached_tokens". Records of
+            OpenAI's format have the time in "created" (otherwise 0), and usage.prompt_tokens_details.
+        model: the value of "model" in OpenAI's format for an input line that names no model.
+        answer: the name of the column with the generated text in flat records.
+        parse: fields of the answers (objects of JSON) that become columns in flat records. True: the fields of the
+            job's JSON schema, which Settings fills in. A field is null if the row failed or its answer was cut.
 
     Raises:
         ConfigError: a value is out of range.
@@ -85,30 +85,30 @@ class RecordOptions:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of answers that get columns."""
+        """The fields of answers that become columns."""
         return () if isinstance(self.parse, bool) else self.parse
 
     @property
     def taken(self) -> frozenset[str]:
-        """Names of columns that flat records may have."""
+        """The names of all columns that flat records may have, apart from kept ones."""
         return COLUMNS - {"text"} | {self.answer, *self.fields}
 
     def document(self) -> dict[str, Any]:
-        """Plain values for the manifest of an output."""
+        """Returns the options as plain values for the manifest of an output."""
         return dict(vars(self))
 
     def is_openai(self, row: Row | BadRow) -> bool:
-        """True where the row is answered in OpenAI's format."""
+        """Returns True if the row is answered in OpenAI's format."""
         return self.shape == "openai" or (self.shape == "auto" and row.openai)
 
 
 def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str, Any]:
-    """The record of a row that the engine has answered.
+    """Returns the record of a row with a result from the engine.
 
-    Flat: row (its number), id, text, finish_reason, and error, which is None unless the row failed; further token_ids
-    and times on request, reasoning where the model thought, tool_calls where it called, outputs with more than one
-    continuation, logprobs and prompt_logprobs where the row asks for them, num_truncated of a prompt that was cut, and
-    embedding of a text to embed. Times bring num_cached_tokens, which depends on the company of a row as they do.
+    A flat record has row (the number), id, text, finish_reason and error (None unless the row failed). On request it
+    has token_ids and times. num_cached_tokens comes with the times, since both depend on other requests. The other
+    fields exist only if there is something in them: reasoning, tool_calls, outputs (more than one continuation),
+    logprobs, prompt_logprobs, num_truncated (of a prompt that was cut) and embedding.
     """
     error = _error(output)
     if options.is_openai(row):
@@ -136,7 +136,7 @@ def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str,
 
 
 def refusal(row: Row | BadRow, error: str, options: RecordOptions) -> dict[str, Any]:
-    """The record of a row that could not be run; its id is None if its line has none."""
+    """Returns the record of a row that could not be run. Its id may be None, as in BadRow."""
     if options.is_openai(row):
         return _openai_error(row, "invalid_request", error)
     made: dict[str, Any] = {"row": row.number, "id": row.id, **(row.kept or {})}
@@ -145,7 +145,7 @@ def refusal(row: Row | BadRow, error: str, options: RecordOptions) -> dict[str, 
 
 
 def parsed(text: str, fields: Sequence[str]) -> dict[str, Any]:
-    """The fields of an object of JSON; null for each if the text is none, as that of a cut answer."""
+    """Returns the fields of an object of JSON. All are None if the text is not such an object, as when it was cut."""
     try:
         found = json.loads(text) if text else None
     except (ValueError, RecursionError):
@@ -154,7 +154,7 @@ def parsed(text: str, fields: Sequence[str]) -> dict[str, Any]:
 
 
 def fields_of(params: SamplingParams) -> tuple[str, ...]:
-    """The fields of the objects that a JSON schema describes, in its order. Raises ConfigError: there is none."""
+    """Returns the fields of the job's JSON schema, in order. Raises ConfigError: no schema, or no fields."""
     schema: Any = None
     if params.structure is not None and params.structure.kind == "json":
         schema = whole = json.loads(params.structure.text)
@@ -193,7 +193,7 @@ def _continuation(each: CompletionOutput, options: RecordOptions) -> dict[str, A
 
 
 def _logprobs(tokens: Sequence[TokenLogprobs | None]) -> list[list[dict[str, Any]] | None]:
-    """A list for each token: itself, then the likeliest in its position; None for the first token of a prompt."""
+    """Returns a list for each token: the token, then the most likely tokens there; None for a prompt's first token."""
     return [
         None
         if given is None
@@ -246,8 +246,8 @@ def _openai_error(row: Row | BadRow, code: str, message: str) -> dict[str, Any]:
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
-    """One line of JSON in UTF-8. A lone surrogate, as the id of an input line may hold it, is escaped; a number that is
-    not finite becomes null."""
+    """Returns a record as a line of JSON in UTF-8. Lone surrogates are escaped; numbers that are not finite are
+    null."""
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -259,19 +259,19 @@ def to_line(record: Mapping[str, Any]) -> bytes:
 
 
 def number_in(record: Mapping[str, Any]) -> int | None:
-    """The number of the row of a record; None: it is no record of a job."""
+    """Returns the row number in a record; None: not a record of a job."""
     number = record["row"] if "row" in record else str(record.get("id", "")).removeprefix(_OPENAI_ID)
     return number if isinstance(number, int) else int(number) if number.isdecimal() else None
 
 
 def number_of(line: bytes) -> int | None:
-    """The number of the row in a line; None: it is no whole line of a job."""
+    """Returns the row number in a line; None: not a complete line of a job."""
     match = _NUMBER.match(line)
     return int(match[1]) if match and line.endswith(b"}\n") and b"\0" not in line else None
 
 
 def id_in(line: bytes) -> str | None:
-    """The id of the row in a line of a job; None: it has none, or the line was edited and is no JSON."""
+    """Returns the id of the row in a line of a job; None: there is no id, or the line was edited and is not JSON."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -281,7 +281,7 @@ def id_in(line: bytes) -> str | None:
 
 
 def has_error(line: bytes) -> bool:
-    """True where a line with a number is that of a failed row."""
+    """Returns True if a complete line of a job is that of a failed row."""
     return not line.endswith(_NO_ERROR)
 
 
@@ -289,9 +289,9 @@ class Line(NamedTuple):
     """A line in a file.
 
     Attributes:
-        offset: of its first byte.
+        offset: the position of its first byte in the file.
         content: its bytes with the newline.
-        number: of its row; None: it is torn, or no line of a job.
+        number: the number of its row; None: the line is torn, or not a line of a job.
     """
 
     offset: int
@@ -300,7 +300,7 @@ class Line(NamedTuple):
 
 
 def lines_of(path: Path, start: int = 0) -> Iterator[Line]:
-    """All lines of a file from the byte `start` on, with a torn one at its end. Raises OSError."""
+    """Yields all lines of a file from the byte `start` on, also a torn line at the end. Raises OSError."""
     offset = start
     with path.open("rb") as file:
         file.seek(start)
@@ -320,5 +320,5 @@ def _finite(value: Any) -> Any:
 
 
 def checksum(line: bytes) -> int:
-    """The CRC-32 of a line, never 0: a crash of the system may leave zeros in place of written bytes."""
+    """Returns the CRC-32 of a line, but 1 for 0: a system crash may leave zeros in place of written checksums."""
     return zlib.crc32(line) or 1

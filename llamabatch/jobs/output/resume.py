@@ -1,5 +1,4 @@
-"""The files of a job's output as a run finds them: locked, recognised as the job's, and repaired where a crash left
-them torn."""
+"""The files of a job's output at the start of a run: locks them, checks their job, and repairs damage from a crash."""
 
 from __future__ import annotations
 
@@ -37,28 +36,28 @@ from llamabatch.utils.checks import counted
 
 
 class JobFiles:
-    """The files of one output, locked from the constructor to close(). `open` finds their job, or begins a new one.
+    """The files of one output, locked from the constructor to close(). `open` finds their job, or begins a new job.
 
     Args:
-        out: the output, without links.
+        out: the output, as a path without links.
         files: the operating system.
-        shard: the rows that come.
+        shard: the shard of the rows.
         in_order: rows are in the order of the input.
         retry_errors, force, records: as in OutputOptions.
 
     Attributes:
         out: the output.
-        lines_path: the file of the lines: OUT, or OUT.part of one that is made at the end.
-        own: the files by the job's id; None before its seed is known.
+        lines_path: the file of the lines: OUT, or OUT.part for an output that is made at the end.
+        own: the files with the job's id; None before the seed is known.
         manifest: the identity of the job.
         lines: the open file of the lines; None before it is open.
-        found: the rows that are there.
-        resumed: the job goes on with an output that was there.
-        ending: that of a complete job, which has nothing left to do; None: rows are to come.
-        table: device and inode of an output made at the end that was there; None: there was none.
+        found: the rows in the files.
+        resumed: the job resumes an existing output.
+        ending: the end of a complete job; None: rows are missing.
+        table: device and inode of OUT when the run began; None: there was no such file.
 
     Raises:
-        ConfigError, OutputError: as Lock.
+        ConfigError, OutputError: as in Lock.
     """
 
     def __init__(
@@ -94,17 +93,17 @@ class JobFiles:
         make_settings: Callable[[object], Mapping[str, Any]],
         check_ids: Callable[[Mapping[int, str]], None] = lambda ids: None,
     ) -> None:
-        """Finds the job of the output, and repairs its lines; or begins a new job.
+        """Finds the job of the output and repairs its lines, or begins a new job.
 
         Args:
-            make_settings: makes all that decides the content of the rows and of the output, as plain JSON, of the
-                inputs that the manifest names; None: there is no manifest.
-            check_ids: gets the ids of finished rows, by their numbers, where --force goes on with other inputs. Raises
-                ConfigError where the inputs have another id in the place of one.
+            make_settings: returns everything that decides the content of the rows and of the output, as plain JSON. It
+                gets the inputs in the manifest; None: no manifest.
+            check_ids: gets {number: id} of finished rows if --force resumes with other inputs. Raises ConfigError if
+                the inputs have another id for one of these numbers.
 
         Raises:
-            ConfigError: the output is of another job, or of none. What `check_ids` raises.
-            OutputError, OSError: writing, reading fails.
+            ConfigError: the output belongs to another job or to no job, or check_ids raises.
+            OutputError: writing fails. OSError: reading fails.
         """
         known, has_manifest = self._known_manifest()
         settings = make_settings(None if known is None else known.settings.get("inputs"))
@@ -117,8 +116,8 @@ class JobFiles:
             side_files.append((lines, "part"))
         for path, kind in side_files:
             own.remove_torn(path, kind)
-            own.exists(path, kind)  # refuses a file of another job
-        if left is not None and not lines.exists() and not self.out.exists():  # an output that was removed begins again
+            own.exists(path, kind)  # raises for a file of another job
+        if left is not None and not lines.exists() and not self.out.exists():  # the output was removed: a new job
             own.remove(ahead, "ahead")
             own.remove(sums, "sums")
             seed = manifests.new_seed()
@@ -147,14 +146,14 @@ class JobFiles:
 
     @property
     def start(self) -> int:
-        """The offset of the first line in the file of the lines."""
+        """The offset of the first line in `lines_path`."""
         return 0 if self.own is None or self.lines_path == self.out else len(self.own.header("part"))
 
     def write_manifest(self, own: OwnFiles) -> None:
-        """Writes the manifest of a job that has run.
+        """Writes the manifest at the end of a job.
 
         Raises:
-            OutputError: something else has replaced it, or the disk fails.
+            OutputError: another program has replaced the manifest, or the disk fails.
         """
         path = manifest_of(self.out)
         found = manifests.read(path)
@@ -166,14 +165,14 @@ class JobFiles:
         self.manifest.write(own, path, over=found is not None)
 
     def remove_side_files(self, own: OwnFiles) -> None:
-        """Removes all that a complete job no longer needs."""
+        """Removes the files that a complete job no longer needs."""
         own.remove(ahead_of(self.lines_path), "ahead")
         if self.lines_path != self.out:
             own.remove(self.lines_path, "part")
         own.remove(sums_of(self.lines_path), "sums")
 
     def close(self) -> None:
-        """Closes the lines and releases the lock; a new file that was not committed is removed."""
+        """Closes the lines, removes a new file that was not committed, and releases the lock."""
         if self.lines is not None:
             self.lines.close()
         try:
@@ -184,7 +183,7 @@ class JobFiles:
             self._lock.release()
 
     def _known_manifest(self) -> tuple[Manifest | None, bool]:
-        """The manifest, or None where --force goes on without one; and whether there is a file of its name."""
+        """Returns the manifest, and True if a file has its name. --force ignores a manifest that cannot be read."""
         path = manifest_of(self.out)
         found = manifests.read(path)
         if found is None:
@@ -195,13 +194,13 @@ class JobFiles:
             raise foreign(path, f"is no manifest of a job ({found.problem})")
         if not self._force:
             raise ConfigError(
-                f"{path}, which says of which job the output is, cannot be read ({found.problem}); --force goes on "
-                "without it"
+                f"{path}, which identifies the job of the output, cannot be read ({found.problem}); --force "
+                "continues without it"
             )
         return None, True
 
     def _seed_left_behind(self) -> int | None:
-        """The seed of a job whose manifest is gone or was never written; None: there was no such job."""
+        """Returns the seed of a job whose manifest is gone or was never written; None: there was no such job."""
         found = self._lock.left_by
         if self._force:
             lines = self.lines_path
@@ -209,7 +208,7 @@ class JobFiles:
         return None if found is None else int(found, 16)
 
     def _adopt(self, seed: int) -> OwnFiles:
-        """The files of the job with this seed; new files that a killed process has not committed are removed."""
+        """Returns the files of the job with this seed. Removes files that a killed process did not commit."""
         self.own = own = OwnFiles(self._files, self.out, manifests.id_of(seed))
         own.remove_temporary(manifests.first_bytes(seed))
         if (left := self._lock.left_by) not in (None, own.job_id):
@@ -221,8 +220,8 @@ class JobFiles:
         if known is None:
             if not self._force:
                 raise ConfigError(
-                    f"{self.out} exists without {manifest_of(self.out).name}, which would say of which job it is; "
-                    "give another name, or --force to go on with it if a job has written it"
+                    f"{self.out} exists without {manifest_of(self.out).name}, which identifies its job; "
+                    "give another name, or --force to continue it if a job has written it"
                 )
             self._restore_lines(own)
             if damage := self._survey(None).damage:
@@ -235,7 +234,7 @@ class JobFiles:
             raise manifests.refuse(self.out, changed)
 
     def _is_complete(self, ending: Ending | None) -> bool:
-        """True where the job has ended, its output is as it was then, and no row is to be done again."""
+        """Returns True if the job has ended, its output is unchanged since, and no row must be done again."""
         if ending is None or _size(self.out) != ending.bytes or (self._retry_errors and ending.errors):
             return False
         return self._is_as_it_ended(ending)
@@ -247,7 +246,7 @@ class JobFiles:
         return sums_of_lines(sums) == ending.sums
 
     def _repair(self, own: OwnFiles, known: Manifest | None) -> Survey:
-        """The rows of the output, once all of it is whole, and its checksums are those of its lines."""
+        """Repairs the lines and their checksums, and returns the rows of the output."""
         lines = self.lines_path
         damage, is_recorded = None, False
         proof: Proof | None = None
@@ -260,7 +259,7 @@ class JobFiles:
             elif ending is not None and lines == self.out:
                 proof = EndedLines(ending.sums, ending.rows)
             elif ending is not None and self.out.exists() and not self._is_as_it_ended(ending):
-                damage = "it is not as the job has written it"
+                damage = "it has changed since the job wrote it"
         if damage is not None and not self._force:
             raise self._refusal(damage)
         if self._restore_lines(own):
@@ -294,7 +293,7 @@ class JobFiles:
         return found
 
     def _ids(self) -> dict[int, str]:
-        """The ids of finished rows by their numbers."""
+        """Returns the ids of finished rows, by number."""
         ahead = ahead_of(self.lines_path)
         waiting = waiting_lines(ahead) if ahead.exists() else ()
         found: dict[int, str] = {}
@@ -304,8 +303,7 @@ class JobFiles:
         return found
 
     def _restore_lines(self, own: OwnFiles) -> bool:
-        """Turns an output that is whole, and is made at the end, into lines again; False: there is none, or its lines
-        are there."""
+        """Turns a complete table or compressed output into lines again. Returns False if there was nothing to do."""
         if self.lines_path != self.out and not self.lines_path.exists() and self.out.exists():
             restore(own, self.out, self.lines_path, self._records)
             return True
@@ -322,7 +320,7 @@ class JobFiles:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """The device and the inode of a file; None: there is no such file."""
+    """Returns the device and the inode of a file; None: there is no such file."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
@@ -331,5 +329,5 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def _size(path: Path, start: int = 0) -> int:
-    """Bytes of a file from the byte `start` on; 0: there is no file."""
+    """Returns the number of bytes of a file from the byte `start` on; 0 if there is no file."""
     return max(0, path.stat().st_size - start) if path.exists() else 0

@@ -1,4 +1,4 @@
-"""An output without some of its rows: lines behind the first of these wait in the side file, and come again."""
+"""Removes rows from an output. Lines behind the first removed line move to the side file, and are appended later."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def rewrite(
     drop_errors: bool,
     is_damaged: bool,
 ) -> None:
-    """Keeps each row once, without damaged lines and, on request, without failed rows.
+    """Removes damaged lines, repeated rows and, on request, failed rows.
 
-    The output keeps its lines up to the first that has to go, and stays the file that it is: whole lines behind that go
-    to the side file, and the output is cut when they are on disk. A process that ends in between leaves both.
+    The output is changed in place. It keeps its lines up to the first removed line. Complete lines behind that go to
+    the side file. When they are on disk, the output is cut. If the process dies before that, both files have them.
 
     Args:
         file: the lines.
-        start: the offset of the first of them.
-        drop_errors: failed rows go, too.
-        is_damaged: something else has written there, so that every line is read as JSON: two halves of lines may look
-            like one.
+        start: the offset of the first line.
+        drop_errors: removes failed rows, too.
+        is_damaged: another program wrote to the file. Lines that are not JSON are removed, too: two halves of lines may
+            look like one line.
 
     Raises:
         ConfigError: a line is of another shard.
@@ -62,7 +62,7 @@ def rewrite(
 
 
 def has_errors(path: Path, start: int) -> bool:
-    """True where the output, or its side file, has failed rows."""
+    """Returns True if the output or its side file has failed rows."""
     return any(line.number is not None and has_error(line.content) for _, line in _lines(path, start))
 
 
@@ -74,7 +74,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _index(line: Line, shard: ShardIndex, drop_errors: bool) -> int | None:
-    """The index of a line that stays; None: it goes."""
+    """Returns the index of a line to keep; None: the line is removed."""
     if line.number is None or (drop_errors and has_error(line.content)):
         return None
     index = shard.index(line.number)
@@ -84,7 +84,7 @@ def _index(line: Line, shard: ShardIndex, drop_errors: bool) -> int | None:
 
 
 def _lines(path: Path, start: int) -> Iterator[tuple[bool, Line]]:
-    """(False, line) for lines of the output, then (True, line) for lines of its side file."""
+    """Yields (False, line) for lines of the output, then (True, line) for lines of its side file."""
     for line in lines_of(path, start) if path.exists() else ():
         yield False, line
     if ahead_of(path).exists():

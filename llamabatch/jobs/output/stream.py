@@ -18,12 +18,11 @@ STDOUT = "-"
 
 
 class StreamOutput:
-    """An output with the methods of Output that keeps nothing: rows that wait for an earlier one are in memory, and a
-    job that is run again begins again.
+    """An output to a stream, with the methods of Output. Rows that wait for an earlier row are in memory.
 
     Args:
         fd: a file descriptor that is open for writing.
-        options: as for Output; `retry_errors` and `force` mean nothing here.
+        options: as in Output. `retry_errors` is refused, and `force` has no effect.
     """
 
     n_before = n_errors_before = 0
@@ -49,19 +48,19 @@ class StreamOutput:
         return self.options.records
 
     def is_done(self, number: int) -> bool:
-        """False: a stream has no row of an earlier run."""
+        """Returns False: a stream has no rows of an earlier run."""
         return False
 
     def done(self, row: Row, output: RequestOutput) -> None:
-        """Writes the result of a row. Raises as write."""
+        """Writes the result of a row. Raises the errors of write."""
         self.write(row.number, record(row, output, self.records))
 
     def refused(self, row: Row | BadRow, error: str) -> None:
-        """Writes the error of a row that could not be run. Raises as write."""
+        """Writes the error of a row that could not be run. Raises the errors of write."""
         self.write(row.number, refusal(row, error, self.records))
 
     def write(self, number: int, record: Mapping[str, Any]) -> None:
-        """Writes the record of a row when it is due. Raises OutputError: the reader is gone, or cannot take it."""
+        """Writes the record of a row, or keeps it until all earlier rows are written. Raises OutputError."""
         index, line = self._shard.index(number), to_line(record)
         if index is None or index < self._next or index in self._waiting:
             raise ValueError(f"row {number} is not due")
@@ -88,12 +87,12 @@ class StreamOutput:
     sync = sync_if_due
 
     def finish(self) -> None:
-        """Ends it after the last row. Raises ValueError: one is missing."""
+        """Ends the output after the last row. Raises ValueError: a row is missing."""
         if self._waiting:
             raise ValueError(f"row {self._shard.number(self._next)} is missing, and later ones are there")
 
     def close(self) -> None:
-        """Writes the rows that wait for earlier ones, so that no finished row is lost."""
+        """Writes the rows that still wait for earlier rows, so that no finished row is lost."""
         waiting, self._waiting = self._waiting, {}
         for _, line in sorted(waiting.items()):
             if not self._torn:
@@ -113,9 +112,9 @@ def open_output(
     files: Files | None = None,
     check_ids: Callable[[Mapping[int, str]], None] = lambda ids: None,
 ) -> Output | StreamOutput:
-    """The output of a name: "-" is stdout, all others are files. Raises as Output, and what `settings` raises."""
+    """Opens the output of a name: "-" is stdout, other names are files. Raises the errors of Output and `settings`."""
     if name != STDOUT:
         return Output(Path(name), settings, options, files, check_ids)
     if callable(settings):
-        settings(None)  # refuses what an output that is a file would refuse
+        settings(None)  # raises for settings that a file output would refuse
     return StreamOutput(1, options, files)

@@ -1,4 +1,4 @@
-"""A survey of an output: its whole lines, read once when a job goes on, and the proof that the job has written them."""
+"""The survey of an output on resume: reads its complete lines once, and proves that the job wrote them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Protocol
 from llamabatch.jobs.output.records import Line, checksum, has_error, lines_of
 from llamabatch.jobs.rows import ShardIndex
 
-_RANGE = 1024  # lines that share a checksum in the manifest of a job that has ended
+_RANGE = 1024  # in the manifest of a finished job, so many lines share one checksum
 _SUM = struct.Struct("<I")
 TORN = "is torn"
 UNRECORDED = "has no checksum"
@@ -41,12 +41,12 @@ class Survey:
     """The state of an output.
 
     Attributes:
-        n_rows: whole lines of this job.
-        n_errors: those of failed rows.
-        size: bytes up to the end of the last of them; the rest is torn.
-        done: indices of these lines; empty for an output in the order of the input, whose indices are the first n_rows.
-        n_unrecorded: lines behind these without a checksum, as a crash of the system leaves them; torn, too.
-        damage: a fault that no interruption explains; None: there is none.
+        n_rows: the number of complete lines of this job.
+        n_errors: the number of failed rows among them.
+        size: the bytes up to the end of the last complete line. The rest is torn.
+        done: the indices of the complete lines. Empty in the order of the input, where they are 0 .. n_rows - 1.
+        n_unrecorded: lines behind these without a checksum, as a system crash leaves them. They count as torn.
+        damage: a fault that an interruption cannot explain; None: there is no such fault.
     """
 
     n_rows: int = 0
@@ -58,14 +58,14 @@ class Survey:
 
 
 def survey(path: Path, shard: ShardIndex, *, in_order: bool, start: int = 0, proof: Proof | None = None) -> Survey:
-    """Reads the whole file from the byte `start` on; a missing one is empty. A crash of the system may leave zeros at
-    the end of a file, which count as torn. Raises OSError."""
+    """Reads a whole file from the byte `start` on. A missing file is empty. Zeros at the end, as a system crash may
+    leave them, count as torn. Raises OSError."""
     found = Survey(size=start)
     if not path.exists():
         return found
     torn = False
     for i, line in enumerate(lines_of(path, start)):
-        if found.n_unrecorded and line.number is not None:  # those behind it have no checksums either
+        if found.n_unrecorded and line.number is not None:  # later lines have no checksums either
             found.n_unrecorded += 1
             continue
         fault = _fault(line, found, shard, in_order, None if torn else proof)
@@ -85,7 +85,7 @@ def survey(path: Path, shard: ShardIndex, *, in_order: bool, start: int = 0, pro
 
 
 def _fault(line: Line, found: Survey, shard: ShardIndex, in_order: bool, proof: Proof | None) -> str | None:
-    """The fault of a line; TORN and UNRECORDED are those of an interruption. None: it is whole, and counts."""
+    """Returns the fault of a line; None: the line counts. An interruption can leave only TORN and UNRECORDED."""
     if line.number is None:
         torn = not line.content.endswith(b"\n") or b"\0" in line.content
         return TORN if torn else "is not one that this job has written"
@@ -95,9 +95,9 @@ def _fault(line: Line, found: Survey, shard: ShardIndex, in_order: bool, proof: 
     if in_order:
         due = shard.number(found.n_rows)
         if line.number != due:
-            return f"is of row {line.number}, where row {due} is due"
+            return f"is of row {line.number}, but row {due} must come next"
     elif index in found.done:
-        return f"is of row {line.number}, which another line is of already"
+        return f"is of row {line.number}, which an earlier line has already"
     if proof is not None and (fault := proof.fault(line.content)):
         return fault
     if not in_order:
@@ -106,17 +106,17 @@ def _fault(line: Line, found: Survey, shard: ShardIndex, in_order: bool, proof: 
 
 
 class Proof(Protocol):
-    """A proof that lines are as the job has written them; it sees each line once, in order."""
+    """A proof that lines are as the job wrote them. It gets each line once, in order."""
 
     def fault(self, line: bytes) -> str | None:
-        """The fault of the next line; `UNRECORDED`: there is no record of it. None: there is none."""
+        """Returns the fault of the next line; `UNRECORDED`: the line has no checksum; None: no fault."""
 
     def rest(self) -> str | None:
-        """The fault of the lines so far, once they were all; None: there is none."""
+        """Returns the fault that shows only after the last line; None: no fault."""
 
 
 class RecordedLines:
-    """The proof by a checksum of each line. A line without one came when the system crashed, and is done again."""
+    """The proof by a checksum of each line. A line without a checksum is left by a system crash: its row is redone."""
 
     def __init__(self, sums: Iterator[int]) -> None:
         self._sums = sums
@@ -125,19 +125,19 @@ class RecordedLines:
         due = next(self._sums, 0)
         if not due:
             return UNRECORDED
-        return None if checksum(line) == due else "is not as the job has written it"
+        return None if checksum(line) == due else "has changed since the job wrote it"
 
     def rest(self) -> str | None:
         return None
 
 
 class EndedLines:
-    """The proof by the manifest of a job that has ended: a checksum of each range of lines. Of an output that was cut
-    since then, the whole ranges are proven.
+    """The proof by the manifest of a finished job: a checksum for each range of 1,024 lines. If the output was cut
+    later, only its complete ranges are proven.
 
     Args:
-        sums: as sums_of_lines makes them.
-        n_rows: lines that the output had.
+        sums: the checksums from sums_of_lines.
+        n_rows: the number of lines that the output had.
     """
 
     def __init__(self, sums: str, n_rows: int) -> None:
@@ -160,11 +160,11 @@ class EndedLines:
     def _range_fault(self) -> str | None:
         first = (self._n - 1) // _RANGE * 8
         due, self._range, found = self._sums[first : first + 8], [], sums_of_lines(self._range)
-        return None if found == due else "or one of those before it is not as the job has written it"
+        return None if found == due else "or a line before it has changed since the job wrote it"
 
 
 def sums_of_lines(sums: Iterable[int]) -> str:
-    """The checksums of ranges of 1,024 lines, 8 hexadecimal digits each, made of those of the lines."""
+    """Returns the checksums of ranges of 1,024 lines, 8 hexadecimal digits each, from the checksums of the lines."""
     found, rest = [], iter(sums)
     while some := list(islice(rest, _RANGE)):
         found.append(f"{zlib.crc32(b''.join(map(_SUM.pack, some))):08x}")

@@ -1,1 +1,1 @@
-"""Anthropic's API: /v1/messages, which programs for Claude speak."""
+"""Anthropic's API: /v1/messages, for programs written for Claude."""

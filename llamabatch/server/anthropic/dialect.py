@@ -1,4 +1,4 @@
-"""Errors as Anthropic writes them."""
+"""Errors in Anthropic's format."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from llamabatch.server.http.errors import CONTEXT_CODE, ApiError
 
-PATHS = "/v1/messages"  # errors of these have the shape before a route is found
+PATHS = "/v1/messages"  # errors under this path have the format below, even if no route matches
 
-# By status, Anthropic's words (https://docs.claude.com/en/api/errors).
+# Anthropic's error type for each status (https://docs.claude.com/en/api/errors).
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -23,11 +23,11 @@ _TYPES = {
 
 
 def error_document(error: ApiError) -> dict[str, Any]:
-    """The body of an error."""
+    """Returns the body of an error."""
     usual = "invalid_request_error" if error.status < 500 else "api_error"
     message = error.public_message
     if error.code == CONTEXT_CODE and error.facts:
-        # Anthropic's words, at which programs shorten the conversation
+        # Programs shorten the conversation when they see Anthropic's words.
         message = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum: ".format(**error.facts) + message
     found = {"type": _TYPES.get(error.status, usual), "message": message}
     return {"type": "error", "error": found, "request_id": None}

@@ -1,4 +1,4 @@
-"""The body of /v1/messages, read without HTTP: it becomes that of a chat, whose checks hold for it, too."""
+"""The body of /v1/messages, read without HTTP. It becomes a ChatBody, so that all checks of a chat apply."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from llamabatch.utils.checks import boolean, choice, integer, show
 
 TIERS = {"auto": "auto", "standard_only": "default"}
 _KNOWN = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
-MIN_BUDGET = 1  # tokens of thinking; Anthropic's own least is 1,024
+MIN_BUDGET = 1  # tokens of thinking; Anthropic's own minimum is 1,024
 
 _BLOCK: Json = {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}
 _CONTENT: Json = {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK}]}
@@ -72,8 +72,8 @@ _OWN: Fields = {
         },
         "whether the model thinks, and for how many tokens at most",
     ),
-    "output_config": Field({"type": ["object", "null"]}, "effort, and format: a JSON schema that the text holds"),
-    "output_format": Field({"type": ["object", "null"]}, "a JSON schema that the text holds"),
+    "output_config": Field({"type": ["object", "null"]}, "effort, and format: a JSON schema that the text follows"),
+    "output_format": Field({"type": ["object", "null"]}, "a JSON schema that the text follows"),
     "service_tier": Field({"enum": [*TIERS, None]}, "auto or standard_only"),
     "chat_template_kwargs": Field({"type": ["object", "null"]}, "variables of the chat template"),
     "inference_geo": Field({}, "", ("not_available", "global"), "the text is made on this machine"),
@@ -93,10 +93,10 @@ MESSAGES: Fields = {
 
 @reads
 def read_messages(body: Mapping[str, Any], rules: Rules = RULES, betas: Iterable[str] = ()) -> ChatBody:
-    """The ChatBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones.
+    """Reads a ChatBody from a request body. Raises ApiError with the field, its value and the allowed values.
 
     Args:
-        betas: values of the header that asks for them.
+        betas: the values of the header anthropic-beta.
     """
     given = Body(body, MESSAGES, rules)
     optional.ignore_betas(given, betas)
@@ -145,7 +145,7 @@ def _system(system: object, given: Body) -> list[Json]:
 
 
 def _messages(place: str, message: object, given: Body, *, shown: bool) -> Iterator[Json]:
-    """The messages of a chat that one message stands for: results of tools are messages of their own there."""
+    """Yields the messages of a chat for one message. In a chat, each tool result is a message of its own."""
     if not isinstance(message, Mapping):
         raise PromptError(f"{place} is {show(message)}; give an object with role and content")
     role = choice(PromptError, f"{place}.role", message.get("role"), ("user", "assistant", "system"))
@@ -161,12 +161,14 @@ def _messages(place: str, message: object, given: Body, *, shown: bool) -> Itera
 def _own_blocks(
     where: str, blocks: list[Mapping[str, Any]], given: Body, *, shown: bool
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The blocks with their places, without those of a service, which are ignored by name, and with texts in place of
-    documents, results of a search, media and kinds that are not known.
+    """Yields the place of each block that the chat can use, and the block.
+
+    Blocks that only a service writes are ignored by name. Texts replace documents, search results, tool references and,
+    unless `shown`, media and unknown kinds.
 
     Args:
-        shown: the caller asks about these blocks, so that the last two are refused. False: they are those of a history,
-            or the result of a tool, which a program sends again with each message.
+        shown: True: the caller asks about these blocks, so media that the model cannot read and unknown kinds are
+            refused later. False: the blocks are history or a tool result, which programs send again each time.
     """
     for number, block in enumerate(blocks):
         place, kind = f"{where}[{number}]", block["type"]
@@ -182,7 +184,7 @@ def _own_blocks(
             yield place, {"type": "text", "text": text}
         elif kind == "search_result":
             yield place, {"type": "text", "text": _text_of_search(place, block)}
-        elif kind == "tool_reference":  # the tool itself stands among the tools
+        elif kind == "tool_reference":  # the list of tools has the tool itself
             yield place, {"type": "text", "text": _string(f"{place}.tool_name", block.get("tool_name"))}
         elif not shown and kind not in _KNOWN:
             yield place, {"type": "text", "text": optional.media_text(given, place, kind)}
@@ -191,7 +193,7 @@ def _own_blocks(
 
 
 def _text_of_document(place: str, block: Mapping[str, Any]) -> str | None:
-    """The title, context and text of a document; None: it is no text."""
+    """Returns the title, context and text of a document; None: the document is not text."""
     source = block.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     if not isinstance(source, Mapping) or kind not in ("text", "content"):
@@ -205,7 +207,7 @@ def _text_of_document(place: str, block: Mapping[str, Any]) -> str | None:
 
 
 def _text_of_search(place: str, block: Mapping[str, Any]) -> str:
-    """The title, source and text of a result of a search."""
+    """Returns the title, source and text of a search result."""
     head = [_string(f"{place}.{name}", block[name]) for name in ("title", "source") if block.get(name) is not None]
     return "\n".join((*head, _text(f"{place}.content", block.get("content"))))
 
@@ -229,7 +231,6 @@ def _of_user(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]:
 
 
 def _result(where: str, result: object) -> str | list[Json]:
-    """The content of the result of a tool."""
     if isinstance(result, str):
         return _text(where, result)
     blocks = _blocks(f"{where}.content", result)
@@ -237,7 +238,7 @@ def _result(where: str, result: object) -> str | list[Json]:
 
 
 def _part_of(where: str, block: Mapping[str, Any]) -> str | Json:
-    """A picture as it is, any other block as a text."""
+    """Returns an image block as it is, and any other block as a text."""
     return dict(block) if block["type"] == "image_url" else _text_of(where, block)
 
 
@@ -266,7 +267,7 @@ def _call(where: str, block: Mapping[str, Any]) -> Json:
     name, arguments = _string(f"{where}.name", block.get("name")), block.get("input")
     if not isinstance(arguments, (Mapping, str, type(None))):
         raise PromptError(f"{where}.input is {show(arguments)}; give an object")
-    # a text is what a client has gathered of a call that was cut
+    # A text is the incomplete JSON that a client has collected from a call that was cut off.
     text = json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else arguments or ""
     function = {"name": name, "arguments": text}
     return {"id": _string(f"{where}.id", block.get("id")), "type": "function", "function": function}
@@ -282,7 +283,7 @@ def _blocks(where: str, content: object) -> list[Mapping[str, Any]]:
 
 
 def _text(where: str, content: object) -> str:
-    """A text, or the texts of a list of blocks."""
+    """Returns a text, or the joined texts of a list of blocks."""
     if isinstance(content, str):
         return content
     blocks = _blocks(where, content)
@@ -290,7 +291,7 @@ def _text(where: str, content: object) -> str:
 
 
 def _text_of(where: str, block: Mapping[str, Any]) -> str:
-    """The text of a block. Raises ApiError for one of another kind."""
+    """Returns the text of a text block. Raises ApiError for a block of another type."""
     if block["type"] != "text":
         raise ApiError(
             400,
@@ -308,7 +309,7 @@ def _string(where: str, value: object) -> str:
 
 
 def _tools(given: Body) -> Json:
-    """tools, tool_choice and parallel_tool_calls of a chat."""
+    """Returns tools, tool_choice and parallel_tool_calls as fields of a chat."""
     found: Json = {}
     tools = given.take("tools")
     if tools is not None:
@@ -345,11 +346,7 @@ def _tool(where: str, tool: object) -> Json:
 
 
 def _thinking(given: Body, rules: Rules, effort: object) -> Json:
-    """Fields of a chat that turn thinking on or off and bound it, as far as the model thinks.
-
-    Args:
-        effort: of output_config.
-    """
+    """Returns the fields of a chat that turn thinking on or off and limit it, as far as the model can think."""
     kwargs, found = {}, {}
     if effort is not None:
         known = choice(PromptError, "output_config.effort", effort, (*EFFORTS[1:], "max"))
@@ -365,20 +362,16 @@ def _thinking(given: Body, rules: Rules, effort: object) -> Json:
             if rules.thinks:
                 found["thinking_token_budget"] = budget
             elif "thinking" not in given.ignored:
-                given.ignore("thinking.budget_tokens", budget, "it is not known how the model marks its thinking")
+                given.ignore("thinking.budget_tokens", budget, "the thinking tags of this model are not known")
     return found | {"chat_template_kwargs": kwargs | template_kwargs(given, rules)}
 
 
 def _form(given: Body, config: Json) -> Json:
-    """response_format of a chat.
-
-    Args:
-        config: output_config.
-    """
+    """Returns the response_format of a chat. `config` is the output_config of the body."""
     name, format_ = "output_format", given.take("output_format")
     if config.get("format") is not None:
         if format_ is not None:
-            raise PromptError("output_format and output_config.format are both given; give the latter")
+            raise PromptError("output_format and output_config.format are both given; leave output_format out")
         name, format_ = "output_config.format", config["format"]
     if format_ is None:
         return {}

@@ -1,4 +1,4 @@
-"""The responses of /v1/messages: whole, and as the events of its streams."""
+"""The responses of /v1/messages, as one document or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llamabatch.server.serving.serving import Serving
 
 Json = dict[str, Any]
 
-# Anthropic's schema has citations as a list or null, and clients that check types differ in which of them they take
+# Anthropic's schema allows citations to be a list or null. Clients that check types differ in which they accept.
 _EMPTY_TEXT = '{"type":"text","text":"","citations":[]}'
 
 
@@ -34,12 +34,12 @@ class MessageHead:
 
     @classmethod
     def of(cls, serving: Serving, body: ChatBody) -> MessageHead:
-        """The head of the response to a body."""
+        """Returns the head of the response to a request body."""
         number = random_hex() if body.request_id is None else body.request_id
         return cls(f"msg_{number}", serving.names[0] if body.model is None else body.model)
 
     def document(self, content: list[Json], reason: str | None, stop: str | None, usage: Json) -> Json:
-        """A message."""
+        """Returns a message."""
         return {
             "id": self.id,
             "type": "message",
@@ -55,13 +55,13 @@ class MessageHead:
 
 
 def message_response(head: MessageHead, outputs: list[RequestOutput], body: ChatBody, n_thinking: int = 0) -> Json:
-    """The message that answers a conversation.
+    """Returns the message that answers a conversation.
 
     Args:
-        n_thinking: tokens of the thinking.
+        n_thinking: the number of tokens in the thinking.
 
     Raises:
-        ApiError: the request was ended by an error.
+        ApiError: an error ended the request.
     """
     [output] = outputs
     check_ends(output)
@@ -80,7 +80,7 @@ def message_response(head: MessageHead, outputs: list[RequestOutput], body: Chat
 
 
 def usage_of(output: RequestOutput, n_thinking: int = 0) -> Json:
-    """Tokens of a request; those of the prompt that the cache held are counted apart."""
+    """Returns the token counts of a request. Cached tokens of the prompt are counted apart."""
     cached = output.num_cached_tokens
     n_out = sum(len(each.token_ids) for each in output.outputs)
     return _usage(len(output.prompt_token_ids) - cached, cached, n_out, n_thinking)
@@ -93,7 +93,7 @@ def _usage(n_in: int, n_cached: int, n_out: int, n_thinking: int) -> Json:
         "cache_read_input_tokens": n_cached,
         "output_tokens": n_out,
         "output_tokens_details": {"thinking_tokens": n_thinking},
-        # of services; clients that check types expect them
+        # The next fields describe a service. Clients that check types expect them.
         "cache_creation": None,
         "inference_geo": None,
         "server_tool_use": None,
@@ -106,7 +106,7 @@ def _tool_use(call_id: str, name: str | None, given: Json) -> Json:
 
 
 def _ended(reason: FinishReason, stop: str | int | None, called: bool) -> tuple[str, str | None]:
-    """stop_reason, and stop_sequence."""
+    """Returns stop_reason and stop_sequence."""
     if reason is FinishReason.LENGTH:
         return "max_tokens", None
     if called:
@@ -115,11 +115,11 @@ def _ended(reason: FinishReason, stop: str | int | None, called: bool) -> tuple[
 
 
 class MessageEvents:
-    """The events of a streamed message: blocks of thinking, text and calls, one after another.
+    """A writer of the events of a streamed message: blocks of thinking, text and calls, one after another.
 
     Args:
-        n_prompt: tokens of the prompt.
-        count: tokens of the thinking in outputs.
+        n_prompt: the number of tokens in the prompt.
+        count: counts the tokens of the thinking in outputs.
     """
 
     def __init__(
@@ -134,15 +134,15 @@ class MessageEvents:
         self._body = body
         self._n_prompt = n_prompt
         self._is_begun = False
-        self._index = -1  # of the block that is open, or was the last
-        self._open: str | tuple[str, int] | None = None  # its kind; of a call with its number
+        self._index = -1  # index of the open block, or of the last block
+        self._open: str | tuple[str, int] | None = None  # kind of the open block; for a call also its index
         self._has_called = False
-        self._has_thought = False  # so that the thinking is tokenized at the end
+        self._has_thought = False  # if True, the end tokenizes the thinking to count its tokens
         self._n_text = 0  # characters of the answer so far
         self._finished: RequestOutput | None = None
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
-        """The events of outputs. Raises ApiError for a request that was ended by an error."""
+        """Returns the events of new outputs. Raises ApiError if an error ended the request."""
         events: list[str] = []
         for output in outputs:
             finished = output.finished
@@ -170,13 +170,13 @@ class MessageEvents:
         return self._has_thought
 
     def end(self) -> Iterator[bytes]:
-        """The end of the last block and of the message."""
+        """Yields the events that end the last block and the message."""
         events: list[str] = []
         self._begin(events)
         finished = self._finished
         assert finished is not None
         whole: CompletionOutput = finished.outputs[0]
-        if self._index < 0:  # as a whole message has it
+        if self._index < 0:  # as in a whole message
             self._switch("text", _EMPTY_TEXT, events)
         self._close(events)
         reason, stop = _ended(whole.finish_reason, whole.stop_reason, self._has_called)
@@ -196,7 +196,7 @@ class MessageEvents:
             events.append(_event("message_start", {"message": self._head.document([], None, None, usage)}))
 
     def _switch(self, kind: str | tuple[str, int], block: str, events: list[str]) -> None:
-        """Opens a block, unless it is the open one."""
+        """Closes the open block and opens another, unless the open block is of this kind."""
         if self._open == kind:
             return
         self._close(events)

@@ -1,13 +1,13 @@
-"""Files and batches without HTTP: OpenAI's batches as jobs on the engine of the server, which survive its death.
+"""Files and batches without HTTP: OpenAI's batches as jobs on the engine of the server. They survive its death.
 
 | file | one idea |
 |---|---|
-| `records.py` | a file and a batch as values, in OpenAI's words and as JSON on the disk |
-| `store.py` | the folder that holds them: locked, bounded, each record whole at any time |
-| `check.py` | the lines of an uploaded file, checked before a batch of it begins |
+| `records.py` | a file and a batch as values, in OpenAI's format and as JSON on the disk |
+| `store.py` | the folder of files and batches: locked, limited, each record complete at any time |
+| `check.py` | the check of an uploaded file before its batch begins |
 | `window.py` | the completion window: when a batch leaves the background, and when it expires |
-| `lines.py` | a line of a batch as the endpoint reads and answers it |
 | `results.py` | the journal of a batch becomes its files of results and errors |
-| `runner.py` | threads that run batches, and go on with them after a restart |
-| `upload.py` | a file that is uploaded, streamed to the disk |
+| `runner.py` | threads that run batches, and continue them after a restart |
+| `service.py` | the files and batches of one server: where they are stored, and when they run |
+| `upload.py` | an upload, streamed to the disk |
 """

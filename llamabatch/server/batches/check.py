@@ -1,4 +1,4 @@
-"""The check of an uploaded file before a batch of it begins: each line a request to the one endpoint, each id once."""
+"""Checks an uploaded file before its batch begins: each line is a request to its endpoint, each id is unique."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llamabatch.jobs.input.lines import id_of
 from llamabatch.jobs.rows import MAX_LINE_BYTES
 from llamabatch.utils.checks import present, show
 
-MAX_ERRORS = 100  # that a batch names
+MAX_ERRORS = 100  # errors that a batch names
 MAX_LINES = 1_000_000
 _FIELDS = ("custom_id", "method", "url", "body")
 
@@ -26,7 +26,7 @@ class Checked:
     """The outcome of a check.
 
     Attributes:
-        total: lines.
+        total: the number of lines.
         errors: objects with code, line (from 1; None: of the whole file), message and param.
     """
 
@@ -39,10 +39,10 @@ class Checked:
 
 
 def check_lines(path: Path, endpoint: str, stopped: Callable[[], object] = lambda: False) -> Checked:
-    """Reads a whole file. What a body asks for is read when its line runs, and is an error of that line alone.
+    """Checks all lines of a file. The fields of a body are checked when its line runs, and fail that line alone.
 
     Args:
-        stopped: true ends it early.
+        stopped: the check ends early when it returns true.
 
     Raises:
         OSError: the disk fails.
@@ -63,7 +63,7 @@ def check_lines(path: Path, endpoint: str, stopped: Callable[[], object] = lambd
                 _check(record, found, ids, endpoint)
                 if len(found.errors) == MAX_ERRORS or stopped():
                     return found
-        except InputError as error:  # of the whole file: UTF-16
+        except InputError as error:  # an error of the whole file, such as UTF-16
             found.add("invalid_file", None, str(error).removeprefix(path.name).strip())
             return found
     if not found.total:

@@ -1,4 +1,4 @@
-"""A file and a batch: values in OpenAI's words, and as JSON on the disk."""
+"""The records of a file and of a batch, in OpenAI's format and as JSON on the disk."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
 
 
 def new_file_id() -> str:
-    """An id that cannot be guessed."""
+    """Returns the id of a file, which cannot be guessed."""
     return f"file-{secrets.token_hex(12)}"
 
 
 def new_batch_id() -> str:
-    """An id that cannot be guessed."""
+    """Returns the id of a batch, which cannot be guessed."""
     return f"batch_{secrets.token_hex(12)}"
 
 
@@ -42,8 +42,7 @@ def is_batch_id(text: str) -> bool:
 
 
 def safe_name(name: str) -> str:
-    """A file's name as a client gives it, without folders and without characters that a header or a terminal would
-    take for something else."""
+    """Returns a client's name of a file without folders, and without characters that headers or terminals interpret."""
     name = name.replace("\\", "/").rsplit("/", 1)[-1]
     kept = "".join(each for each in name if unicodedata.category(each)[0] not in "CZ" or each == " ")
     kept = kept.replace('"', "").strip(" .")[:_MOST_NAME]
@@ -55,10 +54,10 @@ class FileRecord:
     """An uploaded file, or a file of results.
 
     Attributes:
-        id: also the name on the disk.
-        bytes: of its content.
-        created_at, expires_at: seconds since 1970; None: it stays.
-        filename: for people.
+        id: the id, which is also the name on the disk.
+        bytes: the size of the content.
+        created_at, expires_at: seconds since 1970; None: the file does not expire.
+        filename: the name for people.
         purpose: "batch" or "batch_output".
     """
 
@@ -76,7 +75,7 @@ class FileRecord:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> FileRecord:
-        """The record in a document of the disk. Raises KeyError, TypeError: it is none."""
+        """Reads the record of a file from a document on the disk. Raises KeyError, TypeError if it is not one."""
         return cls(**{each.name: document[each.name] for each in fields(cls)})
 
 
@@ -85,21 +84,21 @@ class BatchRecord:
     """A batch and its state.
 
     Attributes:
-        id: also the name of its folder.
-        endpoint: path that all of its lines have as their url.
-        input_file_id: of its lines.
-        completion_window: as it was asked for, "24h".
-        status: one of OpenAI's.
-        created_at … cancelled_at: seconds since 1970 at which it came to be in that state; None: it has not.
+        id: the id, which is also the name of the batch's folder.
+        endpoint: the path that all lines have as their url.
+        input_file_id: the file of the lines.
+        completion_window: the window as the caller wrote it, such as "24h".
+        status: the status in OpenAI's words.
+        created_at … cancelled_at: when the batch entered that status, seconds since 1970; None: it did not.
         expires_at: the end of the window.
-        output_file_id, error_file_id: of its results; None: there are none, or not yet.
-        total, completed, failed: lines. While it runs, they are those of the last look.
-        errors: of the check, or the one that ended it: objects with code, line, message, param.
-        metadata: of the caller.
-        output_expires_s: seconds that the files of results stay; None: as others.
-        model: name, size and digest of the model that began it.
-        output_id, error_id: names that its files of results get, drawn before they are written.
-        ending: the state that follows on "finalizing".
+        output_file_id, error_file_id: the result files; None: there is no such file, or not yet.
+        total, completed, failed: numbers of lines. A running batch updates them from time to time.
+        errors: the errors of the check, or the error that ended the batch: objects with code, line, message, param.
+        metadata: the metadata of the caller.
+        output_expires_s: the seconds after which the result files expire; None: they do not expire.
+        model: name, size and digest of the model that began the batch.
+        output_id, error_id: the ids of the result files, drawn before the files are written.
+        ending: the status that follows "finalizing".
     """
 
     id: str
@@ -134,7 +133,7 @@ class BatchRecord:
         return self.status in ENDED
 
     def entered(self, status: Status, now: float, **more: Any) -> BatchRecord:
-        """The batch in another state, from this moment on."""
+        """Returns the batch with another status, entered at `now`."""
         changed: dict[str, Any] = {"status": status, f"{status}_at": int(now), **more}
         return replace(self, **changed)
 
@@ -157,18 +156,18 @@ class BatchRecord:
         }
 
     def document(self) -> dict[str, Any]:
-        """The form on the disk."""
+        """Returns the document for the disk."""
         return asdict(self)
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> BatchRecord:
-        """The record in a document of the disk. Raises KeyError, TypeError: it is none."""
+        """Reads the record of a batch from a document on the disk. Raises KeyError, TypeError if it is not one."""
         values = {each.name: document[each.name] for each in fields(cls)}
         return cls(**{**values, "errors": tuple(values["errors"])})
 
 
 def expiry_of(given: object, name: str = "expires_after") -> int | None:
-    """Seconds of {"anchor": "created_at", "seconds": …}; None: nothing is given. Raises InputError."""
+    """Reads the seconds of {"anchor": "created_at", "seconds": …}; None: nothing is given. Raises InputError."""
     if given is None:
         return None
     values = mapping(given)
@@ -178,7 +177,7 @@ def expiry_of(given: object, name: str = "expires_after") -> int | None:
 
 
 def metadata_of(given: object) -> dict[str, str] | None:
-    """The metadata of a caller: texts by name. Raises InputError."""
+    """Reads the metadata of a caller: texts by name. Raises InputError."""
     if given is None:
         return None
     values = mapping(given)

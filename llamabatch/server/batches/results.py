@@ -1,7 +1,7 @@
-"""The end of a batch: its journal becomes a file of results and one of errors, in OpenAI's format.
+"""The end of a batch: its journal becomes a file of results and a file of errors, in OpenAI's format.
 
-It may be cut off anywhere and done again: names are drawn beforehand, files are whole before they get them, and the
-journal goes last.
+This step may be interrupted anywhere and repeated. The names of the files are drawn before, a file gets its name when
+it is complete, and the journal is removed last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llamabatch.jobs.output.survey import Bits
 from llamabatch.jobs.rows import MAX_LINE_BYTES
 from llamabatch.server.http.errors import ApiError
 
-_STATUS = "answered_with_status"  # marks the answer of an endpoint in a journal
+_STATUS = "answered_with_status"  # marks the response of an endpoint in a journal
 _MESSAGES = {
     "batch_expired": "this request could not be run before the completion window ended",
     "batch_cancelled": "the batch was cancelled before this request ran",
@@ -31,11 +31,11 @@ _MESSAGES = {
 
 @dataclass(frozen=True)
 class Written:
-    """The files of a batch.
+    """The files of results and errors of a batch.
 
     Attributes:
-        completed, failed: lines in each.
-        output_bytes, error_bytes: of each; 0: there is none.
+        completed, failed: the lines in each file.
+        output_bytes, error_bytes: the size of each file; 0: there is no file.
     """
 
     completed: int
@@ -47,13 +47,13 @@ class Written:
 def write_results(
     source: Path, journal: Path, output: Path, errors: Path, code: str, sign: Callable[[Path], Path]
 ) -> Written:
-    """Writes both files.
+    """Writes the files of results and errors.
 
     Args:
-        source: the lines that were uploaded.
-        journal: of the rows that are done; there need be none.
-        code: error of the lines that are not: "batch_expired", "batch_cancelled" or "batch_failed".
-        sign: the name under which a file is written, before it gets its own.
+        source: the uploaded lines.
+        journal: the journal of the finished rows, which need not exist.
+        code: the error of the unfinished lines: "batch_expired", "batch_cancelled" or "batch_failed".
+        sign: returns the temporary name under which a file is written.
 
     Raises:
         OSError: the disk fails.
@@ -76,13 +76,13 @@ def write_results(
 
 
 def answer_of(error: ApiError) -> str:
-    """The answer of the endpoint to a line that it refuses, as the text of the line's error in a journal."""
+    """Returns the error text of a refused line in a journal. It holds the endpoint's response to the line."""
     return json.dumps({_STATUS: error.status, "body": error.to_openai()})
 
 
 def _with_response(line: bytes) -> bytes:
-    """The line of a failed row in OpenAI's form: what an endpoint answered is a response with its status; "error" is
-    for rows that none has answered."""
+    """Returns the line of a failed row in OpenAI's format. Its answer and status are in "response", because "error" is
+    for rows without an answer."""
     record = json.loads(line)
     status, body = _answer_in(record["error"])
     number = record["id"].rpartition("_")[2]
@@ -91,12 +91,12 @@ def _with_response(line: bytes) -> bytes:
 
 
 def _answer_in(error: Mapping[str, str]) -> tuple[int, Mapping[str, Any]]:
-    """Status and body of the answer to a row that failed."""
+    """Returns status and body of the answer to a failed row."""
     _, mark, rest = error["message"].partition(f'{{"{_STATUS}": ')
     try:
-        made = json.loads(mark + rest)  # behind the place of the line, which custom_id names
+        made = json.loads(mark + rest)  # without the place of the line, which custom_id names
         return int(made[_STATUS]), dict(made["body"])
-    except (ValueError, KeyError, TypeError):  # of the engine, or of the job
+    except (ValueError, KeyError, TypeError):  # an error of the engine or of the job
         is_refused = error["code"] == "invalid_request"
         failure = ApiError(400, error["message"]) if is_refused else ApiError.of_output(error["message"])
         return failure.status, failure.to_openai()
@@ -109,13 +109,13 @@ def _sync(file: BinaryIO) -> int:
 
 
 def _lines(journal: Path) -> Iterator[bytes]:
-    """The whole lines of a journal."""
+    """Yields the complete lines of a journal."""
     if journal.exists():
         yield from (line.content for line in lines_of(journal) if line.number is not None)
 
 
 def _errors(source: Path, journal: Path, code: str) -> Iterator[bytes]:
-    """Lines of rows that failed, and one for each row that has not run."""
+    """Yields the lines of failed rows, and a line for each row that has not run."""
     done, place = Bits(), json.dumps(f"{Source(source).name}, ", ensure_ascii=False)[1:-1].encode()
     if journal.exists():
         for line in lines_of(journal):
@@ -126,7 +126,7 @@ def _errors(source: Path, journal: Path, code: str) -> Iterator[bytes]:
                 yield _with_response(line.content.replace(place, b"", 1))  # without a path of this machine
     try:
         file = source.open("rb")
-    except FileNotFoundError:  # another program has removed it: the batch ends with what the journal has
+    except FileNotFoundError:  # another program has removed the file: the batch ends with the lines of the journal
         return
     with file:
         for number, record in enumerate(jsonl.objects(source.name, file, MAX_LINE_BYTES)):

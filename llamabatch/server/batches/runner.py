@@ -1,8 +1,7 @@
-"""Batches at work: one thread that looks after all of them, and one for each that runs.
+"""Runs batches: one thread looks after all batches, and each running batch has a thread of its own.
 
-A batch is a job over its file on the engine of the server: in the background, so that it takes the rows that other
-requests leave free. Its journal is on the disk with each line that is done, so that after a restart, or a kill, it goes
-on from there.
+A batch is a job over its file on the engine of the server. It runs in the background: it takes only rows that other
+requests leave free. Its journal on the disk gets each finished line, so the batch continues after a restart or a kill.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ logger = logging.getLogger(__name__)
 
 ReadLine = Callable[[Mapping[str, Any]], ParsedLine]
 
-MOST_RUNNING = 4  # batches at once, beside those whose windows come near
-MOST_WAITING = 256  # batches that have not ended
+MOST_RUNNING = 4  # batches at once, not counting batches near the end of their windows
+MOST_WAITING = 256  # unfinished batches
 _LOOK_S = 0.25  # between two looks at all batches, and at the counts of one
-_IDLE_S = 5.0  # the same while there is none
-_PAUSE_S = 10.0  # before a batch is tried again that had no engine, or no disk
-_CLEAN_S = 60.0  # between two looks at what has expired
-# Errors of lines that have not run, by the state of the batch.
+_IDLE_S = 5.0  # the same while no batch is unfinished
+_PAUSE_S = 10.0  # before a batch that had no engine or no disk is tried again
+_CLEAN_S = 60.0  # between two removals of expired files and batches
+# The error of lines that have not run, by the status of the batch.
 _CODES: dict[Status, str] = {
     "completed": "batch_failed",
     "failed": "batch_failed",
@@ -60,25 +59,25 @@ class Host(Protocol):
         """The client of the engine."""
 
     def model_identity(self) -> dict[str, Any]:
-        """Name, size and digest of the model."""
+        """Returns name, size and digest of the model."""
 
     def settings(self, source: Path, journal: Path) -> Settings:
-        """The settings of a job from a file of lines to a journal."""
+        """Returns the settings of a job from a file of lines to a journal."""
 
     def reader(self, endpoint: str) -> ReadLine:
-        """The reader of the lines of an endpoint."""
+        """Returns the reader for the lines of an endpoint."""
 
 
 class Batches:
     """All batches of a store, from `start` to `stop`.
 
     Args:
-        store: of files and batches.
+        store: the files and batches.
         host: the engine.
 
     Attributes:
         store, host: as given.
-        mutex: held where the state of a batch changes.
+        mutex: held while the status of a batch changes.
     """
 
     def __init__(self, store: Store, host: Host) -> None:
@@ -91,27 +90,27 @@ class Batches:
         self._thread: threading.Thread | None = None
         self._model: dict[str, Any] = {}
         self._cleaned_at = -_CLEAN_S
-        self._paused_until: dict[str, float] = {}  # of batches without an engine, or whose disk failed
-        self._waits: dict[str, str] = {}  # what such a batch waits for
+        self._paused_until: dict[str, float] = {}  # by batch: it had no engine, or no disk
+        self._waits: dict[str, str] = {}  # what a paused batch waits for
         self._was_full = False
 
     def start(self) -> None:
-        """Begins to run batches, those that an earlier process has left first."""
+        """Starts to run batches, including the unfinished batches of an earlier process."""
         self._model = self.host.model_identity()
         for batch in self.store.batches():
             if not batch.has_ended:
                 logger.info("%s goes on: %s", batch.id, batch.status)
                 if batch.model is not None and dict(batch.model) != self._model:
                     logger.warning(
-                        "%s was begun with the model %s and waits for a server with that; this one has %s",
+                        "%s began with the model %s and waits for a server with that model; this server has %s",
                         *(batch.id, batch.model.get("name"), self._model.get("name")),
                     )
         self._thread = threading.Thread(target=self._look_after, name="llamabatch-batches", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops all batches where they are; a later `start`, of any process, goes on. Waits for their threads, and may
-        be called twice."""
+        """Stops all batches where they are, and waits for their threads. A later `start`, in any process, continues the
+        batches. May be called twice."""
         with self.mutex:
             self._ends = True
             runs = list(self._running.values())
@@ -124,8 +123,8 @@ class Batches:
             each.thread.join()
 
     def add(self, batch: BatchRecord) -> None:
-        """Adds a batch, which begins by itself. Raises ApiError: the file is none of a batch, or too many wait."""
-        with self.mutex, self.store.mutex:  # the file is not deleted meanwhile
+        """Adds a batch, which begins by itself. Raises ApiError if its file holds results, or too many batches wait."""
+        with self.mutex, self.store.mutex:  # the file must not be deleted meanwhile
             file = self.store.file(batch.input_file_id)
             if file.purpose == OUTPUT_PURPOSE:
                 raise ApiError(400, f"{file.id} holds results of a batch; give a file of lines", param="input_file_id")
@@ -135,7 +134,7 @@ class Batches:
         self._wake.set()
 
     def cancel(self, batch_id: str) -> BatchRecord:
-        """Cancels a batch; what is done stays. Raises ApiError: there is none (404), or it has ended (409)."""
+        """Cancels a batch. Its finished lines stay. Raises ApiError: there is no batch (404), or it has ended (409)."""
         with self.mutex:
             batch = self.store.batch(batch_id)
             if batch.status in ("cancelling", "cancelled"):
@@ -151,7 +150,7 @@ class Batches:
         return batch
 
     def waiting_for(self, batch: BatchRecord) -> str | None:
-        """The reason why a batch that could go on waits, in words; None: it waits for its turn alone."""
+        """Returns the reason why a batch waits, in words; None: it does not wait, or only for its turn."""
         with self.mutex:
             if batch.has_ended or batch.id in self._running:
                 return None
@@ -161,14 +160,14 @@ class Batches:
 
     @property
     def has_work(self) -> bool:
-        """A batch runs, or may begin: no other model is waited for, and no room on the disk."""
+        """True while a batch runs or may begin. A batch that waits for another model or for the disk does not count."""
         with self.mutex:
             if self._running or self._was_full:
                 return bool(self._running)
             return any(each.model is None or dict(each.model) == self._model for each in self.store.unended())
 
     def promoted(self, batch_id: str) -> bool:
-        """True for a batch that runs, and has left the background."""
+        """Returns True if a batch runs and has left the background."""
         with self.mutex:
             run = self._running.get(batch_id)
             return run is not None and run.shared is not None and not run.shared.background
@@ -216,7 +215,7 @@ class Batches:
         return urgent or len(self._running) < MOST_RUNNING
 
     def ended(self, run: _Run, waits: str = "") -> None:
-        """A thread of a batch is about to end.
+        """Removes a run whose thread is about to end.
 
         Args:
             waits: what the batch waits for before it may begin again, in words; "": nothing.
@@ -232,11 +231,10 @@ class Batches:
 
 
 class _Run:
-    """A batch on its thread; the Progress of its job.
+    """A batch on its own thread. It is also the Progress of its job.
 
     Attributes:
-        batch_id: of the batch.
-        thread: not started.
+        thread: the thread; the caller starts it.
         shared: the engine, once the job runs.
     """
 
@@ -252,7 +250,7 @@ class _Run:
         self._next = 0.0
 
     def end(self, reason: str) -> None:
-        """Ends the job where it is: "cancelled", "expired", or to go on later. Safe from any thread."""
+        """Ends the job. It continues later, unless `reason` is "cancelled" or "expired". Safe from any thread."""
         if not self._reason:
             self._reason = reason
         self._stop.request()
@@ -276,16 +274,16 @@ class _Run:
             logger.warning("%s waits for an engine: %s", self.batch_id, error)
             waits = "engine"
         except OSError as error:
-            logger.error("%s is tried again, since the disk failed: %s", self.batch_id, error)
+            logger.error("%s is tried again, because the disk failed: %s", self.batch_id, error)
             waits = f"disk: {error.strerror or 'it failed'}"
         except BaseException as error:
-            logger.exception("%s ends by an error that was not foreseen", self.batch_id)
+            logger.exception("%s ends with an unexpected error", self.batch_id)
             self._fail_after(error)
         finally:
             self._batches.ended(self, waits)
 
     def _fail_after(self, error: BaseException) -> None:
-        """Ends the batch with what is done, or without, as far as that goes."""
+        """Ends the batch as failed, if possible with its finished lines."""
         message = f"an internal error, {type(error).__name__}; the log of the server has it"
         errors = (_error("server_error", message),)
         try:
@@ -300,11 +298,11 @@ class _Run:
                 self._enter("failed", errors=errors)
 
     def _advance(self) -> None:
-        """From the present state as far as it goes."""
+        """Moves the batch from its current status as far as possible."""
         if self._batch.status == "validating" and not self._is_over():
             self._validate()
         batch = self._batch
-        if batch.status == "validating":  # not checked to its end: the server ends, or the window
+        if batch.status == "validating":  # the check was stopped: the server or the window ends
             if self._is_over():
                 self._finish("expired")
         elif batch.status == "in_progress":
@@ -329,14 +327,14 @@ class _Run:
             return
         with self._batches.mutex:
             if self._batch.status != "validating" or self._stop or self._is_over():
-                return  # cancelled meanwhile, over, or the server ends
+                return  # the batch is cancelled or over, or the server ends
             if found.errors:
                 self._enter("failed", errors=tuple(found.errors), total=found.total)
             else:
                 self._enter("in_progress", total=found.total)
 
     def _work(self) -> Status | None:
-        """Runs the job; the state that follows, or None: it goes on later."""
+        """Runs the job. Returns the status that follows; None: the job continues later."""
         host, batch = self._batches.host, self._batch
         source, journal = self._store.content(batch.input_file_id), self._store.journal(self.batch_id)
         if self._is_over():
@@ -352,7 +350,7 @@ class _Run:
             raise
         except (LlamaBatchError, ApiError) as error:
             if (full := _full_disk(error)) is not None:
-                raise full from error  # it goes on when there is room
+                raise full from error  # the batch continues when there is room
             logger.error("%s has failed: %s", self.batch_id, error)
             self._put(replace(self._batch, errors=(_error("server_error", without_paths(str(error))),)))
             return "failed"
@@ -361,11 +359,11 @@ class _Run:
         return "completed"
 
     def say(self, text: str) -> None:
-        """As Progress."""
+        """Logs a message of the job."""
         logger.info("%s: %s", self.batch_id, text)
 
     def show(self, snapshot: Callable[[], JobSnapshot]) -> None:
-        """As Progress: looks at the state of the job, a few times a second."""
+        """Updates the batch from the state of the job, a few times a second."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -390,7 +388,7 @@ class _Run:
             self._store.keep_counts(replace(self._batch, completed=rows - failed, failed=failed))
 
     def _finish(self, ending: Status) -> None:
-        """Writes the files of results; after this the batch has ended."""
+        """Writes the files of results and errors, and ends the batch."""
         store, clock = self._store, self._store.clock
         with self._batches.mutex:
             batch = self._batch
@@ -428,7 +426,7 @@ class _Run:
 
 
 def _full_disk(error: BaseException | None) -> OSError | None:
-    """The error of a full disk among the causes of an error; None: there is none."""
+    """Returns the error of a full disk among the causes of an error; None: there is none."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in FULL:
             return error

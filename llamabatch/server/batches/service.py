@@ -1,4 +1,4 @@
-"""Files and batches of one Serving: where they lie, when they run."""
+"""The files and batches of one Serving: where they are stored, and when they run."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ logger = logging.getLogger(__name__)
 
 ReaderOf = Callable[[Serving, str], ReadLine]
 
-_OF_THE_SERVER = ("model", "max_queue", "isolate")  # options that a job has none of, or always the same
+_OF_THE_SERVER = ("model", "max_queue", "isolate")  # options that a job lacks, or that are always the same
 
 
 class BatchService:
-    """The files and batches of a server. Safe from any thread but the event loop's, since it waits for the disk.
+    """The files and batches of a server. Safe from any thread but the event loop's, because calls wait for the disk.
 
-    A folder that is named with data_dir is opened before the model is loaded. The usual one is made when the first file
-    comes: a server that nobody sends files to writes nothing.
+    A folder that `data_dir` names is opened before the model is loaded. The default folder is made with the first file,
+    so that a server without files writes nothing.
 
     Args:
         serving: the model.
-        reader_of: makes the reader of the lines of an endpoint.
+        reader_of: returns the reader for the lines of an endpoint.
     """
 
     def __init__(self, serving: Serving, reader_of: ReaderOf) -> None:
@@ -50,7 +50,7 @@ class BatchService:
         self._mutex = threading.RLock()
 
     def open(self) -> None:
-        """Opens the folder that is named, before the load. Raises ConfigError: another server uses it."""
+        """Opens the folder of `data_dir`, before the load. Raises ConfigError if another server uses the folder."""
         options = self._serving.options
         if options.batches and options.data_dir is not None:
             with self._mutex:
@@ -58,19 +58,19 @@ class BatchService:
                     self._store = Store(Path(options.data_dir), options.max_disk_bytes)
 
     def start(self) -> None:
-        """Goes on with what an earlier process has left, once the model is there."""
+        """Continues the batches of an earlier process, once the model is loaded."""
         if not self._serving.options.batches:
             return
         try:
             with self._mutex:
                 if self._store is not None or self._folder().exists():
                     self._started()
-        except Exception as error:  # requests are served all the same
+        except Exception as error:  # the server still serves other requests
             known = isinstance(error, (LlamaBatchError, ApiError, OSError))
             logger.warning("there are no batches on this server: %s", error, exc_info=not known)
 
     def take_over(self) -> bool:
-        """Opens the folder and goes on with its batches, unless another server uses it; True: this one does."""
+        """Opens the folder and continues its batches. Returns False if another server uses the folder."""
         with self._mutex:
             try:
                 self._started()
@@ -79,7 +79,7 @@ class BatchService:
         return True
 
     def look(self) -> Batches | None:
-        """The batches; None: no file has ever come, and a look makes no folder. Raises ApiError."""
+        """Returns the batches, and makes no folder; None: no file was ever uploaded. Raises ApiError."""
         if self._serving.options.batches:
             self._serving.check_ready()
             with self._mutex:
@@ -88,7 +88,7 @@ class BatchService:
         return self.batches()
 
     def batches(self) -> Batches:
-        """The batches; their folder is made and opened where it was not. Raises ApiError."""
+        """Returns the batches. Makes and opens their folder if needed. Raises ApiError."""
         if not self._serving.options.batches:
             raise ApiError(501, "this server takes no files and no batches; start it without --no-batches")
         self._serving.check_ready()
@@ -100,12 +100,12 @@ class BatchService:
 
     @property
     def has_work(self) -> bool:
-        """A batch runs, or may begin."""
+        """True while a batch runs or may begin."""
         batches = self._batches
         return batches is not None and batches.has_work
 
     def stop(self) -> None:
-        """Stops all batches where they are, and gives the folder back. May be called twice; `start` may follow."""
+        """Stops all batches where they are, and releases the folder. May be called twice; `start` may follow."""
         with self._mutex:
             batches, self._batches = self._batches, None
             store, self._store = self._store, None
@@ -131,7 +131,7 @@ class BatchService:
 
 
 def usual_folder() -> Path:
-    """The folder with one folder for each model, where data_dir is not given."""
+    """Returns the folder that is used without `data_dir`. It has a folder for each model."""
     return Path(platformdirs.user_data_dir("llamabatch", appauthor=False)) / "server"
 
 
@@ -156,7 +156,7 @@ class ServingHost:
             str(journal),
             model=str(serving.model.path),
             reading=ReadOptions(),
-            # force: a restart with other options goes on with the lines that are left
+            # force: after a restart with other options, the job continues with the remaining lines
             writing=OutputOptions(
                 order="finished", force=True, records=RecordOptions(shape="openai", times=True, model=serving.names[0])
             ),

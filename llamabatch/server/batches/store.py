@@ -1,4 +1,4 @@
-"""The folder of files and batches: locked, bounded, each record whole at any time.
+"""The folder of files and batches. It is locked and limited, and each record is complete at any time.
 
 | name | content |
 |---|---|
@@ -7,9 +7,9 @@
 | `files/ID.jsonl` | the content |
 | `files/ID.new` | a content that is being written |
 | `batches/ID.json` | the record of a batch |
-| `batches/ID/` | its journal, while it runs |
+| `batches/ID/` | the journal of a batch, until the batch has ended |
 
-A content without a record is what a killed process has left, and is removed.
+A content without a record comes from a killed process, and is removed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from llamabatch.utils.format import file_size
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # between two measurements of the folder, or so many times what one takes
-_LOOK_SHARE = 50
+_LOOK_S = 1.0  # between two measurements of the folder, at least
+_LOOK_SHARE = 50  # and at least so many times the duration of a measurement
 _JOURNAL = "results.jsonl"
 _MOST_FILES = 10_000
 _MOST_BATCHES = 10_000
-_KEPT_S = 30 * 86400  # records of batches that have ended
+_KEPT_S = 30 * 86400  # records of ended batches stay so long after the window
 
 
 class _Record(Protocol):
@@ -58,16 +58,16 @@ class Store:
     """The folder, from its constructor to close(). Safe from any thread.
 
     Args:
-        folder: it is made if it is not there, for its owner alone.
-        max_bytes: of all that it holds; more is refused.
-        clock: seconds since 1970.
+        folder: the folder. It is made if needed, for its owner alone.
+        max_bytes: the most bytes in the folder.
+        clock: returns seconds since 1970.
 
     Attributes:
         folder, max_bytes, clock: as given.
-        mutex: held where records that depend on each other change.
+        mutex: held while records that depend on each other change.
 
     Raises:
-        ConfigError: another server uses it, or it cannot be written.
+        ConfigError: another server uses the folder, or the folder cannot be written.
     """
 
     def __init__(self, folder: Path, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
@@ -75,7 +75,7 @@ class Store:
         self.max_bytes = max_bytes
         self.clock = clock
         self.mutex = threading.RLock()
-        self._reserved = 0  # bytes of uploads under way, as far as they are not on the disk
+        self._reserved = 0  # bytes of running uploads that are not on the disk yet
         self._measured = 0
         self._measured_at = -math.inf
         self._look_s = _LOOK_S
@@ -104,29 +104,29 @@ class Store:
     # Files.
 
     def file(self, file_id: str) -> FileRecord:
-        """The record of a file. Raises ApiError (404)."""
+        """Returns the record of a file. Raises ApiError (404)."""
         record = self._files.get(file_id)
         if record is None or self._is_over(record):
             raise ApiError(404, f"there is no file {file_id!r}", param="file_id")
         return record
 
     def files(self) -> list[FileRecord]:
-        """All files, the newest first."""
+        """Returns all files, the newest first."""
         return [each for each in self._files.newest_first() if not self._is_over(each)]
 
     def content(self, file_id: str) -> Path:
-        """The content of a file that is there."""
+        """Returns the path of the content of a file."""
         return self.folder / "files" / f"{file_id}.jsonl"
 
     def unfinished(self, file_id: str) -> Path:
-        """The name of a content that is being written."""
+        """Returns the path of a content that is being written."""
         return self.folder / "files" / f"{file_id}.new"
 
     def add_file(self, record: FileRecord) -> None:
-        """Adds a file whose content is under its unfinished name, or under its own. Raises OSError."""
+        """Adds a file. Its content is at the path of `unfinished` or of `content`. Raises OSError."""
         with self.mutex:
             new, content = self.unfinished(record.id), self.content(record.id)
-            if new.exists() or not content.exists():  # else it is there already, of a process that was killed
+            if new.exists() or not content.exists():  # else a killed process has moved it already
                 os.replace(new, content)
             self._files.put(record, vars(record))
             self._measured_at = -math.inf
@@ -138,7 +138,7 @@ class Store:
             self._measured_at = -math.inf
 
     def delete_file(self, file_id: str) -> None:
-        """Deletes a file. Raises ApiError: there is none (404), or a batch is reading it (409)."""
+        """Deletes a file. Raises ApiError: there is no such file (404), or an unfinished batch reads it (409)."""
         with self.mutex:
             self.file(file_id)
             for batch in self.unended():
@@ -147,56 +147,56 @@ class Store:
             self._remove_file(file_id)
 
     def _remove_file(self, file_id: str) -> None:
-        self._files.remove(file_id)  # the record first: a content without one is removed at the next start
+        self._files.remove(file_id)  # the record goes first: a start removes contents without a record
         self.content(file_id).unlink(missing_ok=True)
         self._measured_at = -math.inf
 
     def check_count(self) -> None:
-        """Raises ApiError (507) where there are too many files."""
+        """Checks the number of files. Raises ApiError (507) if there are too many."""
         if len(self._files) >= _MOST_FILES:
             raise ApiError(507, f"there are {_MOST_FILES:,} files; delete some", code="too_many_files")
 
     # Batches.
 
     def batch(self, batch_id: str) -> BatchRecord:
-        """The record of a batch. Raises ApiError (404)."""
+        """Returns the record of a batch. Raises ApiError (404)."""
         record = self._batches.get(batch_id)
         if record is None:
             raise ApiError(404, f"there is no batch {batch_id!r}", param="batch_id")
         return record
 
     def batches(self) -> list[BatchRecord]:
-        """All batches, the newest first."""
+        """Returns all batches, the newest first."""
         return self._batches.newest_first()
 
     def unended(self) -> list[BatchRecord]:
-        """Batches that have not ended, in no order."""
+        """Returns the batches that have not ended, in any order."""
         return [each for each in self._batches.all() if not each.has_ended]
 
     def put_batch(self, record: BatchRecord) -> None:
-        """Writes the record of a batch. Raises OSError."""
+        """Writes the record of a batch. Raises OSError, and ApiError (507) if there are too many batches."""
         with self.mutex:
             if self._batches.get(record.id) is None and len(self._batches) >= _MOST_BATCHES:
                 raise ApiError(507, f"there are {_MOST_BATCHES:,} batches", code="too_many_batches")
             self._batches.put(record, record.document())
 
     def keep_counts(self, record: BatchRecord) -> None:
-        """Keeps the counts of a batch that runs: in memory alone, since its journal has them."""
+        """Keeps the counts of a running batch in memory alone, because its journal has them on the disk."""
         self._batches.keep(record)
 
     def journal(self, batch_id: str) -> Path:
-        """The journal of a batch. Its folder is made. Raises OSError."""
+        """Returns the path of the journal of a batch, and makes its folder. Raises OSError."""
         folder = self.folder / "batches" / batch_id
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder / _JOURNAL
 
     def remove_journal(self, batch_id: str) -> None:
-        """Removes all that a batch kept while it ran."""
+        """Removes the journal of a batch with its folder."""
         shutil.rmtree(self.folder / "batches" / batch_id, ignore_errors=True)
         self._measured_at = -math.inf
 
     def remove_expired(self) -> None:
-        """Removes files that have expired, and records of batches that ended long ago."""
+        """Removes expired files, and records of batches that ended long ago."""
         with self.mutex:
             in_use = {batch.input_file_id for batch in self.unended()}
             for file in self._files.all():
@@ -213,7 +213,7 @@ class Store:
 
     @property
     def used(self) -> int:
-        """Bytes in the folder, and those that uploads under way have reserved. At most a second old."""
+        """The bytes in the folder, and the reserved bytes of running uploads. Measured once a second at most."""
         with self.mutex:
             now = time.monotonic()
             if now - self._measured_at >= self._look_s:
@@ -226,7 +226,7 @@ class Store:
         return self.used >= self.max_bytes
 
     def reserve(self, n_bytes: int) -> None:
-        """Reserves bytes for an upload; `written` follows. Raises ApiError (507): there is no room."""
+        """Reserves bytes for an upload. Call `written` after the write. Raises ApiError (507) if there is no room."""
         with self.mutex:
             if self.used + n_bytes > self.max_bytes:
                 raise ApiError(
@@ -238,13 +238,13 @@ class Store:
             self._reserved += n_bytes
 
     def written(self, n_bytes: int) -> None:
-        """Counts reserved bytes as those of the folder: they are on the disk now, or could not be written."""
+        """Counts reserved bytes as bytes of the folder, also if the write failed."""
         with self.mutex:
             self._reserved -= n_bytes
             self._measured += n_bytes
 
     def _remove_leavings(self) -> None:
-        """Removes what a killed process has left of uploads and records."""
+        """Removes the uploads, contents and journals that a killed process has left."""
         awaited = {name for batch in self.unended() for name in (batch.output_id, batch.error_id)}
         for path in (self.folder / "files").iterdir():
             file_id = path.name.split(".")[0]
@@ -258,7 +258,7 @@ class Store:
 
 
 class _Table(Generic[R]):
-    """Records of one kind: in memory, and each as a small file."""
+    """The records of one kind, in memory and as small files."""
 
     def __init__(self, folder: Path, is_id: Callable[[str], bool], read: Callable[[Any], R]) -> None:
         self._folder = folder
@@ -300,7 +300,7 @@ class _Table(Generic[R]):
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a small file that is whole at any time, and on the disk when this returns. Raises OSError."""
+    """Replaces a small file in one step. Its data is on the disk when this returns. Raises OSError."""
     temporary = path.with_name(f".{path.name}")
     with temporary.open("wb") as file:
         file.write(data)
@@ -310,7 +310,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Bytes of all files below a folder; those that vanish meanwhile do not count."""
+    """Returns the bytes of all files below a folder. Files that vanish meanwhile do not count."""
     return sum(_sizes(folder))
 
 

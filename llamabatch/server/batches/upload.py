@@ -15,7 +15,7 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.utils.checks import show
 from llamabatch.utils.format import file_size
 
-OVERHEAD_BYTES = 64 * 2**10  # of a body, beside its file
+OVERHEAD_BYTES = 64 * 2**10  # allowed in a body beside its file
 _BLOCK = 2**20
 _MOST_PARTS = 16
 _MOST_FIELD = 4096  # bytes
@@ -30,12 +30,12 @@ async def receive_file(
     """Stores the file of a body.
 
     Args:
-        headers: of the request, names in lower case.
-        max_bytes: of the file.
+        headers: the headers of the request, with names in lower case.
+        max_bytes: the largest size of the file.
 
     Raises:
-        ApiError: 415 for another type than multipart/form-data, 400 for what is none, or has no file or no purpose, 413
-            for a file that is too large, 507 where there is no room.
+        ApiError: 415: the body is not multipart/form-data. 400: the form is damaged, or has no file or no purpose. 413:
+            the file is too large. 507: there is no room.
     """
     form = Form(headers.get("content-type", ""))
     file_id, loop = new_file_id(), asyncio.get_running_loop()
@@ -64,7 +64,7 @@ async def receive_file(
 
 
 async def _whole(work: asyncio.Future[None]) -> None:
-    """Waits for a thread's work also where the task is cancelled: what follows closes the file under it."""
+    """Waits for a thread's work even if the task is cancelled, because the caller then closes the thread's file."""
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -75,7 +75,7 @@ async def _whole(work: asyncio.Future[None]) -> None:
 def _discard(store: Store, file: BinaryIO, file_id: str) -> None:
     try:
         file.close()
-    except OSError:  # a full disk takes the rest of the buffer no more than what came before
+    except OSError:  # a full disk cannot take the rest of the buffer either
         pass
     finally:
         store.discard(file_id)
@@ -127,13 +127,13 @@ class Form:
     """A form that comes in pieces.
 
     Attributes:
-        fields: those that are no file.
-        filename: of the file as the client names it; None: none has come.
-        file_bytes: of the file so far.
-        data: those of them that have not been taken.
+        fields: the fields that are not a file.
+        filename: the client's name of the file; None: no file has come.
+        file_bytes: the size of the file so far.
+        data: the bytes of the file that `take` has not returned yet.
 
     Raises:
-        ApiError: it is no form, or too much of one.
+        ApiError: the body is not a form, or the form exceeds a limit.
     """
 
     def __init__(self, content_type: str) -> None:
@@ -169,12 +169,12 @@ class Form:
             raise ApiError(400, f"this is no multipart/form-data: {error}") from error
 
     def finish(self) -> None:
-        """Raises ApiError where the body ended too early."""
+        """Checks that the form is complete. Raises ApiError if the body ended too early."""
         if not self._has_ended:
             raise ApiError(400, "the form ends before its last boundary")
 
     def take(self) -> bytes:
-        """The bytes of the file that have come since the last call."""
+        """Returns the bytes of the file that have come since the last call."""
         data, self.data = bytes(self.data), bytearray()
         return data
 

@@ -1,4 +1,4 @@
-"""The completion window of a batch: a deadline, near which it leaves the background. Pure Python."""
+"""The completion window of a batch. Near its end the batch leaves the background. Pure Python."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from llamabatch.utils.checks import show
 from llamabatch.utils.format import duration
 
 LEAST_S, MOST_S = 1, 30 * 86400
-SAFETY = 2.0  # the rest of a batch may take so many times as long as at the measured rate
+SAFETY = 2.0  # the remaining rows may take so many times the time that the measured rate predicts
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FORM = re.compile(r"(\d{1,9})([smhd])")
-_SPAN_S = 600.0  # of which the rate is measured
+_SPAN_S = 600.0  # the span over which the rate is measured
 _LEAST_SPAN_S = 1.0
 _MOST_POINTS = 64
 
 
 def seconds_of(window: object) -> int:
-    """The seconds of a completion_window, as "24h", "90m", "30s" or "7d". Raises InputError."""
+    """Reads the seconds of a completion_window, such as "24h", "90m", "30s" or "7d". Raises InputError."""
     match = _FORM.fullmatch(window) if isinstance(window, str) else None
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not LEAST_S <= seconds <= MOST_S:
@@ -31,14 +31,13 @@ def seconds_of(window: object) -> int:
 
 
 class Window:
-    """Decides when a batch is promoted, from its own rate.
+    """The decision when a batch leaves the background, from the batch's own rate.
 
-    The rate is that of the last ten minutes in the background, where other requests may have had the engine to
-    themselves, so that it is a lower bound of what follows. A batch without a finished row has no rate: it is promoted
-    in the middle of its window.
+    The rate is measured over the last ten minutes. In the background, other requests may take the whole engine, so the
+    rate is a lower bound of the later rate. A batch without a rate leaves the background in the middle of its window.
 
     Args:
-        begins, ends: of the window; seconds of any clock, the same as that of `observe` and `is_near`.
+        begins, ends: the limits of the window, in seconds of any clock that `observe` and `is_near` also get.
     """
 
     def __init__(self, begins: float, ends: float) -> None:
@@ -46,7 +45,7 @@ class Window:
         self._points: deque[tuple[float, int]] = deque()
 
     def observe(self, now: float, n_done: int) -> None:
-        """Notes the rows that are done."""
+        """Notes the number of finished rows."""
         points = self._points
         if len(points) >= 2 and now - points[-2][0] < _SPAN_S / _MOST_POINTS:
             points[-1] = now, n_done  # the newest point moves until it is far enough from the one before
@@ -57,14 +56,14 @@ class Window:
 
     @property
     def rate(self) -> float | None:
-        """Rows a second; None: not known, or none has finished."""
+        """Rows a second; None: not known yet, or no row has finished."""
         if len(self._points) < 2:
             return None
         (start, before), (now, done) = self._points[0], self._points[-1]
         return (done - before) / (now - start) if now - start >= _LEAST_SPAN_S and done > before else None
 
     def is_near(self, now: float, n_left: int) -> bool:
-        """True where the rows that are left would take the rest of the window, or come too close to its end."""
+        """Returns True if the remaining rows would end too close to the end of the window, or after it."""
         left_s, rate = self._ends - now, self.rate
         if rate is None:
             return left_s < (self._ends - self._begins) / 2
@@ -74,10 +73,10 @@ class Window:
         return now >= self._ends
 
     def describe(self, now: float, n_left: int) -> str:
-        """The reason of a promotion."""
+        """Returns the reason why a batch leaves the background."""
         left = duration(max(0.0, self._ends - now))
         if self.rate is None:
-            return f"{n_left:,} rows are left and {left}, and none has come for a while"
+            return f"{n_left:,} rows are left and {left}; no row has finished for a while"
         return (
             f"{n_left:,} rows are left and {left}; at {self.rate:.3g} rows/s they take {duration(n_left / self.rate)}"
         )

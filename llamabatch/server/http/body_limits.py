@@ -1,4 +1,4 @@
-"""Bounds on the bytes of bodies: BodyLimits, a plain ASGI middleware."""
+"""BodyLimits, a plain ASGI middleware that limits the bytes of bodies."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _CLOSE = {"Connection": "close"}  # the rest of the body is never read
 
 
 class BodyLimits:
-    """Bounds the bytes of each body, with or without a content-length, and of all that are being received together.
+    """Limits the bytes of each body, with or without a content-length, and of all bodies in memory together.
 
-    The application's `receive` raises ApiError 413 or 503. Bytes count from their arrival to the start of the response:
-    by then a body has become tokens.
+    The application's `receive` raises ApiError 413 or 503. Bytes count until the response starts: by then a body has
+    become tokens.
 
     Args:
         max_bytes: in one body.
         max_total_bytes: in all bodies.
-        by_path: other values of max_bytes for some paths, below the root path, whose bodies go to the disk as they
-            come, so that they do not count together with the others.
+        by_path: other values of max_bytes for some paths (without the root path). Their bodies are written to disk
+            as they arrive, so they do not count in max_total_bytes.
     """
 
     def __init__(
@@ -98,6 +98,6 @@ class BodyLimits:
 def _content_length(scope: Scope) -> int | None:
     for name, value in scope["headers"]:
         if name == b"content-length":
-            with contextlib.suppress(ValueError):  # the HTTP parser refuses what is no number
+            with contextlib.suppress(ValueError):  # the HTTP parser refuses other values
                 return int(value)
     return None

@@ -1,4 +1,4 @@
-"""HttpCounts: responses by route, method and status, and how long they took, in a bounded number of series."""
+"""HttpCounts: responses and durations by route, method and status, in a bounded number of series."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llamabatch.server.http.errors import CLIENT_CLOSED
 from llamabatch.server.http.security import own_path
 from llamabatch.utils.histogram import Histogram, Tally
 
-NO_ROUTE = "none"  # stands for all paths that no route has, and for heads that could not be read
+NO_ROUTE = "none"  # the handler of all paths without a route, and of heads that could not be read
 OTHER_METHOD = "other"
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _CONVERTOR = re.compile(r":\w+}")
@@ -24,7 +24,7 @@ class HttpCounts:
 
     Args:
         routes: of the application; their templates are the values of the label `handler`.
-        prefix: path that a request's own may begin with.
+        prefix: a prefix that the path of a request may have.
     """
 
     def __init__(self, routes: Iterable[BaseRoute] = (), prefix: str = "") -> None:
@@ -46,7 +46,7 @@ class HttpCounts:
         """Counts the end of a request.
 
         Args:
-            status: of its response; 0: its client left before there was one.
+            status: of the response; 0: the client left before the response.
         """
         handler, method = self._handler(scope), str(scope["method"])
         method = method if method in _METHODS else OTHER_METHOD
@@ -58,17 +58,17 @@ class HttpCounts:
             durations.add(seconds)
 
     def add_unread(self, status: int) -> None:
-        """Counts the refusal of a head that was not read to its end."""
+        """Counts the refusal of a request whose head was not read to its end."""
         with self._lock:
             self._count(NO_ROUTE, OTHER_METHOD, status)
 
     def responses(self) -> dict[tuple[str, str, int], int]:
-        """Numbers of responses by handler, method and status."""
+        """Returns the number of responses by handler, method and status."""
         with self._lock:
             return dict(self._responses)
 
     def durations(self) -> dict[tuple[str, str], Histogram]:
-        """Seconds from head to last byte, by handler and method."""
+        """Returns the seconds from head to last byte, by handler and method."""
         with self._lock:
             return {labels: tally.histogram() for labels, tally in self._durations.items()}
 

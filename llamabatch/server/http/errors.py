@@ -1,4 +1,4 @@
-"""ApiError, and the status, type and code of each error of the library, in OpenAI's shape unless a dialect
+"""ApiError, and the status, type and code of each error of the library. An error has OpenAI's shape unless its dialect
 has its own."""
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ Endpoint = Callable[["HttpRequest"], Awaitable[Any]]
 
 SCOPE_SHAPE = "llamabatch.error_shape"  # the key of a scope: the ErrorShape of its dialect
 SCOPE_ERRORS = "llamabatch.errors"  # the key of a scope: a list of the errors of its request
-CLIENT_CLOSED = 499  # nginx's status for a caller that is gone
-FULL = (errno.ENOSPC, errno.EDQUOT)  # of an OSError
+CLIENT_CLOSED = 499  # nginx's status for a caller that has left
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of an OSError on a full disk
 
-# Status -> type and code where an error names none: OpenAI's words.
+# OpenAI's type and code by status, for errors that name none.
 _OPENAI: dict[int, tuple[str, str | None]] = {
     400: ("invalid_request_error", None),
     401: ("invalid_request_error", "invalid_api_key"),
@@ -76,17 +76,17 @@ CONTEXT_CODE, _CONTEXT_TYPE = (
     "context_length_exceeded",
     "exceed_context_size_error",
 )  # OpenAI's code, llama-server's type
-_GONE = (ENGINE_ENDED, "the engine is closed", "the engine failed: ", "the supervisor failed: ")  # of client/
+_GONE = (ENGINE_ENDED, "the engine is closed", "the engine failed: ", "the supervisor failed: ")  # texts of client/
 
 
 class ApiError(Exception):
-    """An error as a client gets it. Whatever raises it, its response is JSON of one shape.
+    """An error as a client gets it: always JSON of one shape.
 
     Attributes:
-        status: of HTTP.
-        message: for people; it names value, range and cure. The log has it as it is.
-        type, code: for programs; "" and None: those that OpenAI has for the status.
-        param: field of the body that it is about.
+        status: HTTP status.
+        message: for people; names the value, the range and the fix. The log has the message unchanged.
+        type, code: for programs; "" and None: OpenAI's for the status.
+        param: the field of the body that caused the error.
         headers: of the response.
         facts: numbers beside the message, as n_prompt_tokens and n_ctx.
     """
@@ -115,15 +115,15 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: BaseException, param: str | None = None) -> ApiError:
-        """Any exception as an ApiError. One that is no LlamaBatchError is written to the log, under an id that alone
-        goes to the client: its text may hold parts of other requests."""
+        """Converts any exception to an ApiError. An unexpected exception is logged under an id, and the client gets
+        only the id: the text of the exception may hold parts of other requests."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, ContextLengthError):
             facts = {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_allowed}
             message = f"the input is too large, as it exceeds the available context size: {error}"
             return cls(400, message, type=_CONTEXT_TYPE, code=CONTEXT_CODE, param=param, facts=facts)
-        if isinstance(error, (ModelFileError, SetupError, MemoryPlanError)):  # of loading
+        if isinstance(error, (ModelFileError, SetupError, MemoryPlanError)):  # the model cannot be loaded
             return cls(503, str(error))
         if isinstance(error, ConfigError):  # the model cannot do what an endpoint asks for
             return cls(400, str(error), code="model_not_supported", param=param or "model")
@@ -147,10 +147,11 @@ class ApiError(Exception):
 
     @classmethod
     def of_output(cls, error: str) -> ApiError:
-        """The error of a RequestOutput, which the engine ended: a missed deadline (504), a request that kills the
-        engine (500), a form that costs too much to follow (400), an engine that is gone (503), anything else (500)."""
+        """Converts the error of a RequestOutput. The status is 504 for a missed deadline, 500 for a request that
+        crashes the engine, 400 for a structured output that costs too much to follow, 503 for an engine that has ended,
+        and 500 for any other error."""
         before, deadline, late = error.partition(DEADLINE_EXCEEDED)
-        if deadline:  # of a list, `before` says which of its prompts
+        if deadline:  # `before` names the prompt if the request had several
             return cls(504, before + late)
         if KILLS_ALONE in error:
             return cls(500, error, code="engine_crash")
@@ -162,11 +163,11 @@ class ApiError(Exception):
 
     @property
     def public_message(self) -> str:
-        """The message without paths of this machine, as callers get it."""
+        """The message for callers, without paths of this machine."""
         return without_paths(self.message)
 
     def to_openai(self) -> dict[str, Any]:
-        """The body in OpenAI's shape, with the numbers beside it."""
+        """Returns the body in OpenAI's shape, with `facts` beside the message."""
         return {
             "error": {
                 "message": self.public_message,
@@ -178,7 +179,7 @@ class ApiError(Exception):
         }
 
     def response(self, scope: Mapping[str, Any] | None = None) -> Response:
-        """The response, in the shape of the dialect of a scope; None: OpenAI's."""
+        """Returns the response in the shape of the scope's dialect; None: OpenAI's."""
         from starlette.responses import Response
 
         body = json.dumps(error_body(self, scope or {}))
@@ -190,13 +191,13 @@ def _in_json(found: re.Match[str]) -> str:
 
 
 def error_body(error: ApiError, scope: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of an error in the shape of the dialect that its scope names, else in OpenAI's."""
+    """Returns the body of an error in the shape of the scope's dialect, or in OpenAI's if it names none."""
     shape: ErrorShape = scope.get(SCOPE_SHAPE, ApiError.to_openai)
     return shape(error)
 
 
 def in_shape(shape: ErrorShape) -> Callable[[Endpoint], Endpoint]:
-    """A decorator of endpoints whose errors have a dialect's shape."""
+    """Decorates an endpoint so that its errors have a dialect's shape."""
 
     def decorate(endpoint: Endpoint) -> Endpoint:
         @functools.wraps(endpoint)
@@ -210,7 +211,7 @@ def in_shape(shape: ErrorShape) -> Callable[[Endpoint], Endpoint]:
 
 
 def check_ends(output: RequestOutput) -> None:
-    """Raises ApiError for a request that the engine, or the end of the server, has ended."""
+    """Raises ApiError if the engine or the shutdown of the server has ended the request."""
     if output.error is not None and (error := output.exception()) is not None:
         raise ApiError.of(error)
     if any(each.finish_reason is FinishReason.ABORT for each in output.outputs):
@@ -218,18 +219,18 @@ def check_ends(output: RequestOutput) -> None:
 
 
 def log_error(what: str, error: BaseException) -> None:
-    """Logs where an exception was raised. Not its text, which may hold parts of prompts."""
+    """Logs the place where an exception was raised, but not its text, which may hold parts of prompts."""
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     logger.error("%s: %s\n%s", what, type(error).__name__, frames)
 
 
 def retry_after(seconds: float | None) -> dict[str, str]:
-    """The header Retry-After: whole seconds, 1 where they are not known."""
+    """Returns the header Retry-After in whole seconds; None: 1 second."""
     return {"Retry-After": str(1 if seconds is None else max(1, math.ceil(seconds)))}
 
 
 def model_not_found(name: str, known: list[str]) -> ApiError:
-    """The error of a request for a model that is not served."""
+    """Returns the error (404) of a request for a model that is not served."""
     return ApiError(
         404,
         f"the model {show(name)} does not exist; served are {', '.join(known)}",
@@ -239,7 +240,7 @@ def model_not_found(name: str, known: list[str]) -> ApiError:
 
 
 async def handle(request: HttpRequest, error: Exception) -> Response:
-    """The handler of every exception of an application, Starlette's own HTTPException included."""
+    """Handles every exception of an application, also Starlette's own HTTPException."""
     from starlette.exceptions import HTTPException
 
     if isinstance(error, HTTPException):
@@ -250,14 +251,14 @@ async def handle(request: HttpRequest, error: Exception) -> Response:
 
 
 def keep_error(scope: Mapping[str, Any], error: ApiError) -> None:
-    """Keeps the error of a request for its line in the log, which RequestLog writes."""
+    """Keeps the error of a request for RequestLog, which logs it."""
     kept = scope.get(SCOPE_ERRORS)
     if kept is not None:
         kept.append(error)
 
 
 def of_http(error: Any, method: str, path: str) -> ApiError:
-    """The ApiError of Starlette's HTTPException."""
+    """Converts Starlette's HTTPException to an ApiError."""
     headers = dict(error.headers or {})
     if error.status_code == 404:
         return ApiError(404, f"there is no {show(path)}; /openapi.json names the endpoints", headers=headers)
@@ -270,7 +271,7 @@ def of_http(error: Any, method: str, path: str) -> ApiError:
 
 
 def exception_handlers() -> dict[Any, Any]:
-    """`exception_handlers` of a Starlette application, by which all its errors have one shape."""
+    """Returns the `exception_handlers` of a Starlette application that give all errors one shape."""
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
 

@@ -15,12 +15,13 @@ LOOK_S = 5.0
 
 
 async def watch(paths: Sequence[str], reload: Callable[[], None], what: str, look_s: float = LOOK_S) -> None:
-    """Calls `reload`, on a thread, whenever one of the files has changed and two looks in a row have found the same, as
-    one may come in the middle of writing; until it is cancelled. What it raises goes to the log, and all stays as it
-    was.
+    """Calls `reload` on a thread whenever one of the files has changed, until the task is cancelled.
+
+    A change counts once two looks in a row have found the same: the first may come in the middle of writing. If
+    `reload` fails, the error is logged and the old values stay.
 
     Args:
-        what: of the log, as "keys".
+        what: the name of the files in the log, as "keys".
         look_s: seconds between two looks.
     """
     loop = asyncio.get_running_loop()
@@ -28,20 +29,20 @@ async def watch(paths: Sequence[str], reload: Callable[[], None], what: str, loo
     while True:
         await asyncio.sleep(look_s)
         last, now = now, await loop.run_in_executor(None, _marks, paths)
-        if now == before or now != last or None in now:  # a file that is just being replaced is there at the next look
+        if now == before or now != last or None in now:  # a missing file is just being replaced
             continue
         before = now
         try:
             await loop.run_in_executor(None, reload)
         except (LlamaBatchError, OSError, ValueError) as error:  # ssl's errors are OSErrors
             why = error.strerror if isinstance(error, OSError) else error
-            logger.warning("the %s were changed and cannot be read: %s; those before stay", what, why)
+            logger.warning("the %s were changed and cannot be read: %s; the old ones stay in use", what, why)
         else:
             logger.info("the %s were read again", what)
 
 
 def _marks(paths: Sequence[str]) -> list[tuple[int, int, int] | None]:
-    """A value that changes with each file; None for one that is not there."""
+    """Returns a value for each file that changes with the file; None: the file does not exist."""
     found: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:

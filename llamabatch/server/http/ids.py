@@ -1,6 +1,6 @@
-"""Ids of responses and of requests in the log: they tell answers apart and guard nothing, so they may be guessed.
+"""Ids of responses and of requests in the log. They tell responses apart and guard nothing, so they may be guessed.
 
-They are no random bytes of the system: after that call other threads run first, which delays each short answer.
+They do not use `os.urandom`: other threads run first after that call, which would delay each short response.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import random
 
 from llamabatch.utils.lifetime import in_forks
 
-_random = random.Random()  # no seed of a program that this one is part of
+_random = random.Random()  # independent of a seed that the host program sets
 
 
 def random_hex(n_bytes: int = 12) -> str:
-    """Hexadecimal digits, two for each byte."""
+    """Returns random hexadecimal digits, two for each byte."""
     return f"{_random.getrandbits(8 * n_bytes):0{2 * n_bytes}x}"
 
 

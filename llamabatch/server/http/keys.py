@@ -1,4 +1,4 @@
-"""The keys of a server: their names, their limits, and the requests and tokens that each has used."""
+"""The API keys of a server: their names, their limits, and the requests and tokens that each has used."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from llamabatch.server.options import ApiKey
 
 WINDOW_S = 60.0
 _GRAIN_S = 1.0
-_NO_NAME = re.compile("key[0-9]+")  # of options.ApiKey, where none is given
-SCOPE_KEY = "llamabatch.key"  # of a scope: a list that gets the name of the request's key
+_NO_NAME = re.compile("key[0-9]+")  # names that options.ApiKey gives to keys without a name
+SCOPE_KEY = "llamabatch.key"  # the key of a scope: a list that gets the name of the request's API key
 
 
 class KeyCounts(NamedTuple):
     """Numbers of one key since the start.
 
     Attributes:
-        requests: POST requests that were let in. refused: those above a limit. tokens: of prompts and outputs.
+        requests: admitted POST requests. refused: POST requests above a limit. tokens: of prompts and outputs.
     """
 
     requests: int = 0
@@ -43,12 +43,12 @@ class KeyUse:
         self.counts = KeyCounts()
         self._clock = clock
         self._lock = threading.Lock()
-        # times of the last WINDOW_S, and how many since each; none where nothing is limited
+        # entries of the last WINDOW_S: a time and a count; empty if the key has no such limit
         self._requests: deque[tuple[float, int]] = deque()
         self._tokens: deque[tuple[float, int]] = deque()
 
     def enter(self) -> None:
-        """Lets a request in. Raises ApiError (429) above the limits of the key."""
+        """Admits a request. Raises ApiError (429) above the limits of the key."""
         with self._lock:
             now, key = self._clock(), self.key
             waits = [
@@ -69,19 +69,19 @@ class KeyUse:
             self.counts = self.counts._replace(requests=self.counts.requests + 1)
 
     def spend(self, n_tokens: int) -> None:
-        """Counts tokens of a request that was let in: it goes on, and later ones wait."""
+        """Counts tokens of an admitted request. The request continues above the limit; later requests wait."""
         with self._lock:
             if self.key.tpm is not None:
                 _add(self._tokens, self._clock(), n_tokens)
             self.counts = self.counts._replace(tokens=self.counts.tokens + n_tokens)
 
 
-# Of the key of the request that this task serves; None: it has none.
+# The KeyUse of the request that this task serves; None: the request has no key.
 key_use: ContextVar[KeyUse | None] = ContextVar("llamabatch.key_use", default=None)
 
 
 def _add(used: deque[tuple[float, int]], now: float, count: int) -> None:
-    """Adds to the last entry where that is less than _GRAIN_S old: a token each would be long to sum."""
+    """Adds to the last entry if it is younger than _GRAIN_S: one entry for each token would be slow to sum."""
     if used and now - used[-1][0] < _GRAIN_S:
         used[-1] = (used[-1][0], used[-1][1] + count)
     else:
@@ -91,7 +91,7 @@ def _add(used: deque[tuple[float, int]], now: float, count: int) -> None:
 
 
 def _wait_s(used: deque[tuple[float, int]], now: float, limit: int | None, what: str) -> tuple[float, str]:
-    """Seconds until less than `limit` was used in WINDOW_S; 0: it is so now."""
+    """Returns `what` with the seconds until less than `limit` is used in WINDOW_S; 0: no wait."""
     while used and used[0][0] <= now - WINDOW_S:
         used.popleft()
     if limit is None:
@@ -108,11 +108,12 @@ def _wait_s(used: deque[tuple[float, int]], now: float, limit: int | None, what:
 
 
 class KeyRing:
-    """The keys that are valid now. They are compared by keyed digests, whose secret is drawn at the start: how long a
-    look-up takes tells nothing of a key.
+    """The valid API keys.
+
+    Keys are compared by digests with a random secret, so that the time of a look-up reveals nothing about a key.
 
     Args:
-        clock: seconds that never go back.
+        clock: monotonic seconds.
     """
 
     def __init__(self, keys: Iterable[ApiKey], clock: Callable[[], float] = time.monotonic) -> None:
@@ -122,14 +123,13 @@ class KeyRing:
         self.replace(keys)
 
     def replace(self, keys: Iterable[ApiKey]) -> None:
-        """Takes these keys in place of those before; one that stays keeps what it has used, and its number where it has
-        no name."""
+        """Replaces the keys. A key that stays keeps its usage, and its number if it has no name."""
         found: dict[bytes, KeyUse] = {}
         given = {self._digest(key.key.encode()): key for key in keys}
         taken = {use.key.name for digest, use in self._uses.items() if digest in given}
         for digest, key in given.items():
             use = self._uses.get(digest)
-            if _NO_NAME.fullmatch(key.name):  # it is that of its place, where another key may have been before
+            if _NO_NAME.fullmatch(key.name):  # named by its position, which another key may have had before
                 if use is not None and _NO_NAME.fullmatch(use.key.name):
                     key = key._replace(name=use.key.name)
                 elif key.name in taken:
@@ -142,12 +142,12 @@ class KeyRing:
         self._uses = found
 
     def find(self, given: Iterable[bytes]) -> KeyUse | None:
-        """The use of the first valid key; None: there is none."""
+        """Returns the KeyUse of the first valid key; None: no key is valid."""
         uses = self._uses
         return next((use for each in given if (use := uses.get(self._digest(each))) is not None), None)
 
     def counts(self) -> dict[str, KeyCounts]:
-        """Counts by the name of a key."""
+        """Returns the counts by the name of a key; keys of the same name are added up."""
         found: dict[str, KeyCounts] = {}
         for use in list(self._uses.values()):
             before = found.get(use.key.name, KeyCounts())

@@ -1,4 +1,4 @@
-"""The log of `llamabatch serve`: one handler, one form, and a line for each request where that is asked for.
+"""The log of `llamabatch serve`: one handler, one format, and on demand a line for each request.
 
 Nothing of a prompt or an answer is ever written: no body, no query, no header, at any level.
 """
@@ -39,20 +39,18 @@ def configure(options: ServerOptions) -> logging.Handler:
         found.addHandler(handler)
         found.propagate = False
         found.addFilter(_is_of_use)
-        # uvicorn tells at "info" what the server tells in its own words
+        # uvicorn's "info" lines repeat the server's own lines
         found.setLevel(level if name == "llamabatch" or options.log_level != "info" else logging.WARNING)
     return handler
 
 
 def _is_of_use(record: logging.LogRecord) -> bool:
-    """False for uvicorn's lines about a request that is no HTTP, which the protocol counts, and for its advice about
-    WebSockets, which are not served."""
+    """False for uvicorn's lines about malformed requests (the protocol counts them) and WebSockets (not served)."""
     return not str(record.msg).startswith(_OF_NO_USE)
 
 
 class AccessLog:
-    """A middleware that writes a line for each request: client, name of its key, method, path, status,
-    seconds."""
+    """A middleware that logs each request: client, name of its key, method, path, status, seconds."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -62,7 +60,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        status = 0  # nothing was sent
+        status = 0  # no response has begun
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -74,7 +72,7 @@ class AccessLog:
             await self._app(scope, receive, watched)
         finally:
             client = scope.get("client") or ("-",)
-            path = str(scope["path"])[:_LONGEST_PATH].encode("unicode_escape").decode()  # no line of its own
+            path = str(scope["path"])[:_LONGEST_PATH].encode("unicode_escape").decode()  # no line breaks
             who = (client[0], *scope.get(SCOPE_KEY, ()))  # the name of a key, never a key
             took = time.monotonic() - began
             logger.info("%s %s %s %s %.3f s", " ".join(who), scope["method"], path, status, took)

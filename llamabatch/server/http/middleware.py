@@ -1,5 +1,5 @@
-"""Middlewares of every request: the shape of its errors, a refusal that its client can read, the root path, and the end
-of a handler with its client."""
+"""Middlewares of every request. They shape errors, make refusals readable for clients, handle the root path, and cancel
+handlers whose client has left."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from llamabatch.server.http.errors import SCOPE_SHAPE, ErrorShape
 from llamabatch.server.http.security import own_path
 
-_DROPS_S = 3.0  # what a client sends after a refusal is taken in for so long
+_DROPS_S = 3.0  # seconds for which the rest of a refused body is read and dropped
 
 
 class ErrorShapes:
-    """A middleware that gives errors the shape of their path's dialect, also those that come before a route is found.
+    """A middleware that gives errors the shape of their path's dialect, also before a route is found.
 
     Args:
-        by_path: the shapes by a path, and of all paths below it.
-        prefix: path that a request's own may begin with.
+        by_path: shapes by path; a shape also holds for all paths below its path.
+        prefix: a prefix that the path of a request may have.
     """
 
     def __init__(self, app: Any, by_path: Mapping[str, ErrorShape], prefix: str = "") -> None:
@@ -37,10 +37,10 @@ class ErrorShapes:
 
 
 class RefusesReadably:
-    """A middleware that drops what is left of a body behind an answer that closes the connection, for some seconds.
+    """A middleware that reads and drops the rest of a body for some seconds before a response closes the connection.
 
-    A connection that closes while its client still sends is reset, and the client sees that in place of the answer. A
-    client that waits for `100 Continue` sends nothing before it has the answer.
+    If the connection closed while the client still sends, the client would see a reset instead of the response. A
+    client that waits for `100 Continue` sends no body before the response.
     """
 
     def __init__(self, app: Any) -> None:
@@ -73,14 +73,14 @@ class RefusesReadably:
                 await watched_receive()
 
         await self._app(scope, watched_receive, watched_send)
-        if drops:  # after the request has ended for all that count its time
+        if drops:  # after self._app has returned, so that the time of the request does not count this wait
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(drop(), _DROPS_S)
             await send({"type": "http.response.body", "body": b""})
 
 
 class RootPath:
-    """A middleware that lets all paths begin with a prefix, too: a proxy in front may strip it or leave it."""
+    """A middleware that accepts all paths with and without a prefix: a proxy may strip the prefix or leave it."""
 
     def __init__(self, app: Any, prefix: str) -> None:
         self._app = app
@@ -98,8 +98,8 @@ class RootPath:
 class EndsWithItsClient:
     """A middleware that cancels the handler of a request when its client disconnects, streamed or not.
 
-    Without it a handler that waits for the engine would learn of that only when it sends. It looks once the body has
-    been read, as what a handler has not read yet comes on the same channel.
+    Without this middleware, a handler that waits for the engine would notice the disconnect only when it sends. The
+    watch starts after the whole body has been read, because body and disconnect arrive on the same channel.
     """
 
     def __init__(self, app: Any) -> None:
@@ -115,7 +115,7 @@ class EndsWithItsClient:
         try:
             await asyncio.shield(handler)
         except asyncio.CancelledError:
-            handler.cancel()  # also where this task is cancelled, at the end of the server
+            handler.cancel()  # needed if this task was cancelled itself, at the end of the server
             with contextlib.suppress(asyncio.CancelledError):
                 await handler
             if not client.has_left:
@@ -128,8 +128,8 @@ class _Client:
     """The receiving side of a request.
 
     Attributes:
-        handler: the task to be cancelled once the client is gone.
-        has_left: it is gone.
+        handler: the task to cancel when the client leaves.
+        has_left: the client has left.
     """
 
     def __init__(self, receive: Any) -> None:
@@ -139,8 +139,8 @@ class _Client:
         self._watch: asyncio.Task[None] | None = None
 
     async def receive(self) -> Any:
-        """As the server's, for the handler."""
-        if self._watch is not None:  # the body is complete: what comes is the end
+        """Receives a message for the handler."""
+        if self._watch is not None:  # the body is complete: the next message is the disconnect
             await asyncio.shield(self._watch)
             return {"type": "http.disconnect"}
         message = await self._receive()
@@ -151,7 +151,7 @@ class _Client:
         return message
 
     def stop(self) -> None:
-        """The response is complete."""
+        """Stops the watch, since the response is complete."""
         if self._watch is not None:
             self._watch.cancel()
 

@@ -1,6 +1,6 @@
-"""Messages for callers without the folders of this machine: of a path its last name is left, behind "…/".
+"""Removes the folders of this machine from messages for callers. Of a path, "…/" and its last name remain.
 
-Any library on the way may put a path into its error, so messages are searched where they leave, not where they are
+Any library may put a path into its error, so messages are searched where they leave the server, not where they are
 made. The log keeps the paths.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from llamabatch.utils import paths
 
-# First names of absolute paths, of Linux, macOS and containers; those of the remembered paths come in addition.
+# First names of absolute paths on Linux, macOS and in containers. _pattern adds the first names of remembered paths.
 _ROOTS = {
     *("bin", "boot", "dev", "etc", "home", "lib", "lib64", "media", "mnt", "nix", "opt", "proc", "root", "run", "sbin"),
     *("snap", "srv", "sys", "tmp", "usr", "var"),
@@ -26,7 +26,7 @@ _ROOTS = {
 _NAME = r"[^\s/\\'\"`,;:()<>|]+"
 _DRIVE = rf"\b[A-Za-z]:[\\/]+(?:{_NAME}[\\/]+)*"
 _BEFORE = r"(?:(?<=file://)|(?<![\w./#~\\-]))"  # not within a relative path, an address or a pointer into JSON
-# as gguf/resolve.py names the other models of a folder
+# The lists of other models in the same folder, in messages of gguf/resolve.py.
 _NEIGHBOURS = re.compile(
     r"""; did you mean (['"])[^\n]*\.gguf\1\?|(?<=is a directory) with (?=['"])[^\n]*(?=; give the path)"""
 )
@@ -46,7 +46,7 @@ def remember(*options: object) -> None:
 
 
 def without_paths(message: str) -> str:
-    """The message with "…/" in place of each folder of this machine, and without the names of other models there."""
+    """Returns the message with "…/" for each folder of this machine, and without the names of other models there."""
     message = _NEIGHBOURS.sub("", message)
     if "/" not in message and "\\" not in message:
         return message
@@ -80,7 +80,7 @@ def _working_directory() -> str:
 
 
 def _paths(value: Any) -> Iterator[str]:
-    """The absolute paths in nested values; the path of an address on this server is none."""
+    """Yields the absolute paths in nested values, except the option `root_path`, which is part of a URL."""
     if isinstance(value, (str, os.PathLike)):
         text = os.fspath(value)
         if isinstance(text, str) and len(text) <= _LONGEST and os.path.isabs(text) and "\n" not in text:

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol with bounds on heads, seconds and connections.
+"""uvicorn's HTTP protocol with limits on heads, times and connections.
 
-uvicorn with httptools bounds none of these: a head may have any length and take any time, a connection that never says
-anything stays open, and so does one whose reader sleeps.
+uvicorn with httptools limits none of these. A head may have any length and take any time, and a connection stays open
+even if its client never sends or never reads.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 
 _LEAST_RATE = 16 * 2**10  # bytes a second of a body that may go on after body_timeout_s
 _IDLE, _HEAD, _BODY, _BUSY = "idle", "head", "body", "busy"
-_LOOK_S, _LOOK_AGAIN_S = 0.05, 1.0  # between looks whether a client that sends no more still reads
+_LOOK_S, _LOOK_AGAIN_S = 0.05, 1.0  # seconds between two checks that a half-closed client still reads
 _PER_HEADER = 4  # bytes: ": " and the end of the line
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol over httptools, with bounds. `bounded` makes a class with the values of ServerOptions.
+    """uvicorn's protocol over httptools, with limits. `bounded` makes a class with the values of ServerOptions.
 
-    One timer a connection. Idle, before a request and between two: keep_alive_s. From the first byte of a head to its
-    end: header_timeout_s. To the end of its body: body_timeout_s, and a second for each 16 KiB. Then none; but where a
-    client leaves what it was sent, write_timeout_s.
+    Each connection has one timer. It allows keep_alive_s while the connection is idle (before and between requests),
+    header_timeout_s from the first byte of a head to its end, then body_timeout_s and a second for each 16 KiB of the
+    body. While the request runs there is no limit, except write_timeout_s for a client that does not read.
     """
 
     options: ServerOptions
@@ -46,8 +46,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._phase = _IDLE
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0  # received since the head began, with what else came along
-        self._measured = 0  # of it, bytes that are the head's
+        self._head_bytes = 0  # all bytes received since the head began
+        self._measured = 0  # bytes of the head that the parser has read
         self._body_bytes = 0
         self._body_from_s = 0.0
         self._refusal: ApiError | None = None
@@ -56,12 +56,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         most = self.options.max_connections
         if len(self.connections) > most:
-            message = f"{most:,} connections are open, and no more may be; try again"
+            message = f"all {most:,} connections are in use; try again"
             self._refuse(ApiError(503, message, headers=retry_after(None)))
             return
         try:
             self._enter(_IDLE)
-        except BaseException:  # without a timer it could stay open for ever
+        except BaseException:  # without a timer the connection could stay open for ever
             transport.abort()
             raise
 
@@ -69,38 +69,39 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self._enter(_BUSY)
             self._stop_write_timer()
-        finally:  # its request hears of it
+        finally:  # this tells the request that its client has left
             super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more: it has gone, or waits for its answer all the same (a half-closed connection).
-        Bytes tell: one that has gone resets the connection. True: it stays open."""
+        """Returns True if the connection stays open although the client sends no more. The client has either left or
+        still waits for its response (a half-closed connection). _look_for_reader finds out by sending bytes: a client
+        that has left resets the connection."""
         cycle = self.cycle
         if self._phase != _BUSY or cycle is None or cycle.response_complete or self.scope["http_version"] == "1.0":
             return False
-        if self.transport.get_extra_info("sslcontext") is not None:  # TLS has no half of a connection in asyncio
+        if self.transport.get_extra_info("sslcontext") is not None:  # asyncio has no half-closed TLS
             return False
         cycle.keep_alive = False
         self._look_for_reader(cycle)
         return True
 
     def _look_for_reader(self, cycle: RequestResponseCycle, wait_s: float = _LOOK_S) -> None:
-        """Sends what a client passes over (RFC 9110, 15.2) until the response begins; an answer comes for what
-        reaches nobody, and ends the connection."""
+        """Sends interim responses, which clients ignore (RFC 9110, 15.2), until the response begins. If the client has
+        left, its machine answers with a reset, which ends the connection."""
         if cycle.response_started or self.transport.is_closing():
             return
         self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
         self.loop.call_later(wait_s, self._look_for_reader, cycle, _LOOK_AGAIN_S)
 
     def data_received(self, data: bytes) -> None:
-        if self.parser is None or self.transport.is_closing():  # refused, and not gone yet
+        if self.parser is None or self.transport.is_closing():  # refused, but not closed yet
             return
         if self._phase == _IDLE:
             self._enter(_HEAD)
         if self._phase == _HEAD:
             self._head_bytes += len(data)
         super().data_received(data)
-        # a header comes to on_header when it ends: without this its value could go on for ever
+        # The parser calls on_header at the end of a header, so without this check a value could be endless.
         if self._phase == _HEAD and self._head_bytes > self.options.max_header_bytes:
             self._refuse(self._head_too_large())
 
@@ -133,7 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        # the response may be there already, as to a request without a key
+        # The response may be complete already, as for a request without a key.
         self._enter(_IDLE if self.cycle is None or self.cycle.response_complete else _BUSY)
 
     def on_response_complete(self) -> None:
@@ -151,14 +152,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def shutdown(self) -> None:
-        """Called once the server has drained: a body that is still on its way is not waited for."""
+        """Closes the connection once the server has drained. A request whose body is still arriving gets 503."""
         if self._phase == _BODY and self.cycle is not None and not self.cycle.response_started:
             self._refuse(ApiError(503, "the server is shutting down", headers=retry_after(None)))
         else:
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Called where the parser fails, also by `_fail`."""
+        """Answers a failure of the parser, also one that `_fail` has caused."""
         if self._refusal is None:
             self.malformed.add(self.loop)
         self._refuse(self._refusal or ApiError(400, "this is no HTTP request"))
@@ -220,14 +221,14 @@ class BoundedProtocol(HttpToolsProtocol):
         return ApiError(431, f"the head of the request has more than {most:,} bytes, which is the limit here")
 
     def _fail(self, refusal: ApiError) -> None:
-        """Stops the parser, which then has send_400_response called."""
+        """Stops the parser, whereupon uvicorn calls send_400_response."""
         self._refusal = refusal
         raise httptools.HttpParserError(refusal.message)
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers with an error and closes; only closes where a response is under way."""
+        """Sends an error and closes the connection. Sends no error if a response has begun."""
         cycle = self.cycle
-        # of a request whose body is late the application waits, and has not answered
+        # A cycle without a response belongs to a late body: the application waits for it and has sent nothing.
         if cycle is None or cycle.response_complete or (not cycle.response_started and not self.pipeline):
             body = json.dumps(error.to_openai()).encode()
             head = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n"
@@ -238,14 +239,14 @@ class BoundedProtocol(HttpToolsProtocol):
             if cycle is None or cycle.response_complete:  # else the application counts the request
                 self.counts.add_unread(error.status)
         if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True  # it must not write behind this
+            cycle.disconnected = True  # the application must not write after this error
             cycle.message_event.set()
         self._enter(_BUSY)
         self.transport.close()
 
 
 class CycleWithoutChunks(RequestResponseCycle):
-    """Sends a body of unknown length as it is, to the end of the connection: HTTP/1.0 knows no chunks."""
+    """Sends a body of unknown length unchunked and ends it by closing the connection: HTTP/1.0 has no chunks."""
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -258,30 +259,30 @@ class CycleWithoutChunks(RequestResponseCycle):
 
 
 class MalformedLog:
-    """Writes one line for all requests of a second that are no HTTP. For one event loop."""
+    """Logs one line for all malformed requests of a second. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def add(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Counts one."""
+        """Counts a malformed request."""
         self._count += 1
         if self._count == 1:
             loop.call_later(1.0, self._write)
 
     def _write(self) -> None:
         count, self._count = self._count, 0
-        logger.info("%s within a second that no HTTP was in", counted(count, "request"))
+        logger.info("%s within a second that were not HTTP", counted(count, "request"))
 
 
 def bounded(options: ServerOptions, counts: HttpCounts) -> type[BoundedProtocol]:
-    """The protocol class of a server, for uvicorn's `http`."""
+    """Returns the protocol class of a server, for uvicorn's `http`."""
     own = {"options": options, "counts": counts, "malformed": MalformedLog()}
     return type("BoundedProtocol", (BoundedProtocol,), own)
 
 
 def allow_open_files(n_connections: int) -> None:
-    """Raises the soft limit of open files to what so many connections need, as far as the hard limit lets it."""
+    """Raises the soft limit of open files to the need of `n_connections`, as far as the hard limit allows."""
     soft, hard = limits("RLIMIT_NOFILE")
     wanted = n_connections + 256
     if soft is None or soft >= wanted:

@@ -1,6 +1,7 @@
-"""The id of each request, its count, and a line in the log for each that fails: id, method, path, status, code, reason.
+"""The id and the count of each request, and a log line for each failure: id, method, path, status, code, reason.
 
-Nothing of a body, a query or a header is in it, and no reason that may quote them: those of statuses below 500 do.
+The line holds nothing of a body, a query or a header. It leaves out error messages of statuses below 500, which may
+quote them.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from llamabatch.server.http.security import App, Message, Receive, Scope, Send
 logger = logging.getLogger(__name__)
 
 _HEADER = b"x-request-id"
-_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # what a caller may call its request
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # a request id that a caller may choose
 _FIELD = re.compile(r"[A-Za-z_]{1,40}")
 _LONGEST_PATH = 200
 _NOT_READY = ("model_loading", "model_draining", "model_not_loaded")
-_WAITS = (429, 503, 504)  # the load's doing, not a fault
+_WAITS = (429, 503, 504)  # caused by load, not by a fault
 
 
 class RequestLog:
-    """A middleware around all that may fail. An exception that has come so far becomes a 500 here, so that no other log
-    shows its text.
+    """A middleware around everything that may fail.
 
-    The id is that of the header X-Request-Id, or a new one; it is a header of the response.
+    An exception that gets here becomes an error response, so that no other log shows its text. The id of a request is
+    its header X-Request-Id, or a new one; the response has it as a header, too.
 
     Args:
-        counts: get each request when it ends.
+        counts: gets each request when it ends.
     """
 
     def __init__(self, app: App, counts: HttpCounts) -> None:
@@ -72,7 +73,7 @@ class RequestLog:
 
 
 def _write(request_id: str, scope: Scope, status: int, error: ApiError | None) -> None:
-    path = str(scope["path"])[:_LONGEST_PATH].encode("unicode_escape").decode()  # no line of its own
+    path = str(scope["path"])[:_LONGEST_PATH].encode("unicode_escape").decode()  # no line breaks
     failed = status if error is None else error.status
     level = logging.WARNING if failed >= 500 and failed not in _WAITS else logging.INFO
     if failed == CLIENT_CLOSED or _is_poll(scope, error):
@@ -83,14 +84,14 @@ def _write(request_id: str, scope: Scope, status: int, error: ApiError | None) -
         parts.append(error.code)
     if error is not None and failed >= 500:
         parts.append(error.message)
-    elif error is not None and error.param and _FIELD.fullmatch(error.param):  # not its message, which holds values
+    elif error is not None and error.param and _FIELD.fullmatch(error.param):  # its message may hold values
         parts.append(f"the field {error.param}")
     reason = ": ".join(map(str, parts))
     logger.log(level, "request %s%s failed: %s %s: %s", request_id, named, scope["method"], path, reason)
 
 
 def _is_poll(scope: Scope, error: ApiError | None) -> bool:
-    """A look at a server that is not ready, as load balancers take one a second. States have lines of their own."""
+    """True for a poll of a server that is not ready. Load balancers send one a second; states are logged elsewhere."""
     return scope["method"] in ("GET", "HEAD") and error is not None and error.code in _NOT_READY
 
 

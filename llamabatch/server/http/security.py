@@ -1,7 +1,7 @@
-"""Plain ASGI middlewares that decide about a caller before the body is read: Host, Origin and CORS, keys.
+"""Plain ASGI middlewares that check a caller before the body is read: Host, Origin with CORS, and keys.
 
-Against DNS rebinding: a page on the web can let its own name point to 127.0.0.1 and then talk to a server there as to
-its own. The names in Host and Origin give it away. A connection to another address needs a key, which a page lacks.
+They prevent DNS rebinding: a web page can let its own host name resolve to 127.0.0.1 and then talk to a local server as
+to its own. Host and Origin reveal the page. A connection to another address needs a key, which a page lacks.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Paths that GET and HEAD need no key for: health, the document of the endpoints, the page and its files.
+# GET and HEAD need no key for these paths: health, the OpenAPI document, the page and its files.
 PUBLIC = ("/", "/health", "/v1/health", "/livez", "/readyz", "/ping", "/openapi.json", "/favicon.ico")
 PUBLIC_FOLDER = "/page/"
 METRICS = "/metrics"
-_EXPOSED = b"x-llamabatch-ignored, x-request-id, retry-after"  # headers of answers that pages may read
+_EXPOSED = b"x-llamabatch-ignored, x-request-id, retry-after"  # response headers that pages may read
 _PREFLIGHT_S = b"600"  # how long a browser keeps the answer to a preflight
 _POLICY_VIOLATION = 1008  # RFC 6455, 7.4.1
 
 
 def secured(app: App, options: ServerOptions, keys: KeyRing | None = None) -> App:
-    """The application behind the checks that the options ask for.
+    """Returns the application behind the checks that the options ask for.
 
     Args:
-        keys: those of the options, for one who looks at them or changes them.
+        keys: the key ring to check with, if the caller reads or replaces keys later; None: a new ring of the options.
     """
     if options.api_keys:
         keys = KeyRing(options.keys) if keys is None else keys
@@ -43,13 +43,13 @@ def secured(app: App, options: ServerOptions, keys: KeyRing | None = None) -> Ap
 
 
 class HostCheck:
-    """Refuses requests whose Host is a name of elsewhere: 403.
+    """Refuses requests (403) whose Host header names another host.
 
     A connection to a loopback address must name this machine, an IP address, or one of `allowed`. Other connections are
-    checked where `allowed` is given. A request without Host is none of a browser and passes.
+    checked only if `allowed` has names. A request without Host does not come from a browser and passes.
 
     Args:
-        allowed: lower-case names without a port, `*.example.com` for all below it, `*` for any.
+        allowed: lower-case names without a port; `*.example.com` allows all names below it, `*` any name.
     """
 
     def __init__(self, app: App, allowed: Iterable[str]) -> None:
@@ -57,7 +57,7 @@ class HostCheck:
         self._allowed = frozenset(allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":  # there are none
+        if scope["type"] == "websocket":  # the server has no WebSockets
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
         if scope["type"] == "http":
@@ -86,11 +86,11 @@ class HostCheck:
 
 
 class Cors:
-    """Answers preflights, lets pages of allowed origins read answers, and refuses requests of others where no key
-    protects the server, or where it listens on a loopback address: 403.
+    """Answers CORS preflights, lets pages of allowed origins read responses, and refuses other origins (403).
 
-    An origin is allowed if it is that of Host, is among `cors_origins`, or is on this machine where `localhost` is
-    among them. A request without Origin is none of a foreign page, as browsers send it with all but plain navigation.
+    An origin is allowed if it is the same as Host, is among `cors_origins`, or is on this machine and `localhost` is
+    among `cors_origins`. Other origins are refused if the server has no keys or the connection is to a loopback
+    address. A request without Origin is from no foreign page: browsers send it with all but plain navigation.
     """
 
     def __init__(self, app: App, options: ServerOptions) -> None:
@@ -150,9 +150,9 @@ class Cors:
     async def _answer_preflight(
         self, added: list[tuple[bytes, bytes]], headers: Iterable[tuple[bytes, bytes]], send: Send
     ) -> None:
-        """Without `access-control-allow-origin` in `added` the browser sends nothing further."""
+        """Answers a preflight. Without `access-control-allow-origin` in `added`, the browser sends no request."""
         requested = _header(headers, b"access-control-request-headers")
-        # "*" alone would leave out Authorization, and means nothing beside credentials (Fetch, CORS protocol)
+        # "*" does not cover Authorization, and has no effect with credentials (Fetch, CORS protocol)
         allowed = requested if self._headers == b"*" and requested and added else self._headers
         answer = [
             *added,
@@ -169,8 +169,9 @@ class Cors:
 
 
 class KeyCheck:
-    """Refuses requests without a key, 401, and POST requests above the limits of theirs, 429. Bearer tokens and
-    x-api-key count; public paths need none.
+    """Refuses requests without a valid key (401) and POST requests above the limits of their key (429).
+
+    A key is a bearer token or the header x-api-key. Public paths need no key.
 
     Args:
         metrics: True: /metrics needs a key, too.
@@ -213,10 +214,10 @@ class KeyCheck:
 
 
 def own_path(scope: Mapping[str, Any], prefix: str = "") -> str:
-    """The path below the root path, as routes see it.
+    """Returns the path without the root path, as routes see it.
 
     Args:
-        prefix: path that this one may begin with, too.
+        prefix: another prefix that is removed.
     """
     path = str(scope["path"])
     for root in (str(scope.get("root_path", "")), prefix):
@@ -225,7 +226,7 @@ def own_path(scope: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def on_loopback(scope: Scope) -> bool:
-    """True if the connection came in on a loopback address; False for a UNIX socket, which no page reaches."""
+    """True if the connection is to a loopback address. False for a UNIX socket, which no page can reach."""
     server = scope.get("server")
     return server is not None and server[1] is not None and is_loopback(str(server[0]))
 
@@ -235,7 +236,7 @@ def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     for name, value in headers:
         if name in (b"authorization", b"x-api-key"):
             scheme, _, rest = value.strip().partition(b" ")
-            # with and without the word in both, as llama-server takes them
+            # llama-server takes both headers with and without "Bearer"
             found.append(rest.strip() if scheme.lower() == b"bearer" and rest else value.strip())
     return found
 
@@ -245,7 +246,7 @@ def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes | No
 
 
 def _without_port(host: str) -> str:
-    """The name or address in a Host header, in lower case."""
+    """Returns the name or address in a Host header, in lower case."""
     text = host.strip().lower()
     if text.startswith("["):
         return text.partition("]")[0][1:]
@@ -260,7 +261,7 @@ def _origin_host(origin: str) -> str:
 
 
 async def _refuse(error: ApiError, scope: Scope, send: Send) -> None:
-    """Sends an error. The connection ends with it: the body, which was not read, may be of any length."""
+    """Sends an error and closes the connection if there may be a body: the unread body may have any length."""
     if scope["method"] not in ("GET", "HEAD"):
         error.headers["Connection"] = "close"
     response = error.response(scope)

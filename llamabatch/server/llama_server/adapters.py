@@ -1,4 +1,4 @@
-"""/lora-adapters: the adapters with their scales for requests that name none."""
+"""/lora-adapters: the adapters, with their scales for requests that name no adapters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llamabatch.utils.checks import show
 
 
 def adapter_documents(serving: Serving) -> list[Json]:
-    """llama-server's list; an adapter's id is its place."""
+    """Returns llama-server's list of adapters. The id of an adapter is its index."""
     scales, files = serving.options.default_adapters, files_of(serving)
     return [
         {"id": place, "name": name, "path": files.path(name), "scale": float(scales.get(name, 0.0))}
@@ -28,10 +28,10 @@ def adapter_documents(serving: Serving) -> list[Json]:
 
 
 def read_scales(given: object, names: list[str]) -> dict[str, float]:
-    """Names and scales of a list of ids and scales; the others have the scale 0. Raises ApiError.
+    """Reads a list of ids and scales. Returns the scales by adapter name, without scales of 0. Raises ApiError.
 
     Args:
-        names: in the order of the ids.
+        names: the names of the adapters in the order of their ids.
     """
     if not isinstance(given, list):
         raise ApiError(400, f"the body is {show(given)}; give a list of objects with id and scale")
@@ -51,20 +51,20 @@ def read_scales(given: object, names: list[str]) -> dict[str, float]:
 
 
 async def list_adapters(request: HttpRequest) -> Any:
-    """The adapters."""
+    """Lists the adapters."""
     serving = serving_of(request)
     serving.check_ready()
     return json_response(adapter_documents(serving))
 
 
 async def set_scales(request: HttpRequest) -> Any:
-    """Sets the scales that hold for later requests which name no adapters."""
+    """Sets the scales of the adapters for later requests that name no adapters."""
     serving = serving_of(request)
     serving.check_ready()
-    data = b'{"adapters":' + await request.body() + b"}"  # a list, which read_json alone would refuse
+    data = b'{"adapters":' + await request.body() + b"}"  # read_json refuses a list
     body = read_json(data, request.headers)
     if len(body) > 1:
-        raise ApiError(400, "the body is no JSON: there is more behind the list")
+        raise ApiError(400, "the body is no JSON: there is text after the list")
     scales = read_scales(body["adapters"], adapter_ids(serving))
     serving.set_options(default_adapters=scales)
     return json_response({"success": True})

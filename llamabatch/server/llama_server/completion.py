@@ -1,4 +1,4 @@
-"""/completion and /completions, which are not OpenAI's, and /infill."""
+"""llama-server's /completion, /completions and /infill. OpenAI's /v1/completions is another endpoint."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def _answer(serving: Serving, body: LlamaCompletionBody) -> Any:
         documents,
         chunks,
         outputs=partial(_outputs, serving, limit) if body.limit_ms else None,
-        is_large=True,  # with the text of its prompt
+        is_large=True,  # each response has the text of its prompt
         stream=ProgressStream if body.return_progress else EventStream,
     )
 
@@ -88,13 +88,13 @@ async def _outputs(serving: Serving, limit: TimeLimit, call: RequestStream) -> l
 
 
 def _end(serving: Serving, call: RequestStream, places: list[int]) -> None:
-    """Ends the requests of these prompts; their outputs so far come as those of any other."""
+    """Ends the requests of these prompts. Their outputs so far arrive as other outputs do."""
     assert call.submission is not None
     serving.abort([call.submission.requests[place].request_id for place in places])
 
 
 class ProgressStream(EventStream):
-    """An EventStream that tells how much of the prompts is computed, until their first tokens come."""
+    """An EventStream that reports how much of the prompts is computed, until their first tokens come."""
 
     def __init__(
         self,
@@ -117,17 +117,17 @@ class ProgressStream(EventStream):
             looking.cancel()
 
     def idle(self) -> bytes:
-        """The events about the prompts since the last ones; a comment where there are none."""
+        """Returns the new events about the progress of the prompts, or a comment if there are none."""
         return self._progress.due() or super().idle()
 
     async def _look(self) -> None:
-        """Looks at the slots until the first output."""
+        """Watches the slots until there are as many outputs as prompts."""
         assert self._call.submission is not None
         ids = [each.request_id for each in self._call.submission.requests]
         while self._call.n_outputs < len(ids):
             try:
                 _, states = await live_of(self._serving).look()
-            except (ApiError, EngineClosedError):  # the stream tells it itself
+            except (ApiError, EngineClosedError):  # the stream itself reports the error
                 return
             if self._progress.see(states, ids):
                 self._call.poke()

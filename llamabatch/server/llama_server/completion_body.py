@@ -27,7 +27,7 @@ COMPLETION: Fields = {
     "return_tokens": Field({"type": ["boolean", "null"]}, "the answer holds token ids; a stream always does"),
     "t_max_predict_ms": Field(
         {"type": ["integer", "null"], "minimum": -1},
-        "milliseconds from the first token on after which the output ends, once it has a line break; 0 or -1: none",
+        "milliseconds from the first token; then the output ends at its next line break; 0 or -1: no limit",
     ),
     "response_fields": Field(_TEXTS, "only these fields of the answer; a/b is field b of the object a"),
 }
@@ -46,13 +46,13 @@ INFILL: Fields = {
 
 @dataclass(frozen=True)
 class LlamaCompletionBody(Generation):
-    """A completion as asked for.
+    """A request for completions.
 
     Attributes:
-        prompts: one or several.
-        is_list: the answer is a list, one a prompt and continuation.
+        prompts: one or several prompts.
+        is_list: the response is a list with an entry for each prompt and continuation.
         limit_ms: milliseconds from the first token on, after which the output ends once it has a line break; 0: none.
-        fields: of the answer; (): all.
+        fields: the fields of the response; (): all.
     """
 
     prompts: tuple[Mixed | MediaPrompt, ...] = ()
@@ -69,7 +69,7 @@ class LlamaCompletionBody(Generation):
         return any(isinstance(each, MediaPrompt) for each in self.prompts)
 
     def token_prompts(self, processor: InputProcessor) -> list[Any]:
-        """The token ids of each prompt, or its text and its pictures. Raises InputError."""
+        """Returns the token ids of each prompt, or its text and its media. Raises InputError."""
         return [
             {"prompt": each.text, "multi_modal_data": {"any": each.media}}
             if isinstance(each, MediaPrompt)
@@ -78,7 +78,7 @@ class LlamaCompletionBody(Generation):
         ]
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
-        """The requests, one for each prompt. Raises InputError.
+        """Returns one request for each prompt. Raises InputError.
 
         Args:
             loaded: names of the adapters in the order of llama-server's ids.
@@ -89,20 +89,20 @@ class LlamaCompletionBody(Generation):
 
 
 def _begin(processor: InputProcessor) -> list[int]:
-    """The token for an empty prompt: the token that begins a text, or the one that ends the text before it."""
+    """Returns the token in place of an empty prompt: BOS, or EOS if the vocabulary has no BOS."""
     marks = processor.special_ids
     return [marks[name] for name in ("bos", "eos") if name in marks][:1]
 
 
 @dataclass(frozen=True)
 class InfillBody(LlamaCompletionBody):
-    """A gap to be filled."""
+    """A request to fill a gap between two texts."""
 
     gap: Gap = Gap()
 
     @property
     def cuts(self) -> bool:
-        """True: what does not fit around the gap is left out."""
+        """Always True: text around the gap that does not fit is left out."""
         return True
 
     def token_prompts(self, processor: InputProcessor) -> list[Any]:
@@ -111,7 +111,7 @@ class InfillBody(LlamaCompletionBody):
 
 @reads
 def read_llama_completion(body: Mapping[str, Any], rules: Rules = RULES) -> LlamaCompletionBody:
-    """The body of /completion. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    """Reads the body of /completion. Raises ApiError with the field, its value and the allowed values."""
     given = Body(body, COMPLETION, rules)
     read = read_with_media if rules.media else read_mixed
     prompts, is_list = read(given.needed("prompt", "a text, token ids, or a list of them"))
@@ -122,7 +122,7 @@ def read_llama_completion(body: Mapping[str, Any], rules: Rules = RULES) -> Llam
 
 @reads
 def read_infill(body: Mapping[str, Any], rules: Rules = RULES) -> InfillBody:
-    """The body of /infill. Raises ApiError, as read_llama_completion."""
+    """Reads the body of /infill. Raises ApiError, as read_llama_completion does."""
     given = Body(body, INFILL, rules)
     texts = {name: given.needed(name, "a text") for name in ("input_prefix", "input_suffix")}
     texts["prompt"] = given.take("prompt") or ""
@@ -136,7 +136,7 @@ def read_infill(body: Mapping[str, Any], rules: Rules = RULES) -> InfillBody:
 
 
 def _own(body: Body, rules: Rules) -> dict[str, Any]:
-    """The values that /completion and /infill share."""
+    """Reads the values that /completion and /infill share."""
     limit = body.integer("t_max_predict_ms", -1, 2**63 - 1) or 0
     fields = body.take("response_fields") or []
     if not isinstance(fields, list) or len(fields) > MAX_FIELDS or not all(isinstance(each, str) for each in fields):

@@ -1,4 +1,4 @@
-"""The responses of /completion and /infill: whole, and as events."""
+"""The responses of /completion and /infill, as one document or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from llamabatch.server.response.timings import output_timings, prompt_timings
 
 Json = dict[str, Any]
 
-NO_SLOT = -1  # an answer does not tell which slot it had, as a request may change slots
+NO_SLOT = -1  # a response names no slot, because a request may change slots
 _LOWEST = -3.4028234663852886e38  # llama-server's logarithm of 0
 
 
 @dataclass
 class Context:
-    """All that the answers to one body have in common.
+    """The data that all responses to one body share.
 
     Attributes:
-        body: as read. model: of the engine. name: of the model, for answers.
-        lora: scales of the adapters in force. adapters: names of all, in the order of their ids.
+        body: the request body. model: the model of the engine. name: the name of the model in responses.
+        lora: the scales of the adapters in effect. adapters: the names of all adapters in the order of their ids.
     """
 
     body: LlamaCompletionBody
@@ -42,7 +42,7 @@ class Context:
     adapters: Sequence[str] = ()
 
     def settings(self) -> Json:
-        """generation_settings of the answers."""
+        """Returns the generation_settings of the responses."""
         params = self.body.params
         return generation_settings(
             params,
@@ -55,14 +55,14 @@ class Context:
         )
 
     def whole(self, output: RequestOutput, each: CompletionOutput, index: int, *, stream: bool, cut: bool) -> Json:
-        """The answer of one continuation; in a stream its last event, whose text has been sent.
+        """Returns the response of one continuation. In a stream, it is the last event, without the text sent before.
 
         Args:
-            cut: t_max_predict_ms ended it.
+            cut: t_max_predict_ms ended the continuation.
         """
         body, n_output = self.body, len(each.token_ids)
         n_prompt = len(output.prompt_token_ids)
-        text_ids = [token_id for token_id in output.prompt_token_ids if token_id >= 0]  # without cells of pictures
+        text_ids = [token_id for token_id in output.prompt_token_ids if token_id >= 0]  # without image cells
         stop_type, word = _stop(each, cut)
         document: Json = {
             "index": index,
@@ -90,17 +90,17 @@ class Context:
 
     @property
     def n_probs(self) -> int:
-        """Likeliest tokens that the body asks for at each place."""
+        """The number of likeliest tokens that the body asks for at each place."""
         return max(0, self.body.params.logprobs or 0)
 
 
 def completion_documents(
     context: Context, outputs: Sequence[RequestOutput], was_cut: Callable[[int], bool] = lambda index: False
 ) -> list[Json]:
-    """One answer for each prompt and continuation. Raises ApiError for a request that was ended by an error.
+    """Returns one response for each prompt and continuation. Raises ApiError if an error ended a request.
 
     Args:
-        was_cut: t_max_predict_ms ended this one.
+        was_cut: returns True if t_max_predict_ms ended the response with this index.
     """
     found, n = [], context.body.params.n
     for place, output in enumerate(outputs):
@@ -114,7 +114,7 @@ def completion_documents(
 
 
 def _stop(each: CompletionOutput, is_cut: bool) -> tuple[str, str]:
-    """stop_type and stopping_word."""
+    """Returns stop_type and stopping_word."""
     if is_cut or each.finish_reason is not FinishReason.STOP:
         return "limit", ""
     return ("word", each.stop_reason) if isinstance(each.stop_reason, str) else ("eos", "")
@@ -126,8 +126,7 @@ def _is_out_of_context(each: CompletionOutput, body: LlamaCompletionBody) -> boo
 
 
 def only_fields(document: Json, names: Sequence[str]) -> Json:
-    """Some fields of a document, under the names of the body: a/b is field b of the object a. Those that
-    it lacks are left out. Without names, all."""
+    """Returns the named fields of a document that exist, or all without names. a/b is field b of the object a."""
     if not names:
         return document
     found = {}
@@ -144,7 +143,7 @@ _MISSING = object()
 
 
 def timings(output: RequestOutput, n_output: int) -> Json:
-    """The timings of one continuation, of `n_output` tokens."""
+    """Returns the timings of one continuation of `n_output` tokens."""
     times, n_cached = output.timings, output.num_cached_tokens
     first_s = times.total_s if times.ttft_s is None else times.ttft_s
     prompt_ms = 1000 * max(0.0, first_s - (times.queued_s or 0.0))
@@ -161,14 +160,14 @@ def probabilities(
     *,
     post_sampling: bool = False,
 ) -> Sequence[Json]:
-    """completion_probabilities: for each token its logprob, and those of the likeliest at its place; with
-    post_sampling_probs the probabilities themselves."""
+    """Returns completion_probabilities: the logprobs of each token and of the likeliest tokens at its place. With
+    `post_sampling`, they are probabilities."""
     top = "top_probs" if post_sampling else "top_logprobs"
 
     def entry(place: int) -> Json:
         token_id, given = token_ids[place], logprobs[place]
         likeliest = sorted(given.items(), key=lambda item: item[1].rank)[:n_probs]
-        if post_sampling:  # a token that was written, and not drawn, is none of them
+        if post_sampling:  # without a forced token, which could not be drawn
             likeliest = [(other, one) for other, one in likeliest if one.logprob > NEVER]
         return {
             **_token(token_id, given[token_id].logprob, model, post_sampling),
@@ -192,7 +191,7 @@ class TimeLimit:
     """llama-server's t_max_predict_ms: an output ends once it has a line break and its time is over.
 
     Args:
-        limit_ms: from the first token on; 0: none.
+        limit_ms: milliseconds from the first token on; 0: no limit.
     """
 
     def __init__(self, limit_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -203,7 +202,7 @@ class TimeLimit:
         self._with_line: set[int] = set()
 
     def look(self, outputs: Sequence[SequenceOutput]) -> list[int]:
-        """Takes outputs; returns indices of prompts whose requests must be ended now."""
+        """Takes new outputs. Returns the indices of the prompts whose requests must end now."""
         if not self._limit_s:
             return []
         now, ended = self._clock(), []
@@ -220,10 +219,10 @@ class TimeLimit:
 
 
 class LlamaCompletionChunks:
-    """The events of a streamed completion: one a token, and a last one of each continuation with all figures.
+    """A writer of the events of a streamed completion. The last event of each continuation has all figures.
 
     Args:
-        end_prompts: ends the requests of these prompts, whose outputs then come with the reason "abort".
+        end_prompts: ends the requests of these prompts. Their outputs then come with the reason "abort".
     """
 
     def __init__(self, context: Context, end_prompts: Callable[[list[int]], None] = lambda places: None) -> None:
@@ -235,18 +234,18 @@ class LlamaCompletionChunks:
         self._n_prompt: dict[int, int] = {}  # tokens of each prompt
         self._n_output: dict[int, int] = {}
         self._first_s: dict[int, float] = {}
-        self._progress: dict[int, tuple[int, int]] = {}  # of each prompt: tokens done, and cached ones among them
-        self._due: list[str] = []  # events about prompts that are to be sent
+        self._progress: dict[int, tuple[int, int]] = {}  # by prompt: computed tokens, cached tokens among them
+        self._due: list[str] = []  # progress events that wait to be sent
         self._began_s = time.perf_counter()
 
     def begin(self, lengths: Sequence[int]) -> None:
-        """Sets the numbers of tokens of the prompts; the first events about them are due, where they are asked for."""
+        """Sets the lengths of the prompts in tokens. Makes the first progress events if the request asks for them."""
         self._n_prompt = dict(enumerate(lengths))
         for place in self._n_prompt if self._body.return_progress else ():
             self._add_progress(place, (0, 0), self._due)
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
-        """The events of outputs. Raises ApiError for a request that was ended by an error."""
+        """Returns the events of new outputs. Raises ApiError if an error ended a request."""
         late = self._limit.look(outputs)
         events, self._due = self._due, []
         for output in outputs:
@@ -267,27 +266,27 @@ class LlamaCompletionChunks:
         return "".join(events).encode()
 
     def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
-        """True for the last event of a continuation, too: its prompt is written as text."""
+        """Returns True also for the last event of a continuation, because it has the prompt as text."""
         return weight_of_pieces(outputs) > LIGHT or any(each.finished is not None for each in outputs)
 
     def end_takes_long(self) -> bool:
         return False
 
     def end(self) -> list[bytes]:
-        """Nothing: the last event of each continuation tells that it has stopped."""
+        """Returns nothing, because the last event of each continuation says that it has stopped."""
         return []
 
     def error(self, error: ApiError) -> bytes:
-        """The event of an error, after which nothing comes."""
+        """Returns the event of an error, the last event of the stream."""
         return f"data: {dump(error_document(error))}\n\n".encode()
 
     def due(self) -> bytes:
-        """The events about prompts that are to be sent."""
+        """Returns and forgets the progress events that wait to be sent."""
         events, self._due = self._due, []
         return "".join(events).encode()
 
     def see(self, states: Sequence[EngineState], request_ids: Sequence[str]) -> bool:
-        """Takes a look at the slots; True if prompts without output so far have gone on, whose events are due."""
+        """Updates the progress of prompts without output. Returns True if progress events wait to be sent."""
         places = {request_id: place for place, request_id in enumerate(request_ids)}
         for slot in (slot for state in states for slot in state.slots if slot.request_id in places and not slot.index):
             place = places[str(slot.request_id)]
@@ -317,7 +316,7 @@ class LlamaCompletionChunks:
         events.append(_event(document))
 
     def _pieces(self, output: SequenceOutput, events: list[str]) -> None:
-        """An event of the new tokens; with probabilities, one for each token, the text with the last of them."""
+        """Writes one event for the new tokens; with probabilities, one for each token. The last event has the text."""
         index = output.prompt_index * self._n + output.index
         tokens = output.token_ids
         if not tokens:

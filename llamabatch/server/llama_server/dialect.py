@@ -1,4 +1,4 @@
-"""Errors as llama-server writes them."""
+"""Errors in llama-server's format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from llamabatch.server.http.errors import CONTEXT_CODE, ApiError, in_shape
 
-# By status, llama-server's words (tools/server/server-common.cpp, format_error_response).
+# llama-server's error type for each status (tools/server/server-common.cpp, format_error_response).
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -18,7 +18,7 @@ _TYPES = {
 
 
 def error_document(error: ApiError) -> dict[str, Any]:
-    """The body of an error, whose code is the status."""
+    """Returns the body of an error. Its code is the status."""
     kind = error.type if error.code == CONTEXT_CODE else _TYPES.get(error.status, error.type)
     return {"error": {"code": error.status, "message": error.public_message, "type": kind, **error.facts}}
 

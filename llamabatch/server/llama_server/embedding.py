@@ -1,4 +1,4 @@
-"""/embedding and /embeddings, which are not OpenAI's."""
+"""llama-server's /embedding and /embeddings. OpenAI's /v1/embeddings is another endpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llamabatch.server.response.answer import large_response
 from llamabatch.server.serving.serving import serving_of
 
 MAX_NORM = 64
-_LARGEST = 32760.0  # of an element with norm 0, as in llama.cpp's common_embd_normalize
+_LARGEST = 32760.0  # the largest element with norm 0, as in llama.cpp's common_embd_normalize
 
 Vector = npt.NDArray[np.float32]
 
@@ -43,11 +43,11 @@ EMBEDDING: Fields = {
 
 @dataclass(frozen=True)
 class LlamaEmbeddingBody(PooledBody):
-    """Embeddings as asked for.
+    """A request for embeddings.
 
     Attributes:
-        inputs: texts and token ids, one or several.
-        norm: see EMBEDDING; of pooled vectors.
+        inputs: one or several inputs, each a text, token ids, or a mix of both.
+        norm: the embd_normalize of EMBEDDING. It applies to pooled vectors only.
     """
 
     inputs: tuple[Mixed, ...] = ()
@@ -58,7 +58,7 @@ class LlamaEmbeddingBody(PooledBody):
         return len(self.inputs)
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
-        """One request for each text. Raises InputError."""
+        """Returns one request for each input. Raises InputError."""
         ids: list[Any] = [each if isinstance(each, str) else mixed_ids(each, processor) for each in self.inputs]
         given = ids if len(ids) > 1 else ids[0]
         if self.longest is not None:
@@ -68,7 +68,7 @@ class LlamaEmbeddingBody(PooledBody):
 
 @reads
 def read_llama_embedding(body: Mapping[str, Any], rules: Rules = RULES) -> LlamaEmbeddingBody:
-    """The body of /embedding. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    """Reads the body of /embedding. Raises ApiError with the field, its value and the allowed values."""
     given = Body(body, EMBEDDING, rules)
     name = "content" if "content" in given else "input"
     other = given.take("input") if name == "content" else None
@@ -80,7 +80,7 @@ def read_llama_embedding(body: Mapping[str, Any], rules: Rules = RULES) -> Llama
 
 
 def embedding_documents(body: LlamaEmbeddingBody, outputs: Sequence[RequestOutput], model: Model) -> list[Json]:
-    """The answer: for each text the list of its vectors, one where the model pools, else one a token."""
+    """Returns for each text a list of vectors: one vector if the model pools, otherwise one for each token."""
     n_embd = token_vectors(model)
     found = vectors(outputs, normalize=False, errors="raise", n_embd=n_embd)
     return [
@@ -90,7 +90,7 @@ def embedding_documents(body: LlamaEmbeddingBody, outputs: Sequence[RequestOutpu
 
 
 def normalized(vector: Vector, norm: int) -> Vector:
-    """A vector with its norm 1; see EMBEDDING for the numbers."""
+    """Returns a vector scaled to norm 1. EMBEDDING explains the values of `norm`."""
     if norm < 0:
         return vector
     size = np.abs(vector).max() / _LARGEST if norm == 0 else np.linalg.norm(vector.astype(np.float64), norm)
@@ -99,7 +99,7 @@ def normalized(vector: Vector, norm: int) -> Vector:
 
 
 async def embedding(request: HttpRequest) -> Any:
-    """The vectors of texts."""
+    """Returns the embeddings of texts."""
     serving = serving_of(request)
     body = with_model(await read_body(request, serving, read_llama_embedding), serving)
     outputs = await pooled_outputs(serving, body)

@@ -1,4 +1,4 @@
-"""/props: the model, its chat template, and the settings of requests that say nothing."""
+"""/props: the model, its chat template, and the default settings of requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llamabatch.utils.version import __version__
 
 
 def props_document(serving: Serving) -> Json:
-    """The answer of GET /props."""
+    """Returns the response of GET /props."""
     model, config, options = serving.model, serving.plan.config, serving.options
     media = media_kinds(model)
     params = SamplingParams.from_options(**{"max_tokens": None, **options.sampling})
@@ -42,7 +42,7 @@ def props_document(serving: Serving) -> Json:
         },
         "total_slots": slots_of(config),
         "model_alias": serving.names[0],
-        "model_path": model.path.name,  # without folders of this machine
+        "model_path": model.path.name,  # without the folders of this machine
         "modalities": {"vision": IMAGE in media, "video": False, "audio": SOUND in media},
         "media_marker": MARK,
         "endpoint_slots": options.slots,
@@ -58,10 +58,10 @@ def props_document(serving: Serving) -> Json:
 
 
 def read_props(body: Json, serving: Serving) -> dict[str, Any]:
-    """The values of SamplingParams that hold from now on where a request says nothing; null takes one back.
+    """Returns the new default values of SamplingParams. A null in the body removes a default.
 
     Raises:
-        ApiError: a name is unknown. SamplingError: a value is out of range.
+        ApiError: a name is unknown.
     """
     names = {field.name for field in dataclasses.fields(SamplingParams)}
     for name in body:
@@ -74,7 +74,7 @@ def read_props(body: Json, serving: Serving) -> dict[str, Any]:
 
 
 async def props(request: HttpRequest) -> Any:
-    """The properties."""
+    """Returns the properties of the server and its model."""
     serving = serving_of(request)
     serving.check_ready()
     check_model(request.query_params.get("model") or None, serving)
@@ -82,7 +82,7 @@ async def props(request: HttpRequest) -> Any:
 
 
 async def set_props(request: HttpRequest) -> Any:
-    """Changes the settings of later requests that say nothing of them."""
+    """Changes the default settings of later requests."""
     serving = serving_of(request)
     if not serving.options.props:
         raise ApiError(501, "this server does not let POST /props change its settings; start it with --props")

@@ -1,4 +1,4 @@
-"""The settings of a request under llama-server's names, as its answers and /props tell them."""
+"""The settings of a request under llama-server's names, as in its responses and in /props."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamabatch.request.samplers import CHAIN
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.server.request.generation import filled
 
-RANDOM_SEED = 2**32 - 1  # llama-server's word for none
+RANDOM_SEED = 2**32 - 1  # llama-server's value for no seed
 
 Json = dict[str, Any]
 
@@ -25,7 +25,7 @@ def generation_settings(
     lora: Mapping[str, float] | None = None,
     adapters: Sequence[str] = (),
 ) -> Json:
-    """The settings.
+    """Returns the settings of a request under llama-server's names.
 
     Args:
         n_predict: the limit that the caller asked for; None: no limit.
@@ -70,7 +70,7 @@ def generation_settings(
         "stream": stream,
         "logit_bias": [
             *({"token": token, "bias": bias} for token, bias in _pairs(full)),
-            *({"token": token, "bias": None} for token in (model.eog_ids if full.ignore_eos else ())),  # never
+            *({"token": token, "bias": None} for token in (model.eog_ids if full.ignore_eos else ())),  # None: never
         ],
         "n_probs": max(0, full.logprobs or 0),
         "min_keep": 0,

@@ -20,7 +20,7 @@ from llamabatch.server.serving.serving import Serving, serving_of
 from llamabatch.utils.checks import show
 
 _YES, _NO = ("1", "true"), ("0", "false", "")
-MAX_WATCHERS = 32  # streams at once, of one server
+MAX_WATCHERS = 32  # the most open streams of this process
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -30,7 +30,7 @@ _HEADERS = [
 
 
 def slot_documents(states: list[EngineState], *, speculates: bool) -> list[Json]:
-    """llama-server's list of slots; slots of several engines are numbered on."""
+    """Returns llama-server's list of slots, numbered across all engines."""
     found, first = [], 0
     for state in states:
         found += [_slot(slot, first + slot.id, state, speculates) for slot in state.slots]
@@ -62,7 +62,7 @@ def _slot(slot: SlotState, number: int, state: EngineState, speculates: bool) ->
 
 
 async def slots(request: HttpRequest) -> Any:
-    """The slots; with ?stream=1 as events, ten a second."""
+    """Lists the slots; with ?stream=1, sends ten events a second."""
     serving, query = serving_of(request), request.query_params
     if not serving.options.slots:
         raise ApiError(501, "this server does not answer /slots; start it without --no-slots")
@@ -81,11 +81,12 @@ async def slots(request: HttpRequest) -> Any:
 
 
 class SlotEvents:
-    """An ASGI response: the live view of a server's engines, as server-sent events, until its reader leaves or the
-    server stops. A slow reader gets fewer events, and never an old one.
+    """An ASGI response with the live view of a server's engines, as server-sent events.
+
+    It ends when its reader leaves or the server stops. A slow reader gets fewer events, but never an old event.
     """
 
-    _n_open = 0  # of this process
+    _n_open = 0  # open streams of this process
 
     def __init__(self, serving: Serving) -> None:
         if SlotEvents._n_open >= MAX_WATCHERS:
@@ -114,7 +115,7 @@ class SlotEvents:
             leaving.cancel()
 
     async def _event(self) -> bytes:
-        """The slots as an event; before the model is loaded, and once the engine is gone, the state alone."""
+        """Returns an event with the slots, or only with the state before the load and once the engine is gone."""
         try:
             return await live_of(self._serving).event()
         except (ApiError, EngineClosedError) as error:
@@ -127,7 +128,7 @@ async def _leaves(receive: Any) -> None:
 
 
 async def slot_action(request: HttpRequest) -> Any:
-    """Refused: the scheduler alone decides about the cells of a slot."""
+    """Refuses an action on a slot, because only the scheduler decides about the cells of a slot."""
     action = request.query_params.get("action", "")
     raise ApiError(
         501,

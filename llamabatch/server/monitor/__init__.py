@@ -1,1 +1,1 @@
-"""The state of a server: health, metrics, its slots at work."""
+"""The state of a server: health, metrics, and live figures of its slots."""

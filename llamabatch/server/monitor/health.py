@@ -1,4 +1,4 @@
-"""/livez, /readyz and /health: whether to restart the server, and whether to send it requests."""
+"""/livez, /readyz and /health. They tell whether to restart the server, and whether to send requests to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamabatch.server.serving.serving import serving_of
 
 
 async def livez(request: HttpRequest) -> JSONResponse:
-    """200 unless the load failed, or engines died so often that the next one is started only after a pause."""
+    """Returns 200 unless the load failed, or engines crashed so often that the next start has to wait."""
     serving = serving_of(request)
     if serving.state == "failed":
         return JSONResponse({"status": serving.state}, 503)
@@ -19,11 +19,13 @@ async def livez(request: HttpRequest) -> JSONResponse:
 
 
 async def readyz(request: HttpRequest) -> JSONResponse:
-    """200 where a request would run at once or wait for others; else 503, with the state and the reason. While an
-    engine that died is being replaced a request is better sent elsewhere, though one that comes is taken, and waits."""
+    """Returns 200 if a request would run at once or wait in the queue; else 503, with the state and the reason.
+
+    While a dead engine is replaced, the status is 503: a request is accepted and waits, but another server is better.
+    """
     serving = serving_of(request)
     try:
-        serving.check_ready()  # starts the load where nothing has
+        serving.check_ready()  # also starts the load if needed
         if serving.state != "ready":
             raise serving.unavailable()
     except ApiError as error:

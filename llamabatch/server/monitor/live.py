@@ -1,6 +1,5 @@
-"""Live: the slots, the queue and the speed of a server's engines, looked at ten times a second at most for all watchers
-together. Never a prompt, never an output.
-"""
+"""Live: the slots, the queue and the speed of a server's engines. Never shows a prompt or an output. All watchers share
+one look at the engines, at most ten times a second."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ from llamabatch.server.serving.serving import Serving
 from llamabatch.utils.histogram import LIMITS_S, Histogram
 
 EVERY_S = 0.1
-WINDOW_S = 2.0  # of speeds and gaps
-_LOOK_S = 5.0  # for an engine to answer, before what was last seen is shown
+WINDOW_S = 2.0  # seconds over which speeds and gaps are measured
+_LOOK_S = 5.0  # seconds to wait for an engine, before the last figures are shown again
 
 Json = dict[str, Any]
 
 
 class Live:
-    """Looks at the engines of one server. Its methods belong to an event loop unless they say more."""
+    """The figures of one server's engines. Call its methods on an event loop unless they name other threads."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving: weakref.ref[Serving] = weakref.ref(serving)
@@ -38,13 +37,13 @@ class Live:
         self._looking: asyncio.Future[Any] | None = None
         self._sampler: MachineSampler | None = None
         self._client: weakref.ref[Any] | None = None
-        self._event: tuple[object, str, bytes] | None = None  # the look and the state that it was made of
+        self._event: tuple[object, str, bytes] | None = None  # (look, state, event made of them)
 
     async def look(self) -> tuple[EngineStats, list[EngineState]]:
-        """Figures and states of at most EVERY_S ago; of before, where an engine takes longer than 5 s to answer.
+        """Returns figures and states at most EVERY_S old, or older if an engine takes longer than 5 s to answer.
 
         Raises:
-            ApiError: the model is not there. EngineClosedError: the engine is gone.
+            ApiError: the model is not available. EngineClosedError: the engine has ended.
         """
         serving = self._serving()
         assert serving is not None
@@ -57,7 +56,7 @@ class Live:
         if self._looking is None or self._looking.get_loop() is not asyncio.get_running_loop():
             self._looking = asyncio.ensure_future(serving.on_thread(_look, client))
             self._looking.add_done_callback(self._keep)
-        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):  # two classes before Python 3.11
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):  # two different classes before Python 3.11
             await asyncio.wait_for(asyncio.shield(self._looking), _LOOK_S)
         if self._seen is None:
             raise EngineClosedError("the engine has not answered yet")
@@ -75,30 +74,29 @@ class Live:
 
     @property
     def last(self) -> tuple[EngineStats, list[EngineState]]:
-        """The last figures that were seen, so that counters stand still while there is no engine; no slots."""
+        """The last figures without slots, so that counters stand still while there is no engine."""
         if self._seen is None:
             return EngineStats(), []
         return self._seen[1].of_the_past(), []
 
     def rates(self) -> Json:
-        """Speeds of the last WINDOW_S seconds, as far as there were looks."""
+        """Returns the speeds of the last WINDOW_S seconds, or of a shorter span if the looks began later."""
         if len(self._past) < 2:
             return rates(EngineStats(), 0.0)
         (before_s, before), (now_s, now) = self._past[0], self._past[-1]
         return rates(now.since(before), now_s - before_s)
 
     def machine(self) -> MachineSample:
-        """The machine since the last call. Takes milliseconds: on a worker's thread."""
+        """Samples the machine since the last call. Takes milliseconds, so call it on a worker thread."""
         serving = self._serving()
         if self._sampler is None:
             self._sampler = MachineSampler(lambda: _pids(self._serving()))
         return MachineSample() if serving is None else self._sampler.sample()
 
     async def event(self) -> bytes:
-        """All that a page shows of the engines, as a server-sent event: one for all watchers of a look.
+        """Returns everything that the page shows of the engines, as a server-sent event.
 
-        Raises:
-            As look.
+        All watchers of a look share one event. Raises as look.
         """
         serving = self._serving()
         assert serving is not None
@@ -122,7 +120,7 @@ class Live:
 
 
 def sse(document: Json) -> bytes:
-    """A document as a server-sent event."""
+    """Returns a document as a server-sent event."""
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -135,7 +133,7 @@ def _pids(serving: Serving | None) -> list[int]:
         return []
     try:
         return serving.client.pids
-    except Exception:  # it was closed a moment ago
+    except Exception:  # the server was closed a moment ago
         return []
 
 
@@ -143,7 +141,7 @@ _lives: weakref.WeakKeyDictionary[Serving, Live] = weakref.WeakKeyDictionary()
 
 
 def live_of(serving: Serving) -> Live:
-    """The Live of a server."""
+    """Returns the Live of a server."""
     live = _lives.get(serving)
     if live is None:
         live = _lives[serving] = Live(serving)
@@ -151,10 +149,10 @@ def live_of(serving: Serving) -> Live:
 
 
 def slot_document(slot: SlotState, engine: int, state: EngineState) -> Json:
-    """A slot as plain values.
+    """Returns a slot as plain values.
 
     Args:
-        engine: number of its engine.
+        engine: number of the slot's engine.
     """
     document: Json = {"id": slot.id, "engine": engine, "n_ctx": state.n_ctx, "n_cells": slot.n_cells}
     if slot.request_id is None:
@@ -179,7 +177,7 @@ def slot_document(slot: SlotState, engine: int, state: EngineState) -> Json:
 
 
 def queue_document(stats: EngineStats, states: Sequence[EngineState]) -> Json:
-    """The queues of all engines as plain values: how many wait, and the next of them with the reasons."""
+    """Returns the queues of all engines as plain values: the number of waiting requests, and the next with reasons."""
     waiting = [one for state in states for one in state.waiting]
     return {
         "n": sum(state.n_waiting for state in states),
@@ -201,17 +199,17 @@ def queue_document(stats: EngineStats, states: Sequence[EngineState]) -> Json:
 
 
 def request_name(one: SlotState | WaitingState) -> str:
-    """Id of a request; with several continuations, the number of this one behind it."""
+    """Returns the id of a request, followed by the number of the continuation unless that is 0."""
     return f"{one.request_id}.{one.index}" if one.index else str(one.request_id)
 
 
 def tier(one: SlotState | WaitingState) -> str:
-    """The tier in the words of service_tier: flex, priority or default."""
+    """Returns the tier by the names of service_tier: flex, priority or default."""
     return "flex" if one.background else "priority" if one.priority < 0 else "default"
 
 
 def rates(span: EngineStats, seconds: float) -> Json:
-    """Speeds of a span; gaps are None where there were none."""
+    """Returns the speeds in a span of time. Gaps are None if there were none."""
     gaps = span.inter_token_s
 
     def each_second(count: int) -> float:
@@ -232,13 +230,13 @@ def rates(span: EngineStats, seconds: float) -> Json:
 
 
 def longest(gaps: Histogram) -> float | None:
-    """Upper limit of the bucket of the longest duration, seconds; None: there are none."""
+    """Returns the upper limit in seconds of the bucket with the longest duration; None: no durations."""
     filled = [place for place, count in enumerate(gaps.counts) if count]
     return LIMITS_S[min(filled[-1], len(LIMITS_S) - 1)] if filled else None
 
 
 def totals(stats: EngineStats) -> Json:
-    """Counts since the start that a page shows."""
+    """Returns the counts since the start that the page shows."""
     return {
         "requests": stats.submitted,
         "ok": stats.ok,

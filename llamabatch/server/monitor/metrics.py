@@ -1,4 +1,4 @@
-"""The text of /metrics: our own names, vLLM's and llama-server's, in Prometheus' text format."""
+"""The text of /metrics in Prometheus' text format, under our own names, vLLM's and llama-server's."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ LLAMA_SERVER = "llamacpp:"
 _LLAMA_COUNTERS = {
     "prompt_tokens": "Tokens of prompts of ended requests that were computed.",
     "prompt_tokens_cached": "Tokens of prompts that were copied instead of computed.",
-    "prompt_seconds": "Seconds from slot to first token, of requests that went well.",
+    "prompt_seconds": "Seconds from slot to first token, of successful requests.",
     "tokens_predicted": "Tokens sampled.",
-    "tokens_predicted_seconds": "Seconds from first to last token, of requests that went well.",
+    "tokens_predicted_seconds": "Seconds from first to last token, of successful requests.",
     "n_decode": "Calls of llama_decode.",
     "spec_decode_num_draft_tokens": "Drafted tokens that were checked.",
     "spec_decode_num_accepted_tokens": "Drafted tokens that were accepted.",
@@ -49,12 +49,12 @@ _LLAMA_GAUGES = {
 _HTTP_LIMITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 480.0)
 _LONGEST = "Tokens of prompt and output of the longest continuation."
 _KEYS = {
-    "requests": "POST requests of a key that were let in.",
+    "requests": "Admitted POST requests of a key.",
     "refused": "POST requests of a key above its limits.",
     "tokens": "Tokens of prompts and outputs of a key.",
 }
 _SERVER = {
-    "num_open_requests": "Calls of HTTP under way.",
+    "num_open_requests": "Running HTTP calls.",
     "ready": "1 while an engine takes requests, else 0.",
 }
 _POOL = {
@@ -67,7 +67,7 @@ class PooledFigures(NamedTuple):
     """Figures of one of several models.
 
     Attributes:
-        name: its first. loaded: 1, or 0. users: calls of HTTP that use it. loads: since the start of the server.
+        name: the model's first name. loaded: 1 or 0. users: running HTTP calls. loads: since the start of the server.
     """
 
     name: str
@@ -102,12 +102,12 @@ class Metrics:
         http: HttpCounts | None = None,
         keys: Mapping[str, KeyCounts] | None = None,
     ) -> bytes:
-        """All figures, as text of version 0.0.4.
+        """Returns all figures as text of version 0.0.4.
 
         Args:
-            stats: of all engines. states: of each, for the adapters in use.
-            n_open: calls of HTTP under way.
-            http: the requests that have ended. keys: what each key has used.
+            stats: of all engines. states: of each engine, for the adapters in use.
+            n_open: running HTTP calls.
+            http: counts of the requests that have ended. keys: counts by key.
         """
         registry = self._client.CollectorRegistry()
         registry.register(_Families(lambda: self._families(stats, machine, states, n_open, ready, http, keys)))
@@ -117,7 +117,7 @@ class Metrics:
     def text_of_pool(
         self, models: Sequence[PooledFigures], http: HttpCounts, keys: Mapping[str, KeyCounts] | None
     ) -> bytes:
-        """The figures of a server of several models, without those of their engines."""
+        """Returns the figures of a server of several models, without figures of their engines."""
         registry = self._client.CollectorRegistry()
         registry.register(_Families(lambda: self._pool(models, http, keys)))
         text: bytes = self._client.generate_latest(registry)
@@ -171,7 +171,7 @@ class Metrics:
         yield from llama.gauges(LLAMA_SERVER, _LLAMA_GAUGES, _llama_gauges(stats))
 
     def _http(self, counts: HttpCounts) -> Iterator[Any]:
-        """The requests of HTTP under the names that vLLM's server has from prometheus-fastapi-instrumentator."""
+        """Yields the HTTP figures under the names of prometheus-fastapi-instrumentator, which vLLM's server uses."""
         total = self._core.CounterMetricFamily(
             "http_requests", "Requests that have ended, by route and status.", labels=["handler", "method", "status"]
         )
@@ -195,7 +195,7 @@ class Metrics:
             yield family
 
     def _lora_info(self, states: Sequence[EngineState]) -> Any:
-        """vLLM's gauge of adapters, whose value is the time and whose labels are what it tells."""
+        """Returns vLLM's gauge of adapters. Its labels hold the information; its value is the time."""
         running = sorted({name for state in states for slot in state.slots for name in slot.adapters})
         family = self._core.GaugeMetricFamily(
             VLLM + "lora_requests_info",
@@ -207,7 +207,7 @@ class Metrics:
 
 
 class _Families:
-    """A collector for prometheus_client, which calls it once."""
+    """A collector for prometheus_client, used once."""
 
     def __init__(self, collect: Any) -> None:
         self.collect = collect
@@ -231,7 +231,7 @@ def _llama_counters(stats: EngineStats) -> dict[str, float | None]:
 
 
 def _llama_gauges(stats: EngineStats) -> dict[str, float | None]:
-    """The first token of an output comes with the end of its prompt: it costs no step."""
+    """Returns the values of _LLAMA_GAUGES. First tokens are left out of the speed, since they need no step."""
     prefill_s, decode_s = stats.prefill_s.sum_s, stats.decode_s.sum_s
     n_later = max(0.0, stats.output_lengths.sum_s - stats.decode_s.count)
     return {
@@ -244,18 +244,18 @@ def _llama_gauges(stats: EngineStats) -> dict[str, float | None]:
 
 
 def _longest(stats: EngineStats) -> bytes:
-    """llama-server's n_tokens_max, a counter without the ending that prometheus_client gives to all counters."""
+    """Returns llama-server's n_tokens_max, a counter without the `_total` that prometheus_client always appends."""
     name = LLAMA_SERVER + "n_tokens_max"
     return f"# HELP {name} {_LONGEST}\n# TYPE {name} counter\n{name} {float(stats.longest)}\n".encode()
 
 
 async def metrics(request: HttpRequest) -> Any:
-    """The figures; before the model is there, those of an engine that has done nothing; once it is gone, the last."""
+    """Returns the metrics as text. Without an engine, the figures are zero or the last ones."""
     serving = serving_of(request)
     live = live_of(serving)
     try:
         stats, states = await live.look()
-    except (ApiError, EngineClosedError):  # loading, or the engine is gone
+    except (ApiError, EngineClosedError):  # loading, or the engine has ended
         stats, states = live.last
     name, n_open, ready = serving.names[0], serving.n_open, serving.state == "ready"
     http: HttpCounts = request.app.state.http_counts

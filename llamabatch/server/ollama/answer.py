@@ -1,4 +1,4 @@
-"""The answers of /api/chat and /api/generate: one document, or lines of which each has a piece."""
+"""The responses of /api/chat and /api/generate, as one document or as a stream with a line for each piece."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Writer:
-    """The form of the documents of one answer.
+    """A writer of the documents of one response.
 
     Attributes:
         model: the name that the caller asked for.
-        is_chat: the text stands in a message; else in "response".
-        shows_thinking: the answer has the thinking, too.
-        logprobs: likeliest tokens beside each; None: no logprobs.
-        piece: the bytes of a token by its id, for them.
-        has_context: the end has the token ids of prompt and answer, for a request that goes on.
+        is_chat: the text is in "message"; otherwise in "response".
+        shows_thinking: the response includes the thinking.
+        logprobs: the number of likeliest tokens beside each token; None: no logprobs.
+        piece: returns the bytes of a token id, for logprobs.
+        has_context: the last document has the token ids of prompt and answer, from which a later request continues.
     """
 
     model: str
@@ -41,7 +41,7 @@ class Writer:
 
     @classmethod
     def of(cls, serving: Serving, body: Generation, name: str | None, *, is_chat: bool) -> Writer:
-        """The writer of the answer to a body.
+        """Returns the writer of the response to a request body.
 
         Args:
             name: the name of the model as the caller wrote it.
@@ -62,7 +62,7 @@ class Writer:
         calls: Sequence[ToolCall] = (),
         logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> Json:
-        """A piece, or all of an answer but its end."""
+        """Returns a piece of a response, or a whole response without the fields of its end."""
         found: Json = {"model": self.model, "created_at": moment()}
         part: Json = {"role": "assistant", "content": text} if self.is_chat else {"response": text}
         if thinking and self.shows_thinking:
@@ -75,11 +75,11 @@ class Writer:
         return found | {"done": False}
 
     def loaded(self, *, unload: bool) -> Json:
-        """The answer to a body without a prompt."""
+        """Returns the response to a body without a prompt."""
         return self.document() | {"done": True, "done_reason": "unload" if unload else "load"}
 
     def end_of(self, output: RequestOutput) -> Json:
-        """The fields of the last document: the reason of the end, counts, and times in nanoseconds."""
+        """Returns the fields of the last document: the reason of the end, counts, and times in nanoseconds."""
         [whole] = output.outputs
         times = output.timings
         first = times.total_s if times.ttft_s is None else times.ttft_s
@@ -103,7 +103,7 @@ def _call(call: ToolCall, place: int) -> Json:
 
 
 def answer(writer: Writer, outputs: list[RequestOutput]) -> Json:
-    """The document of a whole answer. Raises ApiError for a request that was ended by an error."""
+    """Returns the document of a whole response. Raises ApiError if an error ended the request."""
     [output] = outputs
     check_ends(output)
     end = writer.end_of(output)
@@ -112,14 +112,14 @@ def answer(writer: Writer, outputs: list[RequestOutput]) -> Json:
 
 
 class Lines:
-    """The lines of a streamed answer. A call of a tool comes when it is whole, before the last line."""
+    """A writer of the lines of a streamed response. Tool calls come whole, in a line before the last one."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._finished: RequestOutput | None = None
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
-        """The lines of outputs. Raises ApiError for a request that was ended by an error."""
+        """Returns the lines of new outputs. Raises ApiError if an error ended the request."""
         lines: list[Json] = []
         for output in outputs:
             if output.finished is not None:
@@ -137,7 +137,7 @@ class Lines:
         return self._writer.has_context and self._finished is not None and weight([self._finished]) > LIGHT
 
     def end(self) -> Iterator[bytes]:
-        """The calls, and the line with the counts."""
+        """Yields the line of the tool calls, and the last line with the counts."""
         finished, writer = self._finished, self._writer
         assert finished is not None
         [whole] = finished.outputs
@@ -155,5 +155,5 @@ def _written(lines: Sequence[Json]) -> bytes:
 
 
 def _text_ids(output: RequestOutput) -> list[int]:
-    """The tokens of a prompt without the cells of pictures, which a later request could not name."""
+    """Returns the token ids of a prompt without those of image cells, which a later request could not name."""
     return [token_id for token_id in output.prompt_token_ids if token_id >= 0]

@@ -26,7 +26,7 @@ EFFORTS = ("low", "medium", "high")
 _BOOLEAN: Json = {"type": ["boolean", "null"]}
 _TEXT: Json = {"type": ["string", "null"]}
 _NAMES = {"num_predict": "max_tokens", "num_keep": "n_keep"}
-# Options of a model that is loaded, which a request cannot change here.
+# Options for loading a model. A request cannot change them here.
 _OF_LOADING = frozenset(
     (
         *("numa", "num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
@@ -51,7 +51,7 @@ _SHARED: Fields = {
         {"type": ["object", "null"], "additionalProperties": {}},
         "num_predict, num_keep, seed, stop, temperature, top_k, top_p, min_p, repeat_penalty, … by ollama's names",
     ),
-    "keep_alive": Field({}, "without effect: the model stays loaded"),
+    "keep_alive": Field({}, "with several models: how long this one stays loaded; otherwise without effect"),
     "think": Field({"enum": [True, False, *EFFORTS, None]}, "think, or how much"),
     "logprobs": Field(_BOOLEAN, "give the logprob of each token"),
     "top_logprobs": Field({"type": ["integer", "null"], "minimum": 0, "maximum": 20}, "and of so many likeliest"),
@@ -71,11 +71,11 @@ GENERATE: Fields = {
     "prompt": Field(_TEXT, "the message of a user; with raw the text that is continued; none: nothing is done"),
     "system": Field(_TEXT, "a message before it"),
     "raw": Field(_BOOLEAN, "no chat template"),
-    "suffix": Field(_TEXT, "the text behind a gap, and the prompt is that before it: the answer fills the gap"),
-    "template": Field({}, "", ("",), "a template is a program, which this server takes from its own options alone"),
+    "suffix": Field(_TEXT, "the text after a gap; the prompt is the text before it, and the answer fills the gap"),
+    "template": Field({}, "", ("",), "a template is a program; this server uses the template of its own options only"),
     "context": Field(
         {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}},
-        "the context of an answer, behind which the prompt stands",
+        "the context of an earlier answer, which the prompt continues",
     ),
     "images": Field({"type": ["array", "null"], "items": {"type": "string"}}, "pictures in base64"),
 }
@@ -83,11 +83,7 @@ GENERATE: Fields = {
 
 @dataclass(frozen=True)
 class RawBody(Generation):
-    """A text to be continued as it is.
-
-    Attributes:
-        prompt: the text.
-    """
+    """A request to continue the text `prompt` without a chat template."""
 
     prompt: str = ""
 
@@ -98,10 +94,10 @@ class RawBody(Generation):
 
 @dataclass(frozen=True)
 class GapBody(Generation):
-    """A gap between two texts to be filled.
+    """A request to fill the gap between two texts.
 
     Attributes:
-        gap: the texts. before: token ids in front of them.
+        gap: the two texts. before: the token ids before the texts.
     """
 
     gap: Gap = Gap()
@@ -109,7 +105,7 @@ class GapBody(Generation):
 
     @property
     def cuts(self) -> bool:
-        """True: what does not fit around the gap is left out."""
+        """Always True: text around the gap that does not fit is left out."""
         return True
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
@@ -121,24 +117,20 @@ class GapBody(Generation):
 
 @dataclass(frozen=True)
 class EmptyBody:
-    """A body without a prompt, which asks for the model to be loaded, or to be unloaded.
-
-    Attributes:
-        unload: keep_alive is 0.
-    """
+    """A body without a prompt. It asks to load the model, or with keep_alive 0 to unload it."""
 
     model: str | None = None
     unload: bool = False
     stream: bool = True
     ignored: tuple[str, ...] = ()
-    # as a Generation has them, for with_model
+    # with_model reads these two fields of a Generation
     adapters: Mapping[str, float] | None = None
     lora: tuple[tuple[int, float], ...] | None = None
 
 
 @reads
 def read_ollama_chat(body: Mapping[str, Any], rules: Rules = RULES) -> Generation | EmptyBody:
-    """The body of /api/chat. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    """Reads the body of /api/chat. Raises ApiError with the field, its value and the allowed values."""
     given = Body(body, CHAT, rules)
     messages = given.take("messages")
     if not isinstance(messages, (list, type(None))):
@@ -155,7 +147,7 @@ def read_ollama_chat(body: Mapping[str, Any], rules: Rules = RULES) -> Generatio
 
 @reads
 def read_generate(body: Mapping[str, Any], rules: Rules = RULES) -> Generation | EmptyBody:
-    """The body of /api/generate. Raises ApiError, as read_ollama_chat."""
+    """Reads the body of /api/generate. Raises ApiError, as read_ollama_chat does."""
     given = Body(body, GENERATE, rules)
     prompt, suffix, system = given.text("prompt") or "", given.text("suffix") or "", given.text("system")
     raw, context = given.boolean("raw"), _context(given.take("context"))
@@ -200,7 +192,7 @@ def _empty(given: Body) -> EmptyBody:
 
 
 def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
-    """The ChatBody of a body whose messages are in `chat`."""
+    """Returns the ChatBody of a body whose messages are in `chat`."""
     think = given.take("think")
     if isinstance(think, bool):
         kwargs = thinking_kwargs(given, rules, "think", "enabled" if think else "disabled")
@@ -209,7 +201,7 @@ def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
         effort = choice(PromptError, "think", think, EFFORTS)
         chat["chat_template_kwargs"] = effort_kwargs(given, rules, "think", effort)
     fields = _fields(given)
-    if "logprobs" in fields:  # a chat has two fields for what others have one
+    if "logprobs" in fields:  # a chat has two fields for logprobs, other bodies one
         chat |= {"logprobs": True, "top_logprobs": fields.pop("logprobs")}
     ignored = tuple(given.ignored)
     names = {own: f"options.{name}" for name, own in _NAMES.items()} | {"stop": "options.stop"}
@@ -219,7 +211,7 @@ def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
 
 
 def _fields(given: Body) -> Json:
-    """The fields of a Generation that a body and its options stand for."""
+    """Returns the fields of a Generation that a body and its options set."""
     found = {**_options(given), "model": given.label("model"), "stream": given.boolean("stream", True)}
     found["cache_salt"] = given.take("cache_salt")
     form = given.take("format")
@@ -241,7 +233,7 @@ def _fields(given: Body) -> Json:
 
 
 def _options(given: Body) -> Json:
-    """The options of a body as fields of a Generation; those of loading, and unknown ones, are ignored by name."""
+    """Returns the options of a body as fields of a Generation. Options of loading and unknown options are ignored."""
     options = given.take("options")
     if options is None:
         return {}
@@ -262,7 +254,7 @@ def _options(given: Body) -> Json:
 
 
 def _messages(messages: list[Any], given: Body) -> Iterator[Json]:
-    """The messages in OpenAI's form. Results of tools, which ollama's name a function, get the ids of its calls."""
+    """Yields the messages in OpenAI's format. A tool result gets the id of a call of the function that it names."""
     n_calls = 0
     open_calls: list[tuple[str, str]] = []  # ids and names of calls that have no result yet
     for index, message in enumerate(messages):
@@ -288,7 +280,7 @@ def _messages(messages: list[Any], given: Body) -> Iterator[Json]:
 
 
 def _with_images(place: str, images: object, text: Any, given: Body) -> Any:
-    """The content of a message with pictures before its text. Raises PromptError, ApiError."""
+    """Returns the content of a message with images before its text. Raises PromptError, ApiError."""
     if not images:
         return text
     if IMAGE not in given.reads:
@@ -318,7 +310,7 @@ def _call(place: str, call: object, number: int) -> Json:
 
 
 def _answered(open_calls: list[tuple[str, str]], name: object) -> str:
-    """The id of the call that a result is of: the first without one, of this name if it is given."""
+    """Removes and returns the id of the first call without a result. If `name` is given, the call must have it."""
     for place, (call_id, called) in enumerate(open_calls):
         if name is None or called == name:
             del open_calls[place]

@@ -9,34 +9,34 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.server.response.event_stream import EventStream
 from llamabatch.server.serving.serving import Serving
 
-API_VERSION = "0.12.11"  # of ollama, whose fields these are: clients compare it with the least that they need
-PATHS = "/api"  # errors of these have the shape before a route is found
+API_VERSION = "0.12.11"  # the version of ollama's API; clients compare it with the version that they need
+PATHS = "/api"  # errors under this path have the format below, even if no route matches
 
 LATEST = ":latest"
 _NANO = 10**9
 
 
 class LineStream(EventStream):
-    """A stream of JSON documents, one a line. Its clients know no comments, so that none keeps a connection open."""
+    """A stream of JSON documents, one per line. No comments keep it open, because its clients do not know comments."""
 
     media = b"application/x-ndjson"
 
 
 def error_document(error: ApiError) -> dict[str, Any]:
-    """The body of an error, and its line in a stream."""
+    """Returns the body of an error, which is also its line in a stream."""
     return {"error": error.public_message}
 
 
 def served_name(name: str, serving: Serving) -> str:
-    """The name of a model without the tag that ollama's clients put behind it, unless it is served with the tag."""
+    """Returns a model's name without the tag ":latest" of ollama's clients, unless a served name has the tag."""
     return name if name in serving.names else name.removesuffix(LATEST)
 
 
 def moment(seconds: float | None = None) -> str:
-    """A time of the clock as ollama writes it.
+    """Returns a time in ollama's format.
 
     Args:
-        seconds: since 1970; None: now.
+        seconds: seconds since 1970; None: now.
     """
     at = datetime.datetime.now(datetime.timezone.utc)
     if seconds is not None:
@@ -45,5 +45,5 @@ def moment(seconds: float | None = None) -> str:
 
 
 def nanoseconds(seconds: float) -> int:
-    """A duration as ollama writes it; 0 for one below 0."""
+    """Returns a duration in nanoseconds, at least 0."""
     return max(0, int(seconds * _NANO))

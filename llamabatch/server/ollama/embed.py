@@ -1,4 +1,4 @@
-"""/api/embed, and /api/embeddings, which came before it."""
+"""/api/embed, and its older form /api/embeddings."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ _SHARED: Fields = {
     "options": Field(
         {"type": ["object", "null"]}, "", ({},), "they are of a model that is being loaded", optional=True
     ),
-    "keep_alive": Field({}, "without effect: the model stays loaded"),
+    "keep_alive": Field({}, "with several models: how long this one stays loaded; otherwise without effect"),
 }
 EMBED: Fields = {
     **_SHARED,
     "input": Field(
         {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}, "a text, or a list of texts"
     ),
-    "truncate": Field({"type": ["boolean", "null"]}, "false: a text that is too long is an error, and not cut"),
-    "dimensions": Field({"type": ["integer", "null"], "minimum": 1}, "the vector is cut to so many elements"),
+    "truncate": Field({"type": ["boolean", "null"]}, "true: a text that is too long is cut; false: it is an error"),
+    "dimensions": Field({"type": ["integer", "null"], "minimum": 1}, "the number of elements that the vector keeps"),
 }
 EMBEDDINGS: Fields = {**_SHARED, "prompt": Field({"type": ["string", "null"]}, "a text")}
 
 
 @dataclass(frozen=True)
 class EmbedBody(PooledBody):
-    """Embeddings as asked for.
+    """A request for embeddings.
 
     Attributes:
         inputs: the texts.
-        longest: tokens that a text may have, behind which it is cut; None: a longer one is an error.
-        dimensions: elements of a vector; None: all.
+        longest: the number of tokens after which a text is cut; None: a longer text is an error.
+        dimensions: the number of elements that a vector keeps; None: all.
     """
 
     inputs: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class EmbedBody(PooledBody):
 
 @reads
 def read_embed(body: Mapping[str, Any], rules: Rules = RULES) -> tuple[EmbedBody, bool]:
-    """The body of /api/embed, and True if texts that are too long are cut. Raises ApiError."""
+    """Reads the body of /api/embed. The second result is True if too long texts are cut. Raises ApiError."""
     given = Body(body, EMBED, rules)
     inputs = given.needed("input", "a text, or a list of texts")
     texts = [inputs] if isinstance(inputs, str) else inputs
@@ -86,7 +86,7 @@ def read_embed(body: Mapping[str, Any], rules: Rules = RULES) -> tuple[EmbedBody
 
 @reads
 def read_embeddings(body: Mapping[str, Any], rules: Rules = RULES) -> EmbedBody:
-    """The body of /api/embeddings. Raises ApiError."""
+    """Reads the body of /api/embeddings. Raises ApiError."""
     given = Body(body, EMBEDDINGS, rules)
     text = given.text("prompt")
     return EmbedBody(inputs=(text,) if text else (), **_own(given, rules))
@@ -98,7 +98,7 @@ def _own(given: Body, rules: Rules) -> Json:
 
 
 async def embed(request: HttpRequest) -> Any:
-    """A vector of length 1 for each text, as ollama gives them."""
+    """Returns an embedding of length 1 for each text, as ollama does."""
     began = time.perf_counter()
     serving = serving_of(request)
     body, cut = await read_body(request, serving, read_embed)
@@ -123,7 +123,7 @@ async def embed(request: HttpRequest) -> Any:
 
 
 async def embeddings(request: HttpRequest) -> Any:
-    """The vector of one text, as the model gives it."""
+    """Returns the embedding of one text, as the model gives it."""
     serving = serving_of(request)
     body = await read_body(request, serving, read_embeddings)
     body = replace(body, longest=-1)

@@ -1,4 +1,4 @@
-"""/api/tags, /api/ps, /api/show and /api/version: the model that is served, as ollama lists its own."""
+"""/api/tags, /api/ps, /api/show and /api/version: the served model in ollama's format."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def _modified(serving: Serving) -> str:
 
 
 def tags_document(serving: Serving) -> Json:
-    """The answer of /api/tags: each name under which the model answers, adapters too."""
+    """Returns the response of /api/tags: every name of the model, and every adapter."""
     more = {"modified_at": _modified(serving)}
     return {"models": [model_card(serving, name) | more for name in model_names(serving)]}
 
 
 def ps_document(serving: Serving) -> Json:
-    """The answer of /api/ps."""
+    """Returns the response of /api/ps."""
     more = {"expires_at": NEVER, "size_vram": 0, "context_length": serving.plan.config.n_ctx}
     return {"models": [model_card(serving, name) | more for name in model_names(serving)]}
 
 
 def show_document(serving: Serving) -> Json:
-    """The answer of /api/show."""
+    """Returns the response of /api/show."""
     model = serving.model
     template = serving.options.chat_template or model.chat_template or ""
     found = shown(model.metadata, file_facts(model), template, _capabilities(serving))
@@ -62,10 +62,11 @@ def show_document(serving: Serving) -> Json:
 
 
 def shown(metadata: Mapping[str, str], facts: FileFacts, template: str, uses: Sequence[str]) -> Json:
-    """The same without a time, of a model that may not be loaded. The file's metadata are without lists and vocabulary.
+    """Returns the response of /api/show without `modified_at`. The model need not be loaded.
 
     Args:
-        uses: the model's, in ollama's words.
+        metadata: the metadata of the file as texts. The response leaves out the keys of the tokenizer.
+        uses: the capabilities of the model in ollama's words.
     """
     info: Json = {key: _value(text) for key, text in metadata.items() if not key.startswith("tokenizer.")}
     info["general.parameter_count"] = facts.n_params
@@ -81,13 +82,13 @@ def shown(metadata: Mapping[str, str], facts: FileFacts, template: str, uses: Se
 
 
 def _capabilities(serving: Serving) -> list[str]:
-    """Those of ollama: there a model that generates is none for embeddings."""
+    """Returns ollama's list of capabilities, in which a model that generates is not an embedding model."""
     found = capabilities(serving)
     return [name for name in found if name != "rerank" and (name != "embedding" or "completion" not in found)]
 
 
 def _value(text: str) -> Any:
-    """The value of a metadata key, whose text is all that llama.cpp gives."""
+    """Returns the value of a metadata key from its text, because llama.cpp gives only texts."""
     for read in (int, float):
         try:
             return read(text)
@@ -98,28 +99,28 @@ def _value(text: str) -> Any:
 
 @reads
 def read_show(body: Mapping[str, Any], rules: Rules = RULES) -> tuple[str | None, tuple[str, ...]]:
-    """The name of a model, and ignored fields. Raises ApiError."""
+    """Reads the name of a model, and the ignored fields. Raises ApiError."""
     given = Body(body, SHOW, rules)
     name = given.label("model") or given.label("name")
     return name, tuple(given.ignored)
 
 
 async def tags(request: HttpRequest) -> Any:
-    """The model, under each of its names."""
+    """Lists the model under each of its names."""
     serving = serving_of(request)
     serving.check_ready()
     return json_response(await serving.on_thread(tags_document, serving))
 
 
 async def ps(request: HttpRequest) -> Any:
-    """The loaded model, under each of its names."""
+    """Lists the loaded model under each of its names."""
     serving = serving_of(request)
     serving.check_ready()
     return json_response(await serving.on_thread(ps_document, serving))
 
 
 async def show(request: HttpRequest) -> Any:
-    """The metadata and the capabilities of the model."""
+    """Returns the metadata and the capabilities of the model."""
     serving = serving_of(request)
     name, ignored = await read_body(request, serving, read_show)
     if name is None:
@@ -129,12 +130,12 @@ async def show(request: HttpRequest) -> Any:
 
 
 async def alive(request: HttpRequest) -> Any:
-    """200, where no page has this path: ollama's clients look here whether a server is there."""
+    """Answers 200, because ollama's clients check here if a server runs. If the page is on, it answers instead."""
     return PlainTextResponse("llamabatch is running")
 
 
 async def version(request: HttpRequest) -> Any:
-    """The version of ollama whose API this is."""
+    """Returns the version of ollama's API that this server has."""
     return json_response({"version": API_VERSION})
 
 

@@ -1,4 +1,4 @@
-"""A line of a batch as its endpoint reads and answers it: fields, checks, defaults and documents are those of HTTP."""
+"""Reads and answers a line of a batch, with the fields, checks, defaults and documents of the HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Body = ChatBody | CompletionBody | EmbeddingBody
 
 
 def reader_of(serving: Serving, endpoint: str) -> ReadLine:
-    """The reader of the lines of a batch."""
+    """Returns the reader for the lines of a batch."""
     rules, task = rules_of(serving), _TASKS[endpoint]
 
     def read(line: Mapping[str, Any]) -> ParsedLine:
@@ -61,10 +61,10 @@ def _form(body: _Body, serving: Serving) -> ServiceForm:
     if len(given) > 1:
         name = "input" if isinstance(body, EmbeddingBody) else "prompt"
         raise ApiError(
-            400, f"{name} is a list of {len(given)}; a line has one result, so write a line for each", param=name
+            400, f"{name} is a list of {len(given)}; a line has one result: write one line for each", param=name
         )
     if not isinstance(body, EmbeddingBody) and body.stream:
-        raise ApiError(400, "stream is true; a batch has whole answers: leave it out", param="stream")
+        raise ApiError(400, "stream is true; a batch cannot stream: leave it out", param="stream")
 
     def prepare(inputs: InputProcessor) -> Request:
         try:
@@ -78,7 +78,7 @@ def _form(body: _Body, serving: Serving) -> ServiceForm:
     def answer(output: RequestOutput) -> Mapping[str, Any]:
         try:
             document = _answer(body, output, serving)
-            # a journal has an encoder of its own, which knows no Rows; embeddings have none
+            # The journal has its own JSON encoder, which cannot write Rows. Embedding documents have no Rows.
             return document if isinstance(body, EmbeddingBody) else json.loads(dump(document))
         except Exception as error:
             raise _own(error) from error
@@ -87,7 +87,7 @@ def _form(body: _Body, serving: Serving) -> ServiceForm:
 
 
 def _own(error: Exception) -> PromptError:
-    """Any error of a line as that line's own: no line ends a batch. One that was not foreseen is in the log."""
+    """Turns any error into an error of its line, because no line may end the batch. Unforeseen errors are logged."""
     return PromptError(answer_of(ApiError.of(error)))
 
 

@@ -1,4 +1,4 @@
-"""/v1/batches: many requests in a file, run in the background, which outlive the server."""
+"""/v1/batches: the requests of a file, run in the background. A batch survives a restart of the server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCH: Fields = {
     "endpoint": Field({"enum": list(ENDPOINTS)}, "the url of all of its lines"),
     "completion_window": Field(
         {"type": "string"},
-        "time until the batch expires, as 24h or 10m; it leaves the background when the end comes near",
+        "time until the batch expires, such as 24h or 10m; near its end the batch is no longer background work",
     ),
     "metadata": Field({"type": ["object", "null"]}, "texts by name, which come back with the batch"),
     "output_expires_after": Field(
@@ -42,11 +42,11 @@ BATCH: Fields = {
 
 @dataclass(frozen=True)
 class BatchBody:
-    """A batch as asked for.
+    """A request for a batch.
 
     Attributes:
-        window_s: seconds of completion_window.
-        output_expires_s: seconds that its files of results stay; None: as others.
+        window_s: the seconds of completion_window.
+        output_expires_s: the seconds after which the result files expire; None: they do not expire.
         ignored: names of unknown fields.
     """
 
@@ -59,7 +59,7 @@ class BatchBody:
     ignored: tuple[str, ...] = ()
 
     def record(self, now: float) -> BatchRecord:
-        """The batch that begins now, a time.time()."""
+        """Returns the record of a batch that begins at `now`, a time.time()."""
         return BatchRecord(
             new_batch_id(),
             self.endpoint,
@@ -74,7 +74,7 @@ class BatchBody:
 
 @reads
 def read_batch(body: Mapping[str, Any], rules: Rules = RULES) -> BatchBody:
-    """The BatchBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    """Reads a BatchBody from a request body. Raises ApiError with the field, its value and the allowed values."""
     given = Body(body, BATCH, rules)
     file_id = given.needed("input_file_id", "the id of an uploaded file")
     endpoint = given.needed("endpoint", " or ".join(ENDPOINTS))
@@ -95,19 +95,22 @@ def read_batch(body: Mapping[str, Any], rules: Rules = RULES) -> BatchBody:
 
 
 def _document(batches: Batches | None, record: BatchRecord) -> Json:
-    """A batch in OpenAI's words, with `waiting_for` where it waits for the disk or the engine."""
+    """Returns a batch in OpenAI's format, with `waiting_for` if it waits for the disk or the engine."""
     waits = None if batches is None else batches.waiting_for(record)
     return record.to_openai() | ({} if waits is None else {"waiting_for": waits})
 
 
 async def create(request: HttpRequest) -> Any:
-    """Begins a batch of the lines of a file. Raises ApiError (403) for a key with limits, as lines count for none."""
+    """Creates a batch from the lines of a file.
+
+    Raises ApiError (403) for a key with limits, because the lines of a batch do not count against limits.
+    """
     use = key_use.get()
     if use is not None and (use.key.rpm, use.key.tpm) != (None, None):
         raise ApiError(
             403,
-            f"the key {use.key.name!r} has limits a minute (rpm, tpm), to which no batch is held; send the requests "
-            "one by one, or use a key without limits",
+            f"the key {use.key.name!r} has limits per minute (rpm, tpm), which a batch would not obey; send the "
+            "requests one by one, or use a key without limits",
             code="key_with_limits",
         )
     batches = await batches_of(request)
@@ -131,7 +134,7 @@ async def batch(request: HttpRequest) -> Any:
 
 
 async def cancel(request: HttpRequest) -> Any:
-    """Cancels a batch; what is done stays."""
+    """Cancels a batch. Its finished lines keep their results."""
     _, batch_id = await store_with(request, "batch_id")
     record = await on_thread((await batches_of(request)).cancel, batch_id)
     return JSONResponse(record.to_openai())

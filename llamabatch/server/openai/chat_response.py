@@ -1,4 +1,4 @@
-"""The responses of /v1/chat/completions: whole, and in chunks."""
+"""The responses of /v1/chat/completions, as one document or as the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from llamabatch.server.response.json_text import LIGHT, Rows, dump, quoted, weig
 
 
 def chat_response(head: Head, outputs: list[RequestOutput], body: ChatBody, n_reasoning: int = 0) -> dict[str, Any]:
-    """A "chat.completion" document of one conversation. Raises ApiError for a request that was ended by an error.
+    """Returns the "chat.completion" document of one conversation. Raises ApiError if an error ended the request.
 
     Args:
-        n_reasoning: tokens of the thinking, for the usage.
+        n_reasoning: the number of tokens in the thinking, for the usage.
     """
     [output] = outputs
     check_ends(output)
@@ -79,18 +79,18 @@ def _old_form(reason: str | None) -> str | None:
 
 
 def logprobs_of(logprobs: Sequence[TokenLogprobs] | None, body: ChatBody, head: Head) -> dict[str, Any] | None:
-    """ "logprobs" of a choice or a piece of it; None: they were not asked for."""
+    """Returns "logprobs" of a choice or of a piece of it; None: the request did not ask for logprobs."""
     if logprobs is None or body.params.logprobs is None:
         return None
     return {"content": Rows(logprobs, lambda given: chat_logprob(given, head.piece, body.params.logprobs))}
 
 
 class ChatChunks:
-    """The events of a streamed chat. The first of each choice has its role, the last one its finish_reason.
+    """A writer of the events of a streamed chat. The first event of a choice has the role, the last the finish_reason.
 
     Args:
-        n_prompt: tokens of the prompt.
-        count: tokens of the thinking in outputs; None: those of all pieces with thinking count.
+        n_prompt: the number of tokens in the prompt.
+        count: counts the tokens of the thinking in outputs; None: all tokens of pieces with thinking count.
     """
 
     def __init__(
@@ -103,15 +103,15 @@ class ChatChunks:
         self._usage = Usage(n_prompt)
         self._finished: list[RequestOutput] = []
         self._token_ids = body.return_token_ids
-        # so that a choice of them is more than its text
+        # True: every chunk has more than its text
         self._is_rich = body.continuous_usage or self._token_ids or body.params.wants_logprobs
         self._begun: set[int] = set()
-        # a chunk of plain text is these, with the choice's index and the text between them
+        # A chunk of plain text is written by hand: the index of the choice, _text_head, the text, _text_tail.
         self._text_head = ',"delta":{"content":'
         self._text_tail = f'}},"logprobs":null,"finish_reason":null}}]{self._usage_part()}}}\n\n'
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
-        """The events of outputs. Raises ApiError for a request that was ended by an error."""
+        """Returns the events of new outputs. Raises ApiError if an error ended the request."""
         events: list[str] = []
         for output in outputs:
             if output.index not in self._begun:
@@ -129,14 +129,14 @@ class ChatChunks:
         return False
 
     def end(self) -> list[bytes]:
-        """Usage and timings, where they were asked for, and the end."""
+        """Returns the last events: usage and timings if the request asks for them, and [DONE]."""
         return [last_event(self._head, self._usage, self._finished, self._body) + DONE]
 
     def error(self, error: ApiError) -> bytes:
         return error_event(error)
 
     def _counts(self, outputs: Sequence[SequenceOutput]) -> bool:
-        """True for the end of an output whose thinking is tokenized once more."""
+        """Returns True if an output ends whose thinking must be tokenized to count its tokens."""
         is_wanted = self._body.include_usage or self._body.continuous_usage
         ended = [each.finished for each in outputs if each.finished is not None] if is_wanted else []
         return self._count is not None and any(each.reasoning for output in ended for each in output.outputs)
@@ -152,7 +152,6 @@ class ChatChunks:
         )
 
     def _piece(self, output: SequenceOutput, events: list[str]) -> None:
-        """A piece that is not the last of its choice."""
         if self._is_rich or output.reasoning or output.tool_calls:
             self._full_piece(output, events)
         elif output.text:
@@ -206,7 +205,7 @@ class ChatChunks:
 
 
 def _function_call(calls: tuple[ToolCallDelta, ...]) -> dict[str, Any]:
-    """A delta of the old form, which has one call; those behind the first are left out."""
+    """Returns a delta with the old field `function_call`, which holds one call. Further calls are left out."""
     first = [call.to_openai()["function"] for call in calls if call.index == 0]
     if not first:
         return {}

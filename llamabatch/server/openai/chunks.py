@@ -1,4 +1,4 @@
-"""Parts that the responses of OpenAI's endpoints share: JSON by hand, usage, ends and errors of choices."""
+"""Code that the responses of OpenAI's endpoints share: JSON written by hand, usage, last events and errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from llamabatch.server.serving.serving import Serving
 
 @dataclass(frozen=True)
 class Head:
-    """The part that a response and all its chunks have in common.
+    """The data that a response and all its chunks share.
 
     Attributes:
-        id: with OpenAI's prefix; model: the name that the caller asked for.
-        created: time.time() of the request.
-        tier: service_tier of the answer; None: the caller named none.
-        piece: the bytes of a token by its id, for logprobs; None: they are not known.
+        id: the id with OpenAI's prefix. model: the name that the caller asked for.
+        created: time.time() of the request in whole seconds.
+        tier: the service_tier of the response; None: the caller named none.
+        piece: returns the bytes of a token id, for logprobs; None: the bytes are not known.
     """
 
     id: str
@@ -37,7 +37,7 @@ class Head:
 
     @classmethod
     def of(cls, serving: Serving, prefix: str, body: Generation) -> Head:
-        """The head of the response to a body."""
+        """Returns the head of the response to a request body."""
         name = serving.names[0] if body.model is None else body.model
         number = random_hex() if body.request_id is None else body.request_id
         return cls(
@@ -45,7 +45,7 @@ class Head:
         )
 
     def document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """A whole response but for its usage."""
+        """Returns a whole response without its usage."""
         document: dict[str, Any] = {
             "id": self.id,
             "object": kind,
@@ -57,7 +57,7 @@ class Head:
         return document if self.tier is None else document | {"service_tier": self.tier}
 
     def chunk(self, kind: str) -> str:
-        """The beginning of a chunk's event, up to its choices' bracket."""
+        """Returns the beginning of a chunk's event, up to the opening bracket of its choices."""
         tier = "" if self.tier is None else f'"service_tier":{quoted(self.tier)},'
         return (
             f'data: {{"id":{quoted(self.id)},"object":{quoted(kind)},"created":{self.created},'
@@ -66,7 +66,7 @@ class Head:
 
 
 class Usage:
-    """Tokens of a response so far."""
+    """The token counts of a response so far."""
 
     def __init__(self, prompt_tokens: int = 0) -> None:
         self.prompt_tokens = prompt_tokens
@@ -75,7 +75,7 @@ class Usage:
         self.completion_tokens = 0
 
     def add(self, output: RequestOutput) -> None:
-        """Counts a request that has ended; its output tokens, too."""
+        """Adds the prompt and output tokens of a finished request."""
         self.prompt_tokens += len(output.prompt_token_ids)
         self.cached_tokens += output.num_cached_tokens
         self.completion_tokens += sum(len(each.token_ids) for each in output.outputs)
@@ -91,7 +91,7 @@ class Usage:
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
-    """The usage of a whole response."""
+    """Returns the usage of a whole response."""
     usage = Usage()
     for output in outputs:
         usage.add(output)
@@ -99,19 +99,19 @@ def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
 
 
 def error_event(error: ApiError) -> bytes:
-    """The event of an error within a stream."""
+    """Returns the event of an error in a stream."""
     return f"data: {dump(error.to_openai())}\n\n".encode()
 
 
 def usage_part(usage: Usage, body: Generation) -> str:
-    """The entry "usage" of a chunk, with the comma before it; "" where the body asks for none."""
+    """Returns the entry "usage" of a chunk with a comma before it; "" if the body does not ask for usage."""
     if body.continuous_usage:
         return f',"usage":{dump(usage.to_openai())}'
     return ',"usage":null' if body.include_usage else ""
 
 
 def last_event(head: str, usage: Usage, outputs: Sequence[RequestOutput], body: Generation) -> bytes:
-    """The event behind the last piece of a stream, without choices; empty where nothing of it was asked for."""
+    """Returns the event after the last piece, with usage and timings but no choices; empty if neither is asked for."""
     more: dict[str, Any] = {"usage": usage.to_openai()} if body.include_usage else {}
     if body.timings_per_token:
         more["timings"] = timings_of(outputs)
@@ -119,7 +119,7 @@ def last_event(head: str, usage: Usage, outputs: Sequence[RequestOutput], body: 
 
 
 def llama_server_extras(outputs: Sequence[RequestOutput], body: Generation) -> dict[str, Any]:
-    """The entries of a whole response that llama-server's fields ask for."""
+    """Returns the entries of a whole response that llama-server's fields timings_per_token and verbose ask for."""
     more: dict[str, Any] = {"timings": timings_of(outputs)} if body.timings_per_token else {}
     if body.verbose:
         prompts = [output.prompt for output in outputs]
@@ -128,7 +128,7 @@ def llama_server_extras(outputs: Sequence[RequestOutput], body: Generation) -> d
 
 
 def prompt_logprobs_of(output: RequestOutput) -> Sequence[dict[str, Any] | None] | None:
-    """vLLM's prompt_logprobs: for each token of the prompt those at its place by id, None for the first."""
+    """Returns vLLM's prompt_logprobs: for each token of the prompt the logprobs by token id, None for the first."""
     if output.prompt_logprobs is None:
         return None
     return Rows(output.prompt_logprobs, _prompt_logprob)

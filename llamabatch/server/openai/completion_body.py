@@ -13,35 +13,35 @@ from llamabatch.server.request.body import RULES, Body, Field, Fields, Rules, re
 from llamabatch.server.request.generation import GENERATION, Generation, read_generation
 from llamabatch.server.request.prompts import PROMPT_SCHEMA, Prompt, as_prompts, read_prompts
 
-# Values of SamplingParams where neither a body nor the server has one: those of OpenAI's documentation.
+# The defaults of OpenAI's documentation. They apply if neither the body nor the server sets a value.
 USUAL: Mapping[str, Any] = {"max_tokens": 16}
 
 
 COMPLETION: Fields = {
     **GENERATION,
     "prompt": Field(PROMPT_SCHEMA, "a text, token ids, or a list of them"),
-    "echo": Field({"type": ["boolean", "null"]}, "the answer begins with the prompt, and has its logprobs, too"),
+    "echo": Field({"type": ["boolean", "null"]}, "the answer begins with the prompt, and has the prompt's logprobs"),
     "max_tokens": Field(
         {"type": ["integer", "null"], "minimum": -1},
         "tokens to generate at most; 0: none; -1: until the model stops or the request has used its context",
     ),
     "logprobs": Field(
         {"type": ["integer", "boolean", "null"], "minimum": -1, "maximum": 1024},
-        "give the logprob of each token, and of so many likeliest",
+        "return the logprob of each token, and of this many likeliest tokens",
     ),
-    "add_special_tokens": Field({"type": ["boolean", "null"]}, "false: a text gets no token at its beginning"),
+    "add_special_tokens": Field({"type": ["boolean", "null"]}, "false: no BOS token before a text"),
 }
 
 
 @dataclass(frozen=True)
 class CompletionBody(Generation):
-    """A completion as asked for.
+    """A request for completions.
 
     Attributes:
-        prompts: texts and token ids, one or several.
-        echo: the answer begins with the prompt; its logprobs are asked for where those of the output are.
-        prompt_logprobs: the caller asks for vLLM's prompt_logprobs in each choice.
-        add_special: a text gets the special tokens of its vocabulary, as BOS.
+        prompts: one or several prompts, each a text or token ids.
+        echo: the response begins with the prompt, and with its logprobs if the output has logprobs.
+        prompt_logprobs: each choice has vLLM's prompt_logprobs.
+        add_special: a text gets the special tokens of the vocabulary, such as BOS.
     """
 
     prompts: tuple[Prompt, ...] = ()
@@ -54,7 +54,7 @@ class CompletionBody(Generation):
         return len(self.prompts)
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
-        """The requests, one for each prompt. Raises InputError.
+        """Returns one request for each prompt. Raises InputError.
 
         Args:
             loaded: names of the adapters in the order of llama-server's ids.
@@ -66,7 +66,7 @@ class CompletionBody(Generation):
 
 @reads
 def read_completion(body: Mapping[str, Any], rules: Rules = RULES) -> CompletionBody:
-    """The CompletionBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    """Reads a CompletionBody from a request body. Raises ApiError with the field, its value and the allowed values."""
     given = Body(body, COMPLETION, rules)
     prompts = read_prompts("prompt", given.needed("prompt", "a text, token ids, or a list of them"))
     echo, add_special = given.boolean("echo"), given.boolean("add_special_tokens", True)

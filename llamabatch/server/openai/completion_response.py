@@ -1,4 +1,4 @@
-"""The responses of /v1/completions: whole, and in chunks."""
+"""The responses of /v1/completions, as one document or as the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from llamabatch.server.response.json_text import LIGHT, Rows, dump, quoted, weig
 
 _KIND = "text_completion"
 
-_CONTINUES = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+_CONTINUES = bytes(range(0x80, 0xC0))  # continuation bytes of UTF-8, which begin no character
 
-Piece = Callable[[int], bytes]  # the bytes of a token by its id
+Piece = Callable[[int], bytes]  # returns the bytes of a token id
 
 
 def completion_response(
     head: Head, outputs: list[RequestOutput], body: CompletionBody, piece: Piece, texts: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """A "text_completion" document: choice prompt * n + i is continuation i of that prompt.
+    """Returns a "text_completion" document. Its choice `prompt * n + i` is continuation i of that prompt.
 
     Args:
-        texts: of the prompts, for echo.
+        texts: the texts of the prompts, for echo.
 
     Raises:
-        ApiError: a request was ended by an error.
+        ApiError: an error ended a request.
     """
     choices = []
     for place, output in enumerate(outputs):
@@ -77,10 +77,10 @@ def _choice(
 
 
 class LogprobsRecord:
-    """ "logprobs" of a choice, which grow token by token, as offsets count from the beginning of its text.
+    """The "logprobs" of a choice. They grow token by token, because offsets count from the beginning of the text.
 
     Args:
-        as_ids: tokens are named as token_id:17.
+        as_ids: tokens are named by their ids, such as token_id:17.
     """
 
     def __init__(self, piece: Piece, as_ids: bool = False) -> None:
@@ -91,11 +91,12 @@ class LogprobsRecord:
     def add(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None], top: int, text: str = ""
     ) -> dict[str, Any]:
-        """The part of further tokens.
+        """Returns the logprobs of further tokens.
 
         Args:
             top: 0: without the likeliest tokens.
-            text: of a prompt, which tells the text of its first token, before which nothing stands.
+            text: the text of the prompt, if the tokens are a prompt. The text of the first token, which has no logprob,
+                is taken from it.
         """
         offsets, names, chosen = list[int](), list[str](), list[float | None]()
         for token_id, given in zip(token_ids, logprobs, strict=False):
@@ -108,15 +109,15 @@ class LogprobsRecord:
         return {"text_offset": offsets, "token_logprobs": chosen, "tokens": names, "top_logprobs": likeliest}
 
     def _first(self, text: str, token_ids: Sequence[int]) -> str:
-        """The text of a prompt's first token, less than its bytes where a vocabulary puts a space before every text."""
+        """Returns the text of a prompt's first token, without the space that some vocabularies put before a text."""
         rest = b"".join(map(self._piece, token_ids[1:]))
-        behind = rest.lstrip(_CONTINUES)  # of the character that the first token begins
+        behind = rest.lstrip(_CONTINUES)  # without the end of a character that the first token begins
         found = text[: max(0, len(text) - len(behind.decode(errors="replace")))]
         self._places.at = len(found) - (len(behind) < len(rest))
         return found
 
     def _likeliest(self, at: tuple[Sequence[TokenLogprobs | None], int]) -> dict[str, float] | None:
-        """With the chosen one, though it may not be among the likeliest, as OpenAI's API has it."""
+        """Returns the likeliest tokens and the chosen token, even if it is not among them, as OpenAI's API does."""
         logprobs, place = at
         given = logprobs[place]
         if given is None:
@@ -131,11 +132,11 @@ class LogprobsRecord:
 
 
 class CompletionChunks:
-    """The events of a streamed completion. The last one of each choice has its finish_reason.
+    """A writer of the events of a streamed completion. The last event of each choice has its finish_reason.
 
     Args:
-        n_prompt: tokens of the prompts.
-        texts: of the prompts, for echo.
+        n_prompt: the number of tokens in all prompts.
+        texts: the texts of the prompts, for echo.
     """
 
     def __init__(
@@ -149,18 +150,18 @@ class CompletionChunks:
         self._top = body.params.logprobs
         self._token_ids = body.return_token_ids
         self._is_rich = body.continuous_usage or self._token_ids or self._top is not None
-        # logprobs of a prompt are known when its request ends, and they stand before all others
+        # With echo, the logprobs of the prompt come first, but are known only when the request ends. Pieces wait here.
         self._held: dict[int, list[SequenceOutput]] | None = {} if body.echo and self._top is not None else None
-        self._usage = Usage(n_prompt)  # of what has come
+        self._usage = Usage(n_prompt)  # of the pieces so far
         self._ended = Usage()
-        self._outputs: list[RequestOutput] = []  # that have ended
+        self._outputs: list[RequestOutput] = []  # of the finished requests
         self._records: dict[int, LogprobsRecord] = {}
         self._begun: set[int] = set()
-        self._finished: dict[int, RequestOutput] = {}  # where pieces are held
+        self._finished: dict[int, RequestOutput] = {}  # by prompt, if pieces are held
         self._text_tail = f',"logprobs":null,"finish_reason":null}}]{self._usage_part()}}}\n\n'
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
-        """The events of outputs. Raises ApiError for a request that was ended by an error."""
+        """Returns the events of new outputs. Raises ApiError if an error ended a request."""
         events: list[str] = []
         for output in outputs if self._held is None else self._released(outputs, self._held):
             finished = output.finished
@@ -186,11 +187,11 @@ class CompletionChunks:
         return False
 
     def end(self) -> list[bytes]:
-        """Usage and timings, where they were asked for, and the end."""
+        """Returns the last events: usage and timings if the request asks for them, and [DONE]."""
         return [last_event(self._head, self._ended, self._outputs, self._body) + DONE]
 
     def error(self, error: ApiError) -> bytes:
-        """The event of an error, after which nothing comes."""
+        """Returns the event of an error, the last event of the stream."""
         return error_event(error)
 
     def _usage_part(self) -> str:
@@ -199,7 +200,7 @@ class CompletionChunks:
     def _released(
         self, outputs: list[SequenceOutput], held: dict[int, list[SequenceOutput]]
     ) -> Iterator[SequenceOutput]:
-        """The outputs of prompts that have ended; those of others are held."""
+        """Yields the outputs of finished prompts, and holds the outputs of other prompts."""
         for output in outputs:
             waiting = held.setdefault(output.prompt_index, [])
             waiting.append(output)
@@ -208,7 +209,7 @@ class CompletionChunks:
                 yield from held.pop(output.prompt_index)
 
     def _begin(self, index: int, output: SequenceOutput, events: list[str]) -> None:
-        """The prompt, before the first piece of a choice."""
+        """Writes the prompt before the first piece of a choice."""
         self._begun.add(index)
         text, part = self._texts[output.prompt_index], None
         whole = self._finished.get(output.prompt_index)
@@ -218,7 +219,7 @@ class CompletionChunks:
         events.append(f"{self._head}{dump(choice)}]{self._usage_part()}}}\n\n")
 
     def _piece(self, index: int, output: SequenceOutput, events: list[str]) -> None:
-        """A piece with all that was asked for; empty ones are left out."""
+        """Writes a piece with all requested fields. Leaves out an empty piece."""
         self._usage.completion_tokens += len(output.token_ids)
         reason, text, token_ids, logprobs = output.finish_reason, output.text, output.token_ids, output.logprobs
         if not text and reason is None and not logprobs and not (self._token_ids and token_ids):

@@ -22,7 +22,7 @@ async def completions(request: HttpRequest) -> Any:
     serving = serving_of(request)
     body = with_model(await read_body(request, serving, read_completion), serving)
     head = Head.of(serving, "cmpl", body)
-    texts: list[str] = []  # of the prompts, for echo
+    texts: list[str] = []  # the texts of the prompts, for echo
 
     def prepare(inputs: InputProcessor) -> Submission:
         if body.echo:

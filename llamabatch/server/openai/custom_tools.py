@@ -1,4 +1,4 @@
-"""Custom tools: the model knows each as a function with one text, and its caller gets that text."""
+"""Custom tools: the model sees a function with one text as its argument, and the caller gets that text alone."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import json
 import re
 
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-# Whole characters of a JSON string: an escaped one is whole once all of it is there, of a pair both halves.
+# The complete characters of a JSON string that may be cut off: whole escapes, and surrogate pairs with both halves.
 _WHOLE = re.compile(
     r'(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4})+'
 )
 
 
 class CustomInput:
-    """The text that a model gives a custom tool, out of the JSON of its arguments as that grows."""
+    """The text of a custom tool call, read from the JSON of its arguments while the model writes it."""
 
     def __init__(self) -> None:
         self.text = ""
         self._json = ""
-        self._at: int | None = None  # the first character of the string that has not been read
+        self._at: int | None = None  # offset of the first unread character; None: the string has not begun
 
     def add(self, json_text: str) -> str:
-        """The characters of the text that a piece of JSON brings."""
+        """Adds a piece of JSON and returns the new characters of the text."""
         self._json += json_text
         if self._at is None:
             head = _HEAD.match(self._json)
@@ -37,7 +37,7 @@ class CustomInput:
         return new
 
     def end(self) -> str:
-        """The characters that were left: all of the arguments where they are no object with a text as `input`."""
+        """Returns the remaining characters. Arguments without a text as `input` are the text themselves."""
         whole = input_of(self._json)
         rest = whole[len(self.text) :] if whole.startswith(self.text) else ""
         self.text += rest
@@ -45,10 +45,10 @@ class CustomInput:
 
 
 def input_of(arguments: str) -> str:
-    """The text of the arguments of a custom tool; the arguments as they are where they have none."""
+    """Returns the text of a custom tool's arguments, or the arguments themselves if they have no text as `input`."""
     try:
         given = json.loads(arguments, strict=False)
-    except (ValueError, RecursionError):  # cut off
+    except (ValueError, RecursionError):  # the JSON is cut off
         found = CustomInput()
         return found.add(arguments) or arguments
     text = given.get("input") if isinstance(given, dict) else None

@@ -35,8 +35,8 @@ _FORMATS = ("float", "base64")
 EMBEDDING: Fields = {
     **POOLING,
     "input": Field(MIXED_SCHEMA, "a text, token ids, both mixed in one list, or a list of such inputs"),
-    "encoding_format": Field({"enum": [*_FORMATS, None]}, "base64: of float32, little end first"),
-    "dimensions": Field({"type": ["integer", "null"], "minimum": 1}, "the vector is cut to so many elements"),
+    "encoding_format": Field({"enum": [*_FORMATS, None]}, "base64: little-endian float32"),
+    "dimensions": Field({"type": ["integer", "null"], "minimum": 1}, "the number of elements that the vector keeps"),
     "embd_normalize": Field({"enum": [2, -1, None]}, "2: vectors have the length 1; -1: as the model gives them"),
     "normalize": Field({"type": ["boolean", "null"]}, "vectors have the length 1; true unless given"),
     "input_type": Field({}, "", (), "put the instruction of the model before the text"),
@@ -45,12 +45,12 @@ EMBEDDING: Fields = {
 
 @dataclass(frozen=True)
 class EmbeddingBody(PooledBody):
-    """Embeddings as asked for.
+    """A request for embeddings.
 
     Attributes:
-        inputs: texts and token ids, one or several, or both one behind another.
-        base64: vectors as base64 of float32, little end first; else as lists.
-        dimensions: elements of a vector; None: all.
+        inputs: one or several inputs, each a text, token ids, or a mix of both.
+        base64: vectors are sent as base64 of little-endian float32; otherwise as lists.
+        dimensions: the number of elements that a vector keeps; None: all.
         normalize: vectors have the length 1.
     """
 
@@ -64,12 +64,12 @@ class EmbeddingBody(PooledBody):
         return len(self.inputs)
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
-        """One request for each text. Raises InputError, also for a model whose pooling gives several vectors."""
+        """Returns one request for each input. Raises InputError, also if the pooling gives a vector for each token."""
         if processor.pooling == "none":
             raise ConfigError(
                 "the server was started with pooling 'none', a vector for each token; give 'mean' or 'cls'"
             )
-        texts: list[Prompt] = [  # an empty text has the tokens that stand around any other
+        texts: list[Prompt] = [  # an empty text still gets the special tokens around a text
             each if isinstance(each, str) and each else tuple(mixed_ids(each, processor)) for each in self.inputs
         ]
         if () in texts:
@@ -80,7 +80,7 @@ class EmbeddingBody(PooledBody):
 
 @reads
 def read_embedding(body: Mapping[str, Any], rules: Rules = RULES) -> EmbeddingBody:
-    """The EmbeddingBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    """Reads an EmbeddingBody from a request body. Raises ApiError with the field, its value and the allowed values."""
     given = Body(body, EMBEDDING, rules)
     inputs, _ = read_mixed(given.needed("input", "a text, token ids, or a list of them"), "input")
     norm = given.take("embd_normalize")
@@ -96,7 +96,7 @@ def read_embedding(body: Mapping[str, Any], rules: Rules = RULES) -> EmbeddingBo
 
 
 def embedding_response(body: EmbeddingBody, outputs: Sequence[RequestOutput], model: str) -> Json:
-    """The response in OpenAI's shape."""
+    """Returns the response in OpenAI's format."""
     found = vectors(outputs, normalize=body.normalize, errors="raise", dimensions=body.dimensions)
     data = [
         {"object": "embedding", "index": index, "embedding": _written(vector, body.base64)}
@@ -113,7 +113,7 @@ def _written(vector: Any, as_base64: bool) -> str | list[float]:
 
 
 async def embeddings(request: HttpRequest) -> Any:
-    """A vector for each text."""
+    """Returns an embedding for each text."""
     serving = serving_of(request)
     body = with_model(await read_body(request, serving, read_embedding), serving)
     outputs = await pooled_outputs(serving, body)

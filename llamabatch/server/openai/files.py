@@ -26,24 +26,24 @@ _MOST_FILES = 10_000  # in a page
 
 
 async def on_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Calls a function that waits for the disk."""
+    """Calls a function on a thread, because the function waits for the disk."""
     return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
 
 
 async def batches_of(request: HttpRequest) -> Batches:
-    """The files and batches of the application that a request came to. Raises ApiError: it has none."""
+    """Returns the files and batches of the application that got the request. Raises ApiError if there are none."""
     service: BatchService = request.app.state.batches
     return await on_thread(service.batches)
 
 
 async def look_at(request: HttpRequest) -> Batches | None:
-    """The same for a request that only looks; None: no file has ever come. Raises ApiError."""
+    """Returns the files and batches for a request that only reads; None: no file was ever uploaded. Raises ApiError."""
     service: BatchService = request.app.state.batches
     return await on_thread(service.look)
 
 
 async def store_with(request: HttpRequest, name: str) -> tuple[Store, str]:
-    """The store in which a record is, and the id of the record, the parameter `name` of the path. Raises ApiError."""
+    """Returns the store, and the id of a record from the path parameter `name`. Raises ApiError."""
     batches, record_id = await look_at(request), str(request.path_params[name])
     if batches is None:
         raise ApiError(404, f"there is no {name.removesuffix('_id')} {show(record_id)}", param=name)
@@ -51,11 +51,11 @@ async def store_with(request: HttpRequest, name: str) -> tuple[Store, str]:
 
 
 def page_of(records: Sequence[R], query: Mapping[str, str], most: int, usual: int) -> dict[str, Any]:
-    """A page of records, the newest first, in OpenAI's shape.
+    """Returns a page of records in OpenAI's format, in the order of `records`.
 
     Args:
-        query: `limit`, and `after`, the id of the last record of the page before.
-        most, usual: of limit.
+        query: has `limit`, and `after`, the id of the last record of the previous page.
+        most, usual: the largest limit and the default limit.
 
     Raises:
         ApiError: a value is refused.
@@ -121,7 +121,7 @@ async def content(request: HttpRequest) -> Any:
     """Sends the content of a file."""
     store, file_id = await store_with(request, "file_id")
     record = store.file(file_id)
-    if not await on_thread(store.content(record.id).exists):  # deleted since, or by another program
+    if not await on_thread(store.content(record.id).exists):  # the file was deleted meanwhile, or by another program
         raise ApiError(404, f"the content of {record.id} is gone", param="file_id")
     return FileResponse(store.content(record.id), media_type="application/octet-stream", filename=record.filename)
 

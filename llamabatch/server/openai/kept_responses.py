@@ -1,5 +1,5 @@
-"""Responses that are kept for a while, in memory alone. A body names one by `previous_response_id`, and an item of one
-by an `item_reference`, as the AI SDK does in each second step.
+"""Responses that are stored for a while, in memory only. A request names a stored response by `previous_response_id`,
+and an item of it by `item_reference`. The AI SDK sends item references from the second step on.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 Json = dict[str, Any]
 
-_PART = 8  # of the bytes of all that one response may have
+_PART = 8  # the input of one response may take at most this part, 1/8, of max_bytes
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A response.
+    """A stored response.
 
     Attributes:
-        items: the items of its input, those of the responses before it included.
+        items: the input items, after the items of earlier responses.
         document: the response object.
-        n_bytes: in memory.
+        n_bytes: the size of both in memory.
     """
 
     items: tuple[Any, ...]
@@ -32,19 +32,19 @@ class Kept:
 
     @property
     def conversation(self) -> tuple[Any, ...]:
-        """The items that a next response goes on from."""
+        """The items that come before the input of the next response."""
         return (*self.items, *self.document["output"])
 
     def item(self, item_id: str) -> Json | None:
-        """An item of its output."""
+        """Returns an output item by its id; None: the response has no such item."""
         return next((item for item in self.document["output"] if item["id"] == item_id), None)
 
 
 class KeptResponses:
-    """The responses of one server that were used last. Calls may come on any thread.
+    """The most recently used responses of one server. Safe from any thread.
 
     Args:
-        max_bytes: of memory, for all of them; 0: none is kept.
+        max_bytes: the memory that all responses together may take; 0: no response is stored.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -54,14 +54,14 @@ class KeptResponses:
         self._lock = threading.Lock()
 
     def can_keep(self, items: Iterable[Any]) -> bool:
-        """False: the input of a response is too large."""
+        """Returns False if the input of a response is too large to be stored."""
         return self._max > 0 and size_of(items, self._max // _PART) <= self._max // _PART
 
     def keep(self, owner: str | None, items: tuple[Any, ...], document: Json) -> None:
-        """Keeps a response that has ended, without its logprobs.
+        """Stores a finished response without its logprobs.
 
         Args:
-            owner: the name of the key of its caller, who alone finds it; None: there are no keys.
+            owner: the name of the caller's API key; other keys do not find the response. None: there are no keys.
         """
         document = document | {"output": [_without_logprobs(item) for item in document["output"]]}
         kept = Kept(items, document, size_of([*items, document], sys.maxsize))
@@ -73,7 +73,7 @@ class KeptResponses:
                 self._remove(next(iter(self._kept)))
 
     def find(self, owner: str | None, response_id: str) -> Kept | None:
-        """A response by its id; None: it is not kept."""
+        """Returns a response by its id; None: it is not stored."""
         with self._lock:
             kept = self._kept.get((owner, response_id))
             if kept is not None:
@@ -81,7 +81,7 @@ class KeptResponses:
             return kept
 
     def forget(self, owner: str | None, response_id: str) -> bool:
-        """Drops a response; False: it was not kept."""
+        """Drops a response. Returns False if it was not stored."""
         with self._lock:
             return self._remove((owner, response_id))
 
@@ -94,22 +94,22 @@ class KeptResponses:
 
 
 def response_id(number: str) -> str:
-    """The id of a response."""
+    """Returns the id of a response."""
     return f"resp_{number}"
 
 
 def item_id(kind: str, number: str, index: int) -> str:
-    """The id of an item of a response: a prefix of its kind, the number of the response, its place."""
+    """Returns the id of an output item: the prefix of its kind, the number of the response, the index of the item."""
     return f"{kind}_{number}_{index}"
 
 
 def response_of(item: str) -> str:
-    """The id of the response that has an item, by the id of that."""
+    """Returns the id of the response to which an item id belongs."""
     return response_id(item.partition("_")[2].rpartition("_")[0])
 
 
 def size_of(values: Iterable[Any], most: int) -> int:
-    """Bytes of memory of JSON; the count ends above `most`."""
+    """Returns the bytes that JSON values take in memory. Stops counting above `most`."""
     size, left = 0, list(values)
     while left and size <= most:
         value = left.pop()

@@ -1,4 +1,4 @@
-"""/v1/models: the model that is served, and its adapters."""
+"""/v1/models: the served model and its adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamabatch.server.response.answer import json_response
 from llamabatch.server.response.model_facts import architecture_of, capabilities, file_facts, model_card
 from llamabatch.server.serving.serving import Serving, serving_of
 
-# llama.cpp's numbers of kinds of vocabularies, by tokenizer.ggml.model (llama-vocab.cpp).
+# llama.cpp's number for each type of vocabulary, by the value of tokenizer.ggml.model (llama-vocab.cpp).
 _VOCAB_TYPES = {
     "no_vocab": 0,
     "none": 0,
@@ -30,7 +30,7 @@ _VOCAB_TYPES = {
 
 
 def models_response(serving: Serving) -> Json:
-    """The list of models: the served one under its first name, and each adapter with it as its parent."""
+    """Returns the list of models: the served model under its first name, and the adapters as its children."""
     facts = model_facts(serving.model, serving.plan)
     base = _card(serving, serving.names[0], facts) | {"aliases": list(serving.names[1:])}
     adapters = [
@@ -62,7 +62,7 @@ def _card(serving: Serving, name: str, facts: Json) -> Json:
 
 
 def model_facts(model: Model, plan: Plan) -> Json:
-    """llama-server's meta of a model: kind and size of its vocabulary, its widths, parameters and bytes."""
+    """Returns llama-server's `meta` of a model: its vocabulary, context and embedding sizes, parameters and bytes."""
     metadata = model.metadata
     architecture = architecture_of(model)
     embd, trained = (metadata.get(f"{architecture}.{key}", "") for key in ("embedding_length", "context_length"))
@@ -79,14 +79,14 @@ def model_facts(model: Model, plan: Plan) -> Json:
 
 
 async def list_models(request: HttpRequest) -> Any:
-    """The models."""
+    """Lists the models."""
     serving = serving_of(request)
     serving.check_ready()
     return json_response(await serving.on_thread(models_response, serving))
 
 
 async def retrieve_model(request: HttpRequest) -> Any:
-    """One model by its name."""
+    """Returns a model by its name."""
     serving = serving_of(request)
     serving.check_ready()
     name = request.path_params["name"]

@@ -1,4 +1,4 @@
-"""/v1/responses, a response that is kept, and /v1/responses/input_tokens."""
+"""/v1/responses, the responses stored there, and /v1/responses/input_tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def responses(request: HttpRequest) -> Any:
 
 
 async def input_tokens(request: HttpRequest) -> Any:
-    """The number of tokens that the input has as a prompt."""
+    """Counts the tokens that the input has as a prompt."""
     serving = serving_of(request)
     body = await _read(request, serving)
     _, token_ids = await serving.on_thread(body.chat.rendered, serving.model)
@@ -45,7 +45,7 @@ async def input_tokens(request: HttpRequest) -> Any:
 
 
 async def retrieve(request: HttpRequest) -> Any:
-    """Gives a response that is kept, without logprobs."""
+    """Returns a stored response, without logprobs."""
     found = _kept(request).find(_owner(), request.path_params["response_id"])
     if found is None:
         raise _not_found(request)
@@ -54,7 +54,7 @@ async def retrieve(request: HttpRequest) -> Any:
 
 
 async def delete(request: HttpRequest) -> Any:
-    """Drops a response that is kept."""
+    """Deletes a stored response."""
     response_id = request.path_params["response_id"]
     if not _kept(request).forget(_owner(), response_id):
         raise _not_found(request)
@@ -62,7 +62,7 @@ async def delete(request: HttpRequest) -> Any:
 
 
 async def compact(request: HttpRequest) -> Any:
-    """Refuses as a path that is not there: it is no response that would take GET and DELETE."""
+    """Answers 404. Without this route, "compact" would match as a response id, and a POST would get a 405."""
     raise HTTPException(404)
 
 
@@ -72,13 +72,13 @@ def _not_found(request: HttpRequest) -> ApiError:
 
 
 def _kept(request: HttpRequest) -> KeptResponses:
-    """Those of the application that a request came to."""
+    """Returns the stored responses of the application that got the request."""
     kept: KeptResponses = request.app.state.kept_responses
     return kept
 
 
 def _owner() -> str | None:
-    """The name of the key of the request at hand."""
+    """Returns the name of the current request's API key; None: the request has no key."""
     use = key_use.get()
     return None if use is None else use.key.name
 

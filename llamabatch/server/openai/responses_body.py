@@ -1,4 +1,4 @@
-"""The body of /v1/responses, read without HTTP: it becomes that of a chat, whose checks hold for it, too."""
+"""The body of /v1/responses, read without HTTP. It becomes a ChatBody, so that all checks of a chat apply."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TEXTS = ("input_text", "output_text", "text")
 _MEDIA = ("input_image", "input_file", "input_audio")
 _OWN_TOOLS = ("function", "custom")
 _CALL_OUTPUTS = ("function_call_output", "custom_tool_call_output")
-_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # the field that has what a call gives
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # the field with the arguments, by type of call
 
 _BOOLEAN: Json = {"type": ["boolean", "null"]}
 _TEXT: Json = {"type": ["string", "null"]}
@@ -72,10 +72,11 @@ _NAMESPACE: Json = {
     },
 }
 _NOT_KEPT = (
-    'which is not kept here: with "store": false none is, with a restart all go, and the oldest make room for others '
-    "(--max-responses-bytes); send the items themselves (AI SDK: providerOptions: {openai: {store: false}})"
+    'which is not stored: a response with "store": false is never stored, a restart drops all responses, and new ones '
+    "replace the oldest (--max-responses-bytes); send the items themselves "
+    "(AI SDK: providerOptions: {openai: {store: false}})"
 )
-Find = Callable[[str], Kept | None]  # a response by its id
+Find = Callable[[str], Kept | None]  # finds a stored response by its id
 _OWN: Fields = {
     "input": Field(
         {"anyOf": [{"type": "string"}, {"type": "array", "items": _ITEM, "minItems": 1}]}, "a text, or the items so far"
@@ -84,19 +85,19 @@ _OWN: Fields = {
     "max_output_tokens": Field({"type": ["integer", "null"], "minimum": 1}, "tokens to generate at most"),
     "tools": Field(
         {"type": ["array", "null"], "items": {"anyOf": [_TOOL, _CUSTOM, _NAMESPACE]}},
-        "functions that the model may call, custom tools, and namespaces of both; those of other types are ignored",
+        "functions, custom tools and namespaces of both; tools of other types are ignored",
     ),
     "tool_choice": Field({}, 'auto, none, required, or {"type": "function", "name": …}'),
     "parallel_tool_calls": Field(_BOOLEAN, "more than one call may come"),
-    "max_tool_calls": Field({"type": ["integer", "null"]}, "of tools that a service runs, which are not there"),
+    "max_tool_calls": Field({"type": ["integer", "null"]}, "limit for built-in tools, which this server does not have"),
     "text": Field({"type": ["object", "null"]}, "format: text, json_object or json_schema"),
     "reasoning": Field({"type": ["object", "null"]}, "effort: a variable of the chat template"),
     "include": Field({"type": ["array", "null"], "items": {"enum": [*_INCLUDED]}}, "logprobs of the text"),
-    "top_logprobs": Field({"type": ["integer", "null"], "minimum": 0, "maximum": 1024}, "so many at each place"),
+    "top_logprobs": Field({"type": ["integer", "null"], "minimum": 0, "maximum": 1024}, "likeliest tokens a position"),
     "truncation": Field({"enum": ["auto", "disabled", None]}, "auto: an input that is too long loses its beginning"),
     "store": Field(_BOOLEAN, "false: the response is not kept for a next one"),
     "stream_options": Field({"type": ["object", "null"]}, "without effect"),
-    "previous_response_id": Field(_TEXT, "the response that this one goes on from, with all items before it"),
+    "previous_response_id": Field(_TEXT, "the response to continue, with all items before it"),
     "conversation": Field({}, "", (), "there are no stored conversations; give previous_response_id, or all items"),
     "background": Field({}, "", (False,), "give service_tier flex, or use /v1/batches"),
     "prompt": Field({}, "", (), "there are no stored prompts; give instructions and input"),
@@ -110,7 +111,7 @@ RESPONSES: Fields = {
     **_OWN,
 }
 
-# Fields that the response repeats, with the values that it has where the body has none.
+# The fields of the body that the response repeats, with the value that the response has if the body has none.
 _REPEATED: Json = {
     "instructions": None,
     "max_output_tokens": None,
@@ -130,15 +131,15 @@ _REPEATED: Json = {
 
 @dataclass(frozen=True)
 class ResponsesBody:
-    """A response as asked for.
+    """A request for a response.
 
     Attributes:
-        chat: the same as a chat.
-        repeated: fields of the response that say what was asked for.
-        logprobs: the text has them.
-        namespaced: namespace and name of functions by the names that the model knows them by.
-        custom: such names of custom tools, which the model knows as functions of one text.
-        items: of the input, those before it included, to be kept with the response; None: nothing is to be kept.
+        chat: the same request as a chat.
+        repeated: the fields of the request that the response repeats.
+        logprobs: the text comes with logprobs.
+        namespaced: maps the name under which the model knows a function to its namespace and plain name.
+        custom: the names of custom tools. The model knows a custom tool as a function with one text as its argument.
+        items: the items of earlier responses and of the input, to be stored; None: the response is not stored.
     """
 
     chat: ChatBody
@@ -149,7 +150,7 @@ class ResponsesBody:
     items: tuple[Any, ...] | None = None
 
     def called(self, name: str) -> Json:
-        """The fields of an item that say which function the model has called."""
+        """Returns the fields of an output item that name the called function."""
         if name not in self.namespaced:
             return {"name": name}
         namespace, plain = self.namespaced[name]
@@ -163,14 +164,14 @@ def read_responses(
     find: Find = lambda response_id: None,
     can_keep: Callable[[Iterable[Any]], bool] = lambda items: False,
 ) -> ResponsesBody:
-    """The ResponsesBody of a body.
+    """Reads a ResponsesBody from a request body.
 
     Args:
-        find: finds a response that was kept.
-        can_keep: false: the items of the input are too large to be kept.
+        find: finds a stored response.
+        can_keep: returns False if the input items are too large to be stored.
 
     Raises:
-        ApiError: its message names the field, its value and the allowed ones.
+        ApiError: a field is refused. The message names the field, its value and the allowed values.
     """
     given = Body(body, RESPONSES, rules)
     sent = given.needed("input", "a text, or a list of items")
@@ -213,7 +214,7 @@ def _repeated(body: Mapping[str, Any], chat: ChatBody) -> Json:
     found["text"] = {"format": _known(text.get("format") or {"type": "text"}, _FORMAT)}
     effort = None if _EFFORT in chat.ignored else reasoning.get("effort")
     found["reasoning"] = {"effort": effort, "summary": None}
-    # each with all of a function's fields, as clients that check types expect; without those that are ignored
+    # Clients that check types expect all fields of a function. Ignored tools are left out.
     found["tools"] = [_repeated_tool(tool) for tool in found["tools"] if tool["type"] in (*_OWN_TOOLS, NAMESPACE)]
     if isinstance(found["tool_choice"], Mapping):
         found["tool_choice"] = _known(found["tool_choice"], ("type", "name", "namespace"))
@@ -233,7 +234,7 @@ def _repeated_tool(tool: Mapping[str, Any]) -> Json:
 
 
 def _known(given: Mapping[str, Any], names: Iterable[str]) -> Json:
-    """The entries that were read: others of any size would come back in each of a stream's whole responses."""
+    """Returns the known entries only. Unknown entries may be large, and a stream repeats the entries several times."""
     return {name: given[name] for name in names if name in given}
 
 
@@ -248,7 +249,7 @@ def _included(given: Body) -> list[str]:
 
 
 def _before(previous: str | None, find: Find) -> Iterable[Any]:
-    """The items that a response goes on from."""
+    """Returns the items of the previous response and of all responses before it."""
     if previous is None:
         return ()
     if (kept := find(previous)) is None:
@@ -258,7 +259,7 @@ def _before(previous: str | None, find: Find) -> Iterable[Any]:
 
 
 def _items(sent: object, find: Find) -> Iterator[Any]:
-    """The items of an input, with those that it refers to in the places of references."""
+    """Yields the items of an input. A stored item replaces each item_reference."""
     if isinstance(sent, str):
         yield {"role": "user", "content": sent}
         return
@@ -278,10 +279,10 @@ def _items(sent: object, find: Find) -> Iterator[Any]:
 
 
 def _conversation(items: list[Any], given: Body, n_before: int) -> list[Json]:
-    """The messages of a chat: of an answer all items together are one message there.
+    """Returns the items as messages of a chat. All items of one answer become one message.
 
     Args:
-        n_before: items that the body does not have itself.
+        n_before: the number of items at the beginning that come from earlier responses.
     """
     messages: list[Json] = []
     asked = optional.behind(
@@ -313,7 +314,7 @@ def _add(place: str, item: object, messages: list[Json], given: Body, *, shown: 
     elif kind in _CALLS:
         name = string(f"{place}.name", item.get("name"))
         sent = item.get(_CALLS[kind])
-        if isinstance(sent, Mapping) and kind == "function_call":  # as some programs keep them
+        if isinstance(sent, Mapping) and kind == "function_call":  # some programs store arguments as objects
             sent = json.dumps(sent, ensure_ascii=False)
         arguments = "" if sent is None else string(f"{place}.{_CALLS[kind]}", sent)
         if kind == "custom_tool_call":
@@ -345,10 +346,10 @@ def _add(place: str, item: object, messages: list[Json], given: Body, *, shown: 
 
 
 def _answer(messages: list[Json], before: str) -> Json | None:
-    """The message of the answer that an item goes on with; None: a new one begins.
+    """Returns the assistant message that the next item continues; None: the item begins a new message.
 
     Args:
-        before: "content": a message without text and calls; "more": any.
+        before: "content": the message must have neither text nor calls yet; "more": any message will do.
     """
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant":
@@ -359,7 +360,7 @@ def _answer(messages: list[Json], before: str) -> Json | None:
 
 
 def _thoughts(place: str, item: Mapping[str, Any]) -> str:
-    """The thinking of a reasoning item; its summary where it has no other text."""
+    """Returns the thinking of a reasoning item, or its summary if it has no other text."""
     for name in ("content", "summary"):
         parts = item.get(name) or []
         if not isinstance(parts, list):
@@ -371,11 +372,11 @@ def _thoughts(place: str, item: Mapping[str, Any]) -> str:
 
 
 def _content(where: str, content: object, given: Body, *, shown: bool) -> str | list[Json]:
-    """A content as text, or as parts where it has a picture that the model reads.
+    """Returns a content as text, or as parts if it has media that the model can read.
 
     Args:
-        shown: the caller asks about it, so that media are refused. False: it is part of a history, or the result of a
-            tool, which a program sends again with each message.
+        shown: True: the caller asks about this content, so media that the model cannot read are refused. False: the
+            content is history or a tool result, which programs send again each time, so a text replaces such media.
     """
     if isinstance(content, str):
         return content
@@ -404,11 +405,11 @@ def _content(where: str, content: object, given: Body, *, shown: bool) -> str | 
 
 
 def _tools(given: Body, namespaced: Namespaced, custom: set[str]) -> Json:
-    """tools, tool_choice and parallel_tool_calls of a chat.
+    """Returns tools, tool_choice and parallel_tool_calls as fields of a chat.
 
     Args:
-        namespaced: gets the functions of namespaces.
-        custom: gets the names of custom tools.
+        namespaced: the functions of namespaces are added to it.
+        custom: the names of custom tools are added to it.
     """
     found: Json = {}
     tools, chosen = given.take("tools"), given.take("tool_choice")
@@ -440,7 +441,7 @@ def _tools(given: Body, namespaced: Namespaced, custom: set[str]) -> Json:
 
 
 def _choice(place: str, chosen: object, tools: Iterable[Json], namespaced: Namespaced) -> Json:
-    """A choice of a function as a chat has it."""
+    """Returns the choice of a function in the format of a chat."""
     if not isinstance(chosen, Mapping) or chosen.get("type") not in _OWN_TOOLS:
         raise PromptError(f'{place} is {show(chosen)}; give {{"type": "function", "name": …}}')
     namespace, name = chosen.get("namespace"), string(f"{place}.name", chosen.get("name"))
@@ -452,11 +453,11 @@ def _choice(place: str, chosen: object, tools: Iterable[Json], namespaced: Names
 
 
 def _function(where: str, tool: object, namespace: str | None, custom: set[str]) -> tuple[Any, Json]:
-    """The own name of a tool, and the tool as a function under the name that the model knows.
+    """Returns the plain name of a tool, and the tool as a function under the name that the model knows.
 
     Args:
-        namespace: None: it is in none.
-        custom: gets the name of a custom tool.
+        namespace: the namespace of the tool; None: the tool has none.
+        custom: the name of a custom tool is added to it.
     """
     if not isinstance(tool, Mapping) or tool.get("type") not in _OWN_TOOLS:
         raise PromptError(f"{where} is {show(tool)}; give an object of type function, custom or namespace")
@@ -468,16 +469,12 @@ def _function(where: str, tool: object, namespace: str | None, custom: set[str])
         custom.add(name)
         text = _one_text(f"{where}.format", tool.get("format"))
         own = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
-        function |= {"parameters": own, "strict": len(text) > 1 or None}  # a form is held
+        function |= {"parameters": own, "strict": len(text) > 1 or None}  # strict if the text has a pattern or grammar
     return tool.get("name"), {k: v for k, v in function.items() if v is not None}
 
 
 def _one_text(where: str, form: object) -> Json:
-    """The schema of the text that a custom tool takes.
-
-    Args:
-        form: its `format`.
-    """
+    """Returns the JSON schema of the text that a custom tool takes. `form` is the `format` of the tool."""
     if form is None:
         return {"type": "string"}
     if not isinstance(form, Mapping):

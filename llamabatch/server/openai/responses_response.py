@@ -1,4 +1,4 @@
-"""The responses of /v1/responses: whole, and as the events of its streams."""
+"""The responses of /v1/responses, as one document or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from llamabatch.server.response.event_stream import DONE
 from llamabatch.server.response.json_text import LIGHT, Rows, dump, dump_in_pieces, weight_of_pieces
 from llamabatch.server.serving.serving import Serving
 
-_MUCH = 2**16  # bytes of memory of JSON, which are written in a millisecond
+_MUCH = 2**16  # bytes in memory of JSON that takes a millisecond to write
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ResponseHead:
-    """The part that a response and all its events have in common.
+    """The data that a response and all its events share.
 
     Attributes:
-        number: the part of each id that is of this response.
-        created: time.time() of the request, whole seconds.
-        sampling: temperature and top_p in effect, which a body may leave to the model.
-        piece: the bytes of a token by its id, for logprobs; None: they are not known.
-        keep: takes the response object at its end; None: it is not to be kept.
+        number: the part that the ids of the response and of its items share.
+        created: time.time() of the request in whole seconds.
+        sampling: the temperature and top_p in effect, of the body or the model's defaults.
+        piece: returns the bytes of a token id, for logprobs; None: the bytes are not known.
+        keep: stores the finished response object; None: the response is not stored.
     """
 
     number: str
@@ -49,7 +49,7 @@ class ResponseHead:
 
     @classmethod
     def of(cls, serving: Serving, body: ResponsesBody, keep: Callable[[Json], None] | None = None) -> ResponseHead:
-        """The head of the response to a body."""
+        """Returns the head of the response to a request body."""
         chat = body.chat
         number = random_hex() if chat.request_id is None else chat.request_id
         full = filled(chat.params, serving.model)
@@ -58,11 +58,11 @@ class ResponseHead:
         return cls(number, name, int(time.time()), body, sampling, serving.model.piece, keep)
 
     def item_id(self, kind: str, index: int) -> str:
-        """The id of an output item."""
+        """Returns the id of an output item."""
         return item_id(kind, self.number, index)
 
     def document(self, status: str, output: list[Json], usage: Json | None = None, **more: Any) -> Json:
-        """A response object."""
+        """Returns a response object."""
         document: Json = {
             "id": response_id(self.number),
             "object": "response",
@@ -81,27 +81,23 @@ class ResponseHead:
 
 
 def reasoning_item(item_id: str, text: str, status: str = "completed") -> Json:
-    """An item of thinking."""
+    """Returns an output item with the thinking of the model."""
     content = [{"type": "reasoning_text", "text": text}] if text else []
     return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
 def message_item(item_id: str, parts: list[Json], status: str = "completed") -> Json:
-    """An item of text."""
+    """Returns an output item with text."""
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": parts}
 
 
 def text_part(text: str, logprobs: Sequence[Json]) -> Json:
-    """The part of a message that has its text."""
+    """Returns the content part with the text of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def call_item(item_id: str, call_id: str, called: Json, arguments: str, status: str = "completed") -> Json:
-    """An item of a call of a tool.
-
-    Args:
-        called: of ResponsesBody.
-    """
+    """Returns an output item for a tool call. `called` is the result of ResponsesBody.called."""
     return {
         "id": item_id,
         "type": "function_call",
@@ -113,22 +109,18 @@ def call_item(item_id: str, call_id: str, called: Json, arguments: str, status: 
 
 
 def custom_item(item_id: str, call_id: str, called: Json, text: str, status: str = "completed") -> Json:
-    """An item of a call of a custom tool.
-
-    Args:
-        called: of ResponsesBody.
-    """
+    """Returns an output item for a call of a custom tool. `called` is the result of ResponsesBody.called."""
     return {"id": item_id, "type": "custom_tool_call", "call_id": call_id, **called, "input": text, "status": status}
 
 
 def response_document(head: ResponseHead, outputs: list[RequestOutput], n_reasoning: int = 0) -> Json:
-    """The whole response.
+    """Returns the whole response.
 
     Args:
-        n_reasoning: tokens of the thinking.
+        n_reasoning: the number of tokens in the thinking.
 
     Raises:
-        ApiError: the request was ended by an error.
+        ApiError: an error ended the request.
     """
     [output] = outputs
     check_ends(output)
@@ -141,7 +133,7 @@ def response_document(head: ResponseHead, outputs: list[RequestOutput], n_reason
     for part in parts or ([] if items else [""]):
         if isinstance(part, str):
             items.append(message_item(head.item_id("msg", len(items)), [text_part(part, logprobs)]))
-            logprobs = []  # of the first message: they do not say which of the tokens are those of calls
+            logprobs = []  # the first message has all logprobs: nothing tells which tokens belong to calls
         else:
             called, place = head.body.called(part.name), len(items)
             if part.name in head.body.custom:
@@ -152,7 +144,7 @@ def response_document(head: ResponseHead, outputs: list[RequestOutput], n_reason
 
 
 def ended(head: ResponseHead, output: RequestOutput, items: list[Json], n_reasoning: int) -> Json:
-    """The response object of a request that has ended, with these items."""
+    """Returns the response object of a finished request, and stores it if `head.keep` is set."""
     usage = usage_of(output, n_reasoning)
     if output.outputs[0].finish_reason is FinishReason.LENGTH:
         if items:
@@ -166,7 +158,7 @@ def ended(head: ResponseHead, output: RequestOutput, items: list[Json], n_reason
 
 
 def usage_of(output: RequestOutput, n_reasoning: int) -> Json:
-    """Tokens of a request."""
+    """Returns the token counts of a request."""
     n_in, n_out = len(output.prompt_token_ids), sum(len(each.token_ids) for each in output.outputs)
     return {
         "input_tokens": n_in,
@@ -178,35 +170,36 @@ def usage_of(output: RequestOutput, n_reasoning: int) -> Json:
 
 
 def logprobs_of(logprobs: Sequence[TokenLogprobs] | None, head: ResponseHead) -> Sequence[Json]:
-    """Logprobs of a text or a piece of it; empty where they were not asked for."""
+    """Returns the logprobs of a text or of a piece of it; empty if the request did not ask for logprobs."""
     if not logprobs or not head.body.logprobs:
         return []
     return Rows(logprobs, lambda given: chat_logprob(given, head.piece))
 
 
 class ResponseEvents:
-    """The events of a streamed response: items of thinking, text and calls, one after another, each numbered. Behind
-    the last one comes [DONE], which the specification of OpenResponses demands and OpenAI's clients end at.
+    """A writer of the numbered events of a streamed response: items of thinking, text and calls, one after another.
+
+    The stream ends with [DONE]: the OpenResponses specification demands it, and OpenAI's clients stop reading there.
 
     Args:
-        count: tokens of the thinking in outputs.
+        count: counts the tokens of the thinking in outputs.
     """
 
     def __init__(self, head: ResponseHead, count: Callable[[list[RequestOutput]], int] = lambda outputs: 0) -> None:
         self.head = head
         self._count = count
-        self._number = 0  # of the next event
-        self._items: list[Json] = []  # those that are complete
-        self._item: _Item | None = None  # the open one
+        self._number = 0  # number of the next event
+        self._items: list[Json] = []  # the complete items
+        self._item: _Item | None = None  # the open item
         self._is_begun = False
         self._finished: RequestOutput | None = None
         self._n_text = 0  # characters of the answer so far
         self._n_logprobs = 0
-        self._has_thought = False  # so that the thinking is tokenized at the end
-        self._repeats_much = size_of([head.body.repeated], _MUCH) > _MUCH  # tools, or instructions
+        self._has_thought = False  # if True, the end tokenizes the thinking to count its tokens
+        self._repeats_much = size_of([head.body.repeated], _MUCH) > _MUCH  # large tools or instructions
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
-        """The events of outputs. Raises ApiError for a request that was ended by an error."""
+        """Returns the events of new outputs. Raises ApiError if an error ended the request."""
         events: list[str] = []
         for output in outputs:
             if output.finished is not None:
@@ -236,13 +229,13 @@ class ResponseEvents:
         return self._n_logprobs > LIGHT or self._has_thought or self._repeats_much
 
     def end(self) -> Iterator[bytes]:
-        """The end of the last item and of the response, in parts."""
+        """Yields the events that end the last item and the response, in parts."""
         events: list[str] = []
         self._begin(events)
         finished = self._finished
         assert finished is not None
         is_cut = finished.outputs[0].finish_reason is FinishReason.LENGTH
-        if self._item is None and not self._items:  # as a whole response has it
+        if self._item is None and not self._items:  # as in a whole response
             self._open("msg", 0, events)
         self._close(events, "incomplete" if is_cut else "completed")
         document = ended(self.head, finished, self._items, self._count([finished]))
@@ -257,12 +250,12 @@ class ResponseEvents:
         return self.event("response.failed", {"response": document}).encode(errors="replace") + DONE
 
     def event(self, kind: str, more: Json) -> str:
-        """An event with the next number."""
+        """Returns an event with the next number."""
         number, self._number = self._number, self._number + 1
         return f"event: {kind}\ndata: {dump({'type': kind, 'sequence_number': number, **more})}\n\n"
 
     def large_event(self, kind: str, more: Json) -> Iterator[str]:
-        """The same in pieces."""
+        """Returns the pieces of a large event with the next number."""
         number, self._number = self._number, self._number + 1
         return chain(
             [f"event: {kind}\ndata: "],
@@ -279,7 +272,7 @@ class ResponseEvents:
                 events += self.large_event(kind, more) if self._repeats_much else [self.event(kind, more)]
 
     def _open(self, kind: str, number: int, events: list[str], call: ToolCallDelta | None = None) -> _Item:
-        """The open item, if it is of this kind and number; else a new one."""
+        """Returns the open item if it has this kind and number. Otherwise closes it and opens a new item."""
         item = self._item
         if item is not None and (item.kind, item.number) == (kind, number):
             return item
@@ -301,8 +294,9 @@ class _Item:
     """The output item that is being written.
 
     Args:
-        kind: "rs", "msg" or "fc". number: of the call. place: among the items.
-        call: its first delta.
+        kind: "rs" (thinking), "msg" (text) or "fc" (call).
+        number: the index of the call; 0 for other kinds. place: the index among the output items.
+        call: the first delta of the call; None for other kinds.
     """
 
     _NAMES = {"rs": "reasoning_text", "msg": "output_text", "fc": "function_call_arguments"}  # noqa: RUF012
@@ -320,7 +314,7 @@ class _Item:
         self._logprobs: list[TokenLogprobs] = []
 
     def document(self, status: str) -> Json:
-        """The item as it is now."""
+        """Returns the item with the content so far."""
         text = "".join(self._text)
         if self.kind == "rs":
             return reasoning_item(self._id, text, status)
@@ -347,7 +341,7 @@ class _Item:
         events.append(self._stream.event(f"response.{self._NAMES[self.kind]}.delta", self._at(more)))
 
     def end(self, events: list[str], status: str) -> Json:
-        """Writes the end of the item; returns it."""
+        """Writes the end of the item and returns the complete item."""
         text, item = "".join(self._text), self.document(status)
         if self.kind == "fc":
             more: Json = {"arguments": text, "name": item["name"]}
@@ -377,7 +371,7 @@ class _Item:
 
 
 class _CustomItem(_Item):
-    """The call of a custom tool that is being written: its text comes out of the JSON that the model writes."""
+    """The custom tool call that is being written. Its text is read from the JSON that the model writes."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -1,4 +1,4 @@
-"""/v1/audio/transcriptions: a sound as a message of a chat that asks for its text, in OpenAI's form."""
+"""/v1/audio/transcriptions in OpenAI's format. The sound becomes a message of a chat that asks for its text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from llamabatch.server.serving.serving import serving_of
 from llamabatch.utils.checks import show
 
 PROMPT = "Transcribe audio to text"
-"""llama-server's."""
+"""The default prompt, the same as llama-server's."""
 
 FORMATS = ("json", "text")
 _NUMBERS = {"temperature": float, "max_tokens": int, "seed": int, "top_p": float, "top_k": int}
@@ -43,17 +43,17 @@ TRANSCRIPTION: Fields = {
     "max_tokens": Field({"type": "integer"}, "tokens of the text at most"),
     **{name: Field({"type": "number"}) for name in ("seed", "top_p", "top_k")},
 }
-# What would change the answer, and cannot be had.
+# Fields that would change the answer and are not supported, with the reason.
 _REFUSED = {
     "timestamp_granularities[]": "models tell no times",
     "timestamp_granularities": "models tell no times",
-    "include[]": "logprobs are those of /v1/chat/completions",
+    "include[]": "use /v1/chat/completions for logprobs",
     "known_speaker_names[]": "speakers are not told apart",
 }
 
 
 async def transcriptions(request: HttpRequest) -> Any:
-    """Writes the text of a sound."""
+    """Transcribes a sound."""
     serving = serving_of(request)
     serving.check_ready()
     if SOUND not in media_kinds(serving.model):
@@ -82,7 +82,7 @@ async def transcriptions(request: HttpRequest) -> Any:
 
 
 def _format_of(fields: Mapping[str, str]) -> str:
-    """The form of the answer. Raises ApiError for what cannot be had."""
+    """Returns the format of the response. Raises ApiError for an unsupported field or format."""
     for name, why in _REFUSED.items():
         if name in fields:
             raise ApiError(400, f"{name} is {show(fields[name])}; leave it out: {why}", param=name)
@@ -94,7 +94,7 @@ def _format_of(fields: Mapping[str, str]) -> str:
 
 
 def _as_chat(fields: Mapping[str, str], sound: bytes) -> Json:
-    """The body of a chat that asks the same. Raises ApiError: a field is no number."""
+    """Returns the body of a chat that asks for the text of a sound. Raises ApiError for a wrong value of a field."""
     prompt = fields.get("prompt") or PROMPT
     if language := fields.get("language"):
         prompt += f" (language: {language})"
@@ -116,7 +116,7 @@ def _as_chat(fields: Mapping[str, str], sound: bytes) -> Json:
 
 
 def _whole(output: RequestOutput) -> Json:
-    """The document of a text. Raises ApiError for a request that was ended by an error."""
+    """Returns the whole response. Raises ApiError if an error ended the request."""
     check_ends(output)
     n_heard = sum(token_id < 0 for token_id in output.prompt_token_ids)
     n_input, n_output = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
@@ -126,8 +126,6 @@ def _whole(output: RequestOutput) -> Json:
 
 
 class _TextChunks:
-    """The events of a streamed text."""
-
     def __init__(self) -> None:
         self._last: RequestOutput | None = None
 
@@ -156,6 +154,6 @@ def _event(document: Json) -> bytes:
     return f"data: {dump(document)}\n\n".encode(errors="replace")
 
 
-PATHS = ("/v1/audio/transcriptions", "/audio/transcriptions")  # the second as in llama-server
+PATHS = ("/v1/audio/transcriptions", "/audio/transcriptions")  # the second is llama-server's
 
 routes = [Route(path, transcriptions, methods=["POST"]) for path in PATHS]

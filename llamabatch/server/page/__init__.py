@@ -1,1 +1,1 @@
-"""The page at /: chats, the live batch, a comparison of alone and in company, batches. Plain files, without a build."""
+"""The page at /: chats, the live batch, prompts one by one compared with all at once, batches. It needs no build."""

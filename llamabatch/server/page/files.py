@@ -1,4 +1,4 @@
-"""The files of the page, and their routes. They hold no data of the server, and need no key."""
+"""The files of the page, and their routes. The files hold no data of the server, so they need no key."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# Scripts, styles and calls of this server alone; no inline ones, so that no text of a model can become one. Pictures
-# are those that the page itself draws, and those that its user shows to the model.
+# Scripts, styles and calls come from this server alone. Inline scripts and styles are forbidden, so that no text of a
+# model can become one. Pictures are drawn by the page itself, or are shown to the model by the user.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -35,7 +35,7 @@ _POLICY = "; ".join(
     )
 )
 _HEADERS = {
-    "cache-control": "no-cache",  # keep it, and ask by its etag: another release may stand behind the same address
+    "cache-control": "no-cache",  # browsers must ask by etag, because another release may have the same address
     "content-security-policy": _POLICY,
     "cross-origin-opener-policy": "same-origin",
     "referrer-policy": "no-referrer",
@@ -45,7 +45,7 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class PageFile:
-    """A file of the page: its bytes, their media type, and a tag that differs wherever they do."""
+    """A file of the page: its bytes, their media type, and an etag made from the bytes."""
 
     content: bytes
     media_type: str
@@ -54,7 +54,7 @@ class PageFile:
 
 @cache
 def page_files() -> dict[str, PageFile]:
-    """The files of the page by name."""
+    """Returns the files of the page by name."""
     found = {}
     for path in files(__package__).joinpath("static").iterdir():
         media_type = _TYPES.get(path.name.rpartition(".")[2])
@@ -74,12 +74,12 @@ def _response(request: HttpRequest, file: PageFile) -> Response:
 
 
 async def page(request: HttpRequest) -> Response:
-    """The page."""
+    """Returns the page."""
     return _response(request, page_files()["index.html"])
 
 
 async def page_file(request: HttpRequest) -> Response:
-    """A file of the page. Raises ApiError (404)."""
+    """Returns a file of the page. Raises ApiError (404)."""
     name = request.path_params["name"]
     file = page_files().get(name)
     if file is None:

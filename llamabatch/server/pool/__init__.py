@@ -1,1 +1,1 @@
-"""Several models behind one server: which of them are loaded, and the way of a request to the one that it names."""
+"""Several models behind one server: which of them are loaded, and how a request reaches the model that it names."""

@@ -1,4 +1,4 @@
-"""ModelPool: several models of one server, of which those are loaded that requests ask for and that fit in memory."""
+"""ModelPool: several models of one server. Requests load models, as many as fit in memory."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from llamabatch.server.serving.serving import Serving, unavailable
 logger = logging.getLogger(__name__)
 
 ModelState = Literal["unloaded", "loading", "loaded", "unloading", "sleeping"]
-_TICK_S = 0.001  # so that a timer which fires early by rounding is not set again at the same moment
-_WORK_S = 1.0  # between two looks at a model that batches keep
-_FIRST_LOAD_S = 2.0  # taken for the time of a load before there was one
+_TICK_S = 0.001  # the shortest timer: one that fires early by rounding must not be set again at the same moment
+_WORK_S = 1.0  # between two looks at a model that batches keep loaded
+_FIRST_LOAD_S = 2.0  # the assumed time of a first load
 
 
 class PooledModel:
     """One model of a pool.
 
     Args:
-        spec: its options.
-        serving: over it; not started.
-        app: the routes over `serving`.
+        spec: the options of the model.
+        serving: the Serving of the model, not started.
+        app: the application over `serving`.
 
     Attributes:
         state: "sleeping" is unloaded after idle time. error: the reason why the last load failed.
-        is_leaving: `unload` waits for the end of its requests; it takes no further ones.
-        n_users: requests that use it. used_s: the loop's time at the end of the last one.
-        keep_s: seconds without a request after which it sleeps, as its last client wished; math.inf: never; None: no
-            wish.
-        last_load_s: seconds that the last load took; None: there was none. n_loads: loads since the start.
-        began_s: the loop's time at which the last load began.
+        is_leaving: `unload` waits for the end of its requests; the model takes no new requests.
+        n_users: requests that use the model. used_s: the loop's time when the last of them ended.
+        keep_s: seconds without a request after which the model sleeps, as the last client wished; math.inf: never;
+            None: no wish.
+        last_load_s: seconds that the last successful load took; None: there was none.
+        n_loads: loads since the start. began_s: the loop's time when the last load began.
     """
 
     def __init__(self, spec: ModelSpec, serving: Serving, app: App) -> None:
@@ -60,17 +60,17 @@ class PooledModel:
 
     @property
     def load_s(self) -> float:
-        """Seconds that a load is expected to take."""
+        """The expected duration of a load in seconds."""
         return _FIRST_LOAD_S if self.last_load_s is None else self.last_load_s
 
     @property
     def name(self) -> str:
-        """The first of its names."""
+        """The first name of the model."""
         return self.serving.names[0]
 
     @property
     def adapters(self) -> list[str]:
-        """Names of its adapters: the loaded ones, or those that a load would load."""
+        """The names of the loaded adapters, or of the adapters that a load would load."""
         if self.state == "loaded" and self.serving.state in ("ready", "restarting"):
             return self.serving.client.adapters
         return [name for name, _ in self.serving.config.adapters]
@@ -82,10 +82,10 @@ def _now() -> float:
 
 @dataclass
 class _Wait:
-    """Requests that wait for one model, since the first of them came.
+    """The requests that wait for one model, since the first of them came.
 
     Attributes:
-        is_asked: the model is loaded although no request waits for it.
+        is_asked: the model must be loaded even if no request waits for it.
     """
 
     since_s: float = field(default_factory=_now)
@@ -94,22 +94,22 @@ class _Wait:
 
 
 class ModelPool:
-    """Models by name. Its methods belong to one event loop.
+    """Models by name. The methods belong to one event loop.
 
-    A request for a loaded model runs at once. A request for another model waits, with all others for the same one,
-    until that is loaded. Models are loaded one after another, in the order in which they were asked for. Where a model
-    does not fit beside the loaded ones, those that are idle longest are unloaded first. Where all are busy, one of them
-    goes on for as long as the waiting model's last load took, so that requests for both are gathered; then it takes no
-    further requests, and its running ones end.
+    A request for a loaded model runs at once. A request for another model waits until that model is loaded, together
+    with other requests for it. Models are loaded one after another, in the order in which requests asked for them. If a
+    model does not fit beside the loaded models, the models that are idle longest are unloaded first. If all models are
+    busy, a busy model continues for as long as the waiting model's last load took, so that requests for both are
+    gathered. Then the busy model takes no new requests, and its running requests end.
 
     Args:
         takes_any: requests with an unknown name use the first model.
-        look_again: finds the models that have come since the start; None: there are never others.
-        make: makes a model of the spec of one that has come.
+        look_again: searches for new models; None: there are never new models.
+        make: makes a PooledModel from the spec of a new model.
 
     Attributes:
-        models: the first is that of requests without a model.
-        load_error: None, as of a Serving that could be loaded.
+        models: the models. Requests without a model use the first one.
+        load_error: always None, as of a Serving whose load succeeded.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class ModelPool:
         self.load_error: BaseException | None = None
         self._takes_any = takes_any
         self._waiting: dict[PooledModel, _Wait] = {}
-        self._closing: set[PooledModel] = set()  # busy ones that take no further request
+        self._closing: set[PooledModel] = set()  # busy models that take no new requests
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: dict[PooledModel | None, asyncio.TimerHandle] = {}
         self._starting: list[PooledModel] = []
@@ -136,23 +136,23 @@ class ModelPool:
         self._is_draining = False
         self._changed = asyncio.Event()
 
-    # What run.py asks of a Serving, too.
+    # The part that run.py uses of a Serving, too.
 
     @property
     def state(self) -> str:
-        """ "loading" until the models of the start are loaded, or could not be; "ready", or "draining"."""
+        """The state: "loading" until the initial models are loaded or have failed, then "ready", or "draining"."""
         return "draining" if self._is_draining else "loading" if self._starting else "ready"
 
     @property
     def is_loading(self) -> bool:
-        """A model is being loaded."""
+        """True while a model loads."""
         return any(model.serving.is_loading for model in self.models)
 
     def start(self) -> Future[None]:
-        """Begins to load the models of the start. The result of the future: each is loaded, or could not be."""
+        """Starts to load the initial models. The future is done when each is loaded or has failed."""
         if self._started is None:
             self._started = Future()
-            self._started.set_running_or_notify_cancel()  # one who waits may leave, and cancels nothing
+            self._started.set_running_or_notify_cancel()  # a caller that stops waiting must cancel nothing
             for model in self.models:
                 if not model.spec.on_startup:
                     continue
@@ -165,7 +165,7 @@ class ModelPool:
         return self._started
 
     async def drain(self, seconds: float) -> None:
-        """Takes no new work, waits until what runs has ended, and aborts what is left after so long."""
+        """Refuses new requests, waits for running requests, and aborts the requests that still run after `seconds`."""
         self._is_draining = True
         self._refuse_waiting()
         await asyncio.gather(*(model.serving.drain(seconds) for model in self._loaded()))
@@ -179,18 +179,18 @@ class ModelPool:
         await asyncio.gather(*(model.serving.aclose() for model in self.models))
 
     def close(self) -> None:
-        """As aclose, on any thread."""
+        """Ends all requests and frees all models, on any thread."""
         for model in self.models:
             model.serving.close()
 
     # Names
 
     def has(self, name: str) -> bool:
-        """True if a model has this name, or this adapter."""
+        """Returns True if a model has this name, or this adapter."""
         return any(name in model.serving.names or name in model.adapters for model in self.models)
 
     def find(self, name: str | None) -> PooledModel:
-        """The model of a name, of an alias, or of an adapter; None: the first. Raises ApiError (404)."""
+        """Returns the model with this name, alias or adapter, and for None the first model. Raises ApiError (404)."""
         if name is None:
             return self.models[0]
         for model in self.models:
@@ -212,13 +212,13 @@ class ModelPool:
         """Loads a model, unless it is loaded, and keeps it until the end of the block.
 
         Args:
-            loads: in place of that of the pool.
-            looks: the block does no work, and is no use after which the model has its idle time.
-            holds: the model is not unloaded before the end of the block; False for one that looks on for as long as a
-                page is open.
+            loads: replaces the pool's autoload; None: it does not.
+            looks: the block only reads, so the idle time of the model does not begin again at its end.
+            holds: the model is not unloaded before the end of the block. False: for a request that lasts
+                as long as a page is open.
 
         Raises:
-            ApiError: it is not loaded, and `loads` is False (400); it cannot be loaded (503); this server ends (503).
+            ApiError: the model is not loaded and `loads` is False (400); its load fails, or the server ends (503).
         """
         if self._is_draining:
             raise unavailable("draining")
@@ -245,17 +245,17 @@ class ModelPool:
             self._look()
 
     def is_open(self, model: PooledModel) -> bool:
-        """True if a request for the model runs at once."""
+        """Returns True if a request for the model runs at once."""
         return model.state == "loaded" and not model.is_leaving and model not in self._closing
 
     def load(self, model: PooledModel) -> None:
-        """Begins to load a model that is not loaded."""
+        """Starts to load a model that is not loaded."""
         if not self.is_open(model):
             self._waiting.setdefault(model, _Wait()).is_asked = True
             self._look()
 
     async def unload(self, model: PooledModel) -> None:
-        """Unloads a model once the requests that use it have ended; later ones load it again."""
+        """Unloads a model once its running requests have ended. Later requests load it again."""
         while model.state in ("loading", "unloading"):
             await self._next_change()
         if model.state == "sleeping":
@@ -274,7 +274,7 @@ class ModelPool:
                 self._look()
 
     def left_s(self, model: PooledModel) -> float | None:
-        """Seconds until a loaded model sleeps, unless a request comes; None: it does not."""
+        """Returns the seconds until a loaded model sleeps, unless a request comes; None: it never sleeps."""
         wishes = (model.keep_s, model.spec.sleep_idle_s, self.options.sleep_idle_s)
         idle_s = next((each for each in wishes if each is not None), math.inf)
         if idle_s == math.inf:
@@ -282,13 +282,12 @@ class ModelPool:
         return max(0.0, idle_s + (0.0 if model.n_users else model.used_s - _now()))
 
     def keep(self, model: PooledModel, seconds: float | None) -> None:
-        """Keeps a model loaded for so many seconds without a request, until another wish; math.inf: for ever; None: as
-        its options say."""
+        """Sets the seconds without a request after which a model sleeps; math.inf: never; None: as its options say."""
         model.keep_s = seconds
         self._look()
 
     async def reload(self) -> None:
-        """Adds the models that have come, and leaves out those whose files are gone, unless they are loaded.
+        """Adds new models, and removes models that are not loaded and whose files are gone.
 
         Raises ApiError: the folder of the models, or the file of presets, cannot be read (503).
         """
@@ -302,13 +301,13 @@ class ModelPool:
             except (ConfigError, OSError) as error:
                 raise ApiError(503, f"the models cannot be looked for again: {error}") from error
             self.models += map(self._make, found.new)
-            for model in self.models[1:]:  # the first is that of requests without a model
+            for model in self.models[1:]:  # requests without a model use the first one
                 is_idle = model.state in ("unloaded", "sleeping") and model not in self._waiting
                 if is_idle and not found.names & set(model.serving.names):
                     self.models.remove(model)
 
     def wait_in_words(self, model: PooledModel) -> str:
-        """The reason why a request for a model has to wait, in one line."""
+        """Returns the reason why a request for a model has to wait, in one line."""
         if model.state != "loading":
             return f"{model.name} waits for the end of other models' requests"
         last = "" if model.last_load_s is None else f"; its last load took {model.last_load_s:.0f} s"
@@ -320,7 +319,7 @@ class ModelPool:
         return [model for model in self.models if model.state == "loaded"]
 
     async def _wait_for(self, model: PooledModel) -> None:
-        """Returns once the model is loaded and this request is one of its users."""
+        """Waits until the model is loaded and this request is one of its users."""
         entered = asyncio.get_running_loop().create_future()
         wait = self._waiting.setdefault(model, _Wait())
         wait.entered.append(entered)
@@ -329,7 +328,7 @@ class ModelPool:
             await entered
         except asyncio.CancelledError:
             if entered.done() and not entered.cancelled() and entered.exception() is None:
-                model.n_users -= 1  # it was let in at the same moment
+                model.n_users -= 1  # the request was let in at the same moment
             if entered in wait.entered:
                 wait.entered.remove(entered)
             is_over = not (wait.entered or wait.is_asked) and model.state != "loading"
@@ -361,7 +360,7 @@ class ModelPool:
         for model, wait in list(self._waiting.items()):
             if model.state != "loaded":
                 if any(each.state in ("loading", "unloading") for each in self.models):
-                    self._closing = before  # the end of what is under way comes back here
+                    self._closing = before  # the end of that load or unload calls this again
                 else:
                     self._make_room(model, wait, before)
                 return
@@ -375,10 +374,10 @@ class ModelPool:
                 entered.set_result(None)
 
     def _make_room(self, model: PooledModel, wait: _Wait, before: set[PooledModel]) -> None:
-        """Loads the model if it fits; else unloads what is idle, or lets busy models end their work.
+        """Loads the model if it fits. Otherwise unloads idle models, or lets busy models end their work.
 
         Args:
-            before: models that have begun to end their work.
+            before: the models that already take no new requests.
         """
         leaving = self._leaving_for(model, before)
         busy = [each for each in leaving if each.n_users]
@@ -394,7 +393,7 @@ class ModelPool:
             self._closing.update(busy)
 
     def _leaving_for(self, model: PooledModel, before: set[PooledModel]) -> list[PooledModel]:
-        """Loaded models to unload for this one: idle ones first, then those of `before`, then those idle longest."""
+        """Returns the loaded models to unload for this model: idle models first, then `before`, then the oldest use."""
         staying = sorted(self._loaded(), key=lambda each: (each.n_users > 0, each not in before, each.used_s))
         leaving = []
         while staying and not self._fit([*staying, model]):
@@ -402,7 +401,7 @@ class ModelPool:
         return leaving
 
     def _fit(self, models: list[PooledModel]) -> bool:
-        """True if these can be loaded together."""
+        """Returns True if these models can be loaded together."""
         options = self.options
         if options.max_loaded and len(models) > options.max_loaded:
             return False
@@ -430,7 +429,7 @@ class ModelPool:
     async def _load(self, model: PooledModel) -> None:
         error = await self._load_once(model)
         while isinstance(error, MemoryPlanError):
-            # other programs take what the plan had counted on
+            # Other programs take memory that the plan had counted on, so an idle model makes room.
             idle = min(
                 (each for each in self._loaded() if not each.n_users), key=lambda each: each.used_s, default=None
             )
@@ -452,7 +451,7 @@ class ModelPool:
 
     @staticmethod
     async def _load_once(model: PooledModel) -> BaseException | None:
-        """Loads a model. Returns the error, after which nothing is left of the load."""
+        """Loads a model. After an error, frees what was loaded and returns the error."""
         model.n_loads += 1
         model.began_s = _now()
         try:
@@ -471,7 +470,7 @@ class ModelPool:
     async def _close(self, model: PooledModel, state: ModelState) -> None:
         try:
             with contextlib.suppress(ApiError, EngineClosedError):
-                await live_of(model.serving).look()  # /metrics has its last figures from then on
+                await live_of(model.serving).look()  # for the last figures, which /metrics still shows
             await model.serving.aclose()
         except Exception:
             logger.exception("%s could not be unloaded in good order", model.name)

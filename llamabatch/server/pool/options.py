@@ -1,4 +1,4 @@
-"""Options of a pool, and those of each model in it."""
+"""The options of a pool, and of each model in it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class PoolOptions:
     """Options of a pool. Raises ConfigError.
 
     Attributes:
-        free_bytes: what all loaded models together may take, of main memory and then of each GPU.
-        max_loaded: models that are loaded at once at most; 0: as many as fit.
+        free_bytes: the bytes that all loaded models together may take, of main memory and then of each GPU.
+        max_loaded: the most models that are loaded at once; 0: as many as fit.
         sleep_idle_s: seconds without a request after which a model is unloaded; None: never.
-        in_order: a busy model takes no further requests as soon as one waits for another model. Otherwise it goes on
-            for as long as that model's last load took, so that requests for both are gathered.
-        autoload: a request loads its model. Otherwise it is refused, and POST /models/load loads.
+        in_order: True: a busy model takes no more requests as soon as a request waits for another model. False: it
+            continues for as long as the other model's last load took, so that requests for both are gathered.
+        autoload: True: a request loads its model. False: the request is refused, and only POST /models/load loads.
     """
 
     free_bytes: tuple[int, ...]
@@ -43,15 +43,15 @@ class PoolOptions:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model of a pool, which may not be loaded.
+    """A model of a pool, loaded or not.
 
     Attributes:
-        config: of its engine. options: of the server, with the names of the model.
-        plan: of its engine on this machine.
-        bytes: memory that it takes: main memory, then that of each GPU, as many as PoolOptions.free_bytes has.
-        is_encoder: it has no next token.
-        on_startup: it is loaded when the server starts.
-        sleep_idle_s: in place of that of PoolOptions.
+        config: the options of its engine. options: the options of the server, with the names of the model.
+        plan: the plan of its engine on this machine.
+        bytes: the bytes that it takes of main memory, then of each GPU, as many entries as PoolOptions.free_bytes has.
+        is_encoder: the model predicts no next token.
+        on_startup: the model is loaded when the server starts.
+        sleep_idle_s: replaces the sleep_idle_s of PoolOptions, unless None.
     """
 
     config: EngineConfig
@@ -68,11 +68,11 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a second look for models.
+    """The result of a new search for models.
 
     Attributes:
-        names: of all models that are there.
-        new: those whose name was not known.
+        names: the names of all models found.
+        new: the models whose names were not known.
     """
 
     names: frozenset[str]
@@ -80,17 +80,17 @@ class Found:
 
 
 LookAgain = Callable[[Collection[str]], Found]
-"""Finds the models that have come, given the names of those that are known; runs on a thread."""
+"""Searches for models again, given the known names. Runs on a thread."""
 
 
 def check_idle(seconds: float | None) -> None:
-    """Raises ConfigError."""
+    """Checks sleep_idle_seconds. Raises ConfigError."""
     if seconds is not None:
         number(ConfigError, "sleep_idle_seconds", seconds, 0, _LONGEST_IDLE_S)
 
 
 def check_names(specs: Sequence[ModelSpec]) -> None:
-    """Raises ConfigError where two models have one name."""
+    """Checks that no two models share a name. Raises ConfigError."""
     known: dict[str, str] = {}
     for spec in specs:
         names = spec.options.served_model_names

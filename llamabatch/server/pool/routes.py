@@ -1,4 +1,4 @@
-"""The endpoints of a pool, and the way of every other request to the application of the model that it names."""
+"""The endpoints of a pool. Any other request goes to the application of the model that it names."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from llamabatch.utils.version import __version__
 
 T = TypeVar("T")
 
-# Answered by the application of the first model, loaded or not.
+# The application of the first model answers these paths, even if the model is not loaded.
 _WITHOUT_MODEL = frozenset(("/", "/version", "/api/version", "/openapi.json", "/favicon.ico"))
 _PAGE = "/page/"
-_KEPT = "/v1/responses/"  # one store for all models
-_NO_LOAD = frozenset(("/slots", "/load"))  # a model that is not loaded has none
+_KEPT = "/v1/responses/"  # all models share the stored responses
+_NO_LOAD = frozenset(("/slots", "/load"))  # a model that is not loaded has no slots and no calls
 _FILES = ("/v1/files", "/v1/batches")
 _OLLAMA = "/api/"
 _ON_LOOP = 2**16  # bytes; a larger body is read on a thread
@@ -52,11 +52,11 @@ _DURATION = re.compile(r"(-?[0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")  # as Go's ti
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FOR_EVER_S = 365 * 86_400
 _OWNER = "llamabatch"
-_STATES = {"unloading": "loaded"}  # llama-server has no word for it
+_STATES = {"unloading": "loaded"}  # llama-server has no state "unloading"
 
 
 def routes(pool: ModelPool) -> list[BaseRoute]:
-    """The routes of an application over a pool."""
+    """Returns the routes of an application over a pool."""
     own = _Endpoints(pool)
     return [
         Route("/livez", own.livez, methods=["GET"]),
@@ -77,17 +77,17 @@ def routes(pool: ModelPool) -> list[BaseRoute]:
 
 
 class _Endpoints:
-    """Endpoints that a pool itself answers, whether its models are loaded or not."""
+    """The endpoints that a pool itself answers, even if its models are not loaded."""
 
     def __init__(self, pool: ModelPool) -> None:
         self._pool = pool
 
     async def livez(self, _: HttpRequest) -> Response:
-        """200: a model that fails costs the others nothing."""
+        """Answers 200, because a model that fails does not affect other models."""
         return JSONResponse({"status": "ok", "state": self._pool.state})
 
     async def readyz(self, request: HttpRequest) -> Response:
-        """200 once the models of the start are loaded, until the server ends: requests load the others."""
+        """Answers 200 once the initial models are loaded, until the server ends. Requests load other models."""
         state = self._pool.state
         if state == "ready":
             return JSONResponse({"status": "ok"})
@@ -96,7 +96,7 @@ class _Endpoints:
         return JSONResponse({"status": state, **error.to_openai()}, error.status, error.headers)
 
     async def list_models(self, request: HttpRequest) -> Response:
-        """The models and their adapters, with the state of each; with `reload` in the query after a look for others."""
+        """Lists the models and their adapters, with their states. `reload` in the query searches for models again."""
         if request.query_params.get("reload", "").lower() in ("1", "true"):
             await self._pool.reload()
         found: list[Json] = []
@@ -108,7 +108,7 @@ class _Endpoints:
         return json_response({"object": "list", "data": found, "models": entries})
 
     async def retrieve_model(self, request: HttpRequest) -> Response:
-        """One model by its name."""
+        """Returns a model by its name."""
         name = request.path_params["name"]
         if not name:
             return await self.list_models(request)
@@ -117,24 +117,24 @@ class _Endpoints:
         return json_response(await self._entry(model) | more)
 
     async def load(self, request: HttpRequest) -> Response:
-        """Begins to load a model."""
+        """Starts to load a model."""
         self._pool.load(await self._named(request))
         return json_response({"success": True})
 
     async def unload(self, request: HttpRequest) -> Response:
-        """Unloads a model after its running requests."""
+        """Unloads a model once its running requests have ended."""
         model = await self._named(request)
         await self._pool.unload(model)
         return json_response({"success": True})
 
     async def tags(self, _: HttpRequest) -> Response:
-        """All models, as ollama lists them."""
+        """Lists all models in ollama's format."""
         return json_response(
             {"models": [await _on_thread(_ollama_card, m, n) for m in self._pool.models for n in _names(m)]}
         )
 
     async def ps(self, _: HttpRequest) -> Response:
-        """The loaded models, as ollama lists them."""
+        """Lists the loaded models in ollama's format."""
         found = []
         for model in self._pool.models:
             if model.state == "loaded":
@@ -145,7 +145,7 @@ class _Endpoints:
         return json_response({"models": found})
 
     async def metrics(self, request: HttpRequest) -> Response:
-        """The figures of the models' loads and of HTTP; with `model` in the query, those of its engine."""
+        """Returns the metrics of loads and of HTTP; with `model` in the query, the metrics of that model's engine."""
         name, models = request.query_params.get("model") or None, self._pool.models
         state = request.app.state
         if name is not None or len(models) == 1:
@@ -167,7 +167,7 @@ class _Endpoints:
         return self._pool.find(name)
 
     async def _entry(self, model: PooledModel) -> Json:
-        """An entry of /v1/models."""
+        """Returns an entry of /v1/models."""
         status: Json = {"value": _STATES.get(model.state, model.state)}
         if model.error is not None:
             status |= {"failed": True, "exit_code": 1}
@@ -187,7 +187,7 @@ class _Endpoints:
 
 
 class _Dispatch:
-    """An ASGI application that hands a request to that of its model, which is loaded for it."""
+    """An ASGI application that loads the model of a request, and hands the request to the model's application."""
 
     def __init__(self, pool: ModelPool) -> None:
         self._pool = pool
@@ -222,7 +222,7 @@ class _Dispatch:
             await _props(pool)(scope, receive, send)
             return
         model = pool.find(name)
-        if path == "/api/show" and model.state != "loaded":  # clients ask for each model of a list
+        if path == "/api/show" and model.state != "loaded":  # clients ask about every listed model, so no load
             await json_response(await _on_thread(_ollama_show, model))(scope, receive, send)
             return
         loads = {"true": True, "1": True, "false": False, "0": False}.get(query.get("autoload", ""))
@@ -247,7 +247,7 @@ async def _streamed(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Hands a request for a stream to a model that is loaded first."""
+    """Loads a model, then hands it a request for a stream. Meanwhile, comments keep the stream open."""
     every_s = model.serving.options.sse_ping_s if ping_s is None else ping_s
     stream = WaitingStream(scope, send, lambda: pool.wait_in_words(model), every_s)
     try:
@@ -262,11 +262,11 @@ async def _streamed(
 
 
 async def _read(request: HttpRequest, receive: Receive) -> tuple[Json, Receive]:
-    """The body as a JSON object, {} where it is empty or a list, the fields of a form; and a `receive` that brings it
-    once more.
+    """Reads a body. Returns its JSON object or the fields of its form, or {} if it is empty or a list, and a `receive`
+    that brings the body once more.
 
     Raises:
-        ApiError: as read_json, and as Form.
+        ApiError: as in read_json and in Form.
     """
     data = bytearray()
     more = True
@@ -294,12 +294,12 @@ async def _read(request: HttpRequest, receive: Receive) -> tuple[Json, Receive]:
 
 
 def _has_route(app: Any, scope: Scope) -> bool:
-    """True if the application has an endpoint for this path and method; its own 404 and 405 need no model."""
+    """Returns True if the application has an endpoint for this path and method. A 404 or a 405 needs no model."""
     return any(route.matches(scope)[0] is Match.FULL for route in app.routes)
 
 
 def _props(pool: ModelPool) -> App:
-    """/props without a model, as llama-server's router answers it."""
+    """Returns the response of /props without a model, as llama-server's router gives it."""
     return JSONResponse(
         {
             "role": "router",
@@ -315,14 +315,14 @@ def _props(pool: ModelPool) -> App:
 
 
 def _ping_s(interval: object) -> float | None:
-    """The seconds of a body's sse_ping_interval; None: there is none, or one that the model's application refuses."""
+    """Reads the seconds of sse_ping_interval; None: there is none, or the model's application will refuse it."""
     if isinstance(interval, bool) or not isinstance(interval, int):
         return None
     return float(max(0, interval))
 
 
 def _seconds(keep_alive: object) -> float | None:
-    """The seconds of ollama's keep_alive, a number or a duration as 5m; below 0: math.inf; None: it is neither."""
+    """Reads the seconds of ollama's keep_alive; math.inf: below 0 or over a year; None: no number or duration as 5m."""
     if isinstance(keep_alive, bool) or keep_alive is None:
         return None
     if isinstance(keep_alive, str):
@@ -344,13 +344,13 @@ def _names(model: PooledModel) -> list[str]:
 
 
 def _ollama_card(model: PooledModel, name: str) -> Json:
-    """An entry of a list of models by the header of its file; reads the file."""
+    """Returns the entry of a model in ollama's lists, from the header of the model's file. Reads the file."""
     try:
         path = resolve(model.serving.config.model)
         state = path.stat()
         facts, architecture = facts_of_file(path), read_header(path).architecture
         digest, modified_s = _digest(path, (state.st_size, state.st_mtime_ns)), state.st_mtime
-    except (OSError, LlamaBatchError):  # it is gone
+    except (OSError, LlamaBatchError):  # the file is gone
         facts, architecture, digest, modified_s = FileFacts(), "", "", float(model.serving.created)
     found = card(name, facts, architecture, hashlib.sha256(f"{digest}:{name}".encode()).hexdigest())
     return found | {"modified_at": moment(modified_s)}
@@ -362,7 +362,7 @@ def _digest(path: Path, _unchanged: tuple[int, int]) -> str:
 
 
 def _ollama_show(model: PooledModel) -> Json:
-    """The answer of /api/show for a model that is not loaded; reads the file. Raises ModelFileError and OSError."""
+    """Returns the response of /api/show for a model that is not loaded. Raises ModelFileError and OSError."""
     path = resolve(model.serving.config.model)
     metadata, serving = read_header(path).texts(), model.serving
     template = serving.options.chat_template or metadata.get("tokenizer.chat_template", "")
@@ -371,7 +371,7 @@ def _ollama_show(model: PooledModel) -> Json:
 
 
 def _uses(model: PooledModel) -> list[str]:
-    """The uses of a model in ollama's words, as far as its plan tells them before a load."""
+    """Returns the capabilities of a model in ollama's words, as far as its plan tells them before a load."""
     spec = model.spec
     uses = {
         "completion": not spec.is_encoder,

@@ -1,4 +1,4 @@
-"""The plan of each model of a pool, made from the headers of its files before anything is loaded."""
+"""Plans each model of a pool from the headers of its files, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from llamabatch.planning.capacity import bytes_by_place
 from llamabatch.server.options import ServerOptions
 from llamabatch.server.pool.options import ModelSpec
 
-# What a plan chooses by the free memory. A later load must choose the same, whatever is loaded then.
+# The options that a plan chooses by the free memory. A later load must choose the same values, so they are fixed.
 _CHOSEN = ("n_ctx", "n_slots", "kv", "kv_cells", "cache_ram")
 
 
 def spec_of(config: EngineConfig, options: ServerOptions, share: float, **more: Any) -> ModelSpec:
-    """A model of a pool, with `more` of its fields. It is planned for its share of the free memory, or for all of it
-    where that is too little.
+    """Returns the ModelSpec of a model, with `more` of its fields. The plan uses the model's share of the free memory,
+    or all free memory if the share is too small.
 
     Raises:
-        ModelFileError: the header of a file is damaged. ConfigError, MemoryPlanError: as capacity.resolve.
+        ModelFileError: the header of a file is damaged. ConfigError, MemoryPlanError: as in capacity.resolve.
     """
     path = resolve(config.model)
     try:
@@ -39,6 +39,6 @@ def spec_of(config: EngineConfig, options: ServerOptions, share: float, **more: 
 
 
 def free_bytes(config: EngineConfig) -> tuple[int, ...]:
-    """Free bytes of main memory, then of each GPU that `config` chooses."""
+    """Returns the free bytes of main memory, then of each GPU that `config` chooses."""
     machine = machine_here(config, computes_here=False)
     return (machine.available_bytes, *(gpu.free_bytes for gpu in machine.gpus))

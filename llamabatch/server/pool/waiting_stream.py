@@ -1,4 +1,4 @@
-"""The stream of a request whose model is being loaded: comments that tell how long, until the model answers."""
+"""The stream of a request whose model is being loaded. Comments report the wait until the model answers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _NAMED = ("/messages", "/responses")  # streams whose events have names
 
 
 def is_event_stream(path: str, body: Json) -> bool:
-    """True for a request that is answered by server-sent events."""
+    """Returns True if the response is server-sent events."""
     return body.get("stream") is True and path.endswith(_PATHS)
 
 
 class WaitingStream:
-    """The way of a response to its client.
+    """A response that can start before its model is loaded.
 
-    Its head goes out with the first comment, as that of any stream that is silent for long. What the model then answers
-    is the rest of it, and an error is an event.
+    The head is sent with the first comment, as in any stream that is silent for long. The model's response then
+    continues the stream, and an error becomes an event.
 
     Args:
-        send: of the server.
-        words: says what the request waits for, in one line.
-        every_s: seconds between two comments; 0: there are none.
+        send: the server's `send`.
+        words: returns one line that says what the request waits for.
+        every_s: seconds between two comments; 0: no comments.
     """
 
     def __init__(self, scope: Scope, send: Send, words: Callable[[], str], every_s: float) -> None:
@@ -42,7 +42,7 @@ class WaitingStream:
         self.has_begun = False
 
     async def until(self, entering: Awaitable[Any]) -> None:
-        """Waits for the model. Raises what `entering` raises."""
+        """Waits for the model, and sends comments meanwhile. Raises any error of `entering`."""
         task = asyncio.ensure_future(entering)
         try:
             while not (await asyncio.wait({task}, timeout=self._every_s or None))[0]:
@@ -57,7 +57,7 @@ class WaitingStream:
         await task
 
     async def send(self, message: Any) -> None:
-        """The `send` of the model's application."""
+        """Sends a message of the model's application, as its `send`."""
         if not self.has_begun:
             await self._send(message)
         elif message["type"] == "http.response.start":
@@ -70,7 +70,7 @@ class WaitingStream:
                 await self._part(self._event(bytes(self._failed)), ends=True)
 
     async def fail(self, error: ApiError) -> None:
-        """Ends the stream, which has begun, with an error."""
+        """Ends the stream with the event of an error. Its head must have been sent."""
         await self._part(self._event(dump(error_body(error, self._scope)).encode()), ends=True)
 
     def _event(self, document: bytes) -> bytes:

@@ -1,1 +1,1 @@
-"""Bodies: the fields that dialects have in common, read and checked, and the requests that they become."""
+"""Request bodies: reads and checks the fields that dialects have in common, and makes requests of them."""

@@ -1,5 +1,5 @@
-"""A JSON body read by a table of its fields: known, refused, or ignored and named in a header. Knows nothing of HTTP
-but the text of a body and its headers."""
+"""Reads a JSON body by a table of its fields. A field is known, refused, or ignored and named in a header. Of HTTP,
+this module knows only the bytes of a body and the headers."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ T = TypeVar("T")
 
 IGNORED_HEADER = "X-Llamabatch-Ignored"
 TIMEOUT_HEADER = "X-Request-Timeout"
-SCOPE_BODY = "llamabatch.body"  # the key of a scope: the JSON object of its body, where it has been read before
-MAX_DEPTH = 128  # of lists and objects; Python's own limit lies near 1,000, for all that works on them
-MAX_DIGITS = 40  # of a whole number: reading one takes the square of their count
+SCOPE_BODY = "llamabatch.body"  # the key of a scope: the JSON object of the body, if it has been read before
+MAX_DEPTH = 128  # levels of lists and objects; Python's own limit is near 1,000, for all code that handles the value
+MAX_DIGITS = 40  # digits of a whole number; the time to read a number grows with the square of its digits
 
-MAX_SIZE = 2**20  # values in a body, where a list, an object and a value with a name count as several
+MAX_SIZE = 2**20  # values in a body; a list, an object and a named value each count as several
 MAX_REPEATED = 256  # characters of a text that an answer repeats and the model never reads
 
 _LOGPROBS = ("logprobs", "top_logprobs", "n_probs", "prompt_logprobs", "logprob_token_ids")
 _OF_A_LIST = 4
-_OF_A_NAME = 8  # each becomes a text, and is looked up
+_OF_A_NAME = 8  # each name becomes a string, and is looked up
 _MAX_HEADER = 1024  # bytes of the value of IGNORED_HEADER
-_MAX_IGNORED = 1024  # names that are kept of a body: the header and the log of an answer are written on the loop
-_MAX_IGNORED_NAME = 64  # characters that are kept of each; the log remembers them for good
-_MAX_NAMES = 512  # in this value: each takes three bytes or more
+_MAX_IGNORED = 1024  # ignored names kept of a body, because the event loop writes them to the header and the log
+_MAX_IGNORED_NAME = 64  # characters kept of each ignored name, because log_ignored never forgets a name
+_MAX_NAMES = 512  # names in the value of IGNORED_HEADER; each takes three bytes or more
 _MAX_LOGGED = 1024  # names of ignored fields that are remembered as logged
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:\-\[\]]")
 _PLACE = re.compile(r"\[[0-9]+\]")
-_PART = re.compile(r"[.:\[]")  # behind the name of a field, before that of a part of its value
-_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a surrogate pair, if the other half is not there
+_PART = re.compile(r"[.:\[]")  # separates the name of a field from that of a part of its value
+_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a surrogate pair, unless the other half follows
 _HALF = re.compile("[\ud800-\udfff]")
 _VERB = re.compile(r" (?:is|are|has|have|holds|names|needs) |[;:]")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Fields that become another without being an alias of it.
+# Fields that are converted to another field without being its alias.
 _FORMS = {
     **dict.fromkeys(("grammar", "json_schema", "structural_tag"), "structured_outputs"),
     **dict.fromkeys(("reasoning_budget_tokens", "thinking_budget_tokens"), "thinking_token_budget"),
@@ -61,22 +61,22 @@ _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Rules:
-    """The part of a server's options by which it reads bodies.
+    """The options of a server that decide how bodies are read.
 
     Attributes:
-        strict: a body with unknown fields or optional wishes is refused; else they are ignored, and named in a header.
-        max_logprobs: logprobs at each place that a body may ask for; -1: as many as SamplingParams allows.
+        strict: a body with unknown fields or optional wishes is refused; else they are ignored and named in a header.
+        max_logprobs: limit of the logprobs at each place; -1: as many as SamplingParams allows.
         trust_templates: a body may bring a chat template, which is a program.
-        sampling: values of SamplingParams where a body has none.
-        template: of the server, in place of the model's.
-        template_kwargs: variables of the chat template where a body does not set them.
-        verbose: whole answers have __verbose.
-        enable_thinking: of a template that reads it, likewise; None: as the template has it.
+        sampling: values of SamplingParams for bodies that do not set them.
+        template: the server's chat template, in place of the model's.
+        template_kwargs: variables of the chat template for bodies that do not set them.
+        verbose: answers that are not streamed have __verbose.
+        enable_thinking: the template variable of this name for bodies that do not set it; None: the template's default.
         timeout_s: seconds that the headers of the request allow.
-        variables: names that the server's chat template reads; None: they are not known.
-        thinks: the model marks its thinking, in a way that is known.
+        variables: names that the server's chat template reads; None: unknown.
+        thinks: the model marks its thinking in a known way.
         media: kinds of media that the model reads.
-        addresses: media may stand elsewhere, as of MediaSources.
+        addresses: a body may give media by their address, within MediaSources.
     """
 
     strict: bool = False
@@ -94,7 +94,7 @@ class Rules:
     addresses: bool = False
 
     def reads(self, name: str) -> bool:
-        """True if the chat template reads a variable, or may do so."""
+        """True if the chat template reads a variable, or if its variables are unknown."""
         return self.variables is None or name in self.variables
 
 
@@ -108,11 +108,11 @@ class Field:
     Attributes:
         schema: JSON schema of its values.
         doc: for the OpenAPI document.
-        only: the values that are accepted, since they ask for what happens anyway; None: the reader of the body
-            decides. null is always as if the field were not there, also in a field that is not known.
-        advice: the cure, for the message about another value.
-        optional: another value than `only` lets a service do something that it need not: it is ignored by name, and
-            refused where the server is strict.
+        only: the accepted values, which ask for the usual behaviour; None: the reader of the body checks the value.
+            null always means that the field is absent, also for unknown fields.
+        advice: the fix, for the error message about another value.
+        optional: values outside `only` merely permit a service to do something. They are ignored and named in a
+            header, or refused if the server is strict.
     """
 
     schema: Json
@@ -126,9 +126,9 @@ Fields = Mapping[str, Field]
 
 
 class Pause:
-    """A call between two steps of a worker's thread, in each of which no other thread runs: it sleeps as long as the
-    step took. The event loop waits for the interpreter at each of its system calls; so it makes some between two steps.
-    """
+    """A callable that a worker thread calls between two steps: sleeps as long as the step before took. A step holds the
+    interpreter lock, and the event loop waits for the lock at each of its system calls. The sleep lets the event loop
+    make several of them."""
 
     def __init__(self) -> None:
         self._before = time.thread_time()
@@ -141,21 +141,21 @@ class Pause:
 def read_json(
     data: bytes | bytearray, headers: Mapping[str, str] | None = None, pause: Callable[[], None] = lambda: None
 ) -> Json:
-    """The object in the body of a request.
+    """Returns the JSON object in the body of a request.
 
     Args:
-        headers: of the request, names in lower case; None: its type is known.
-        pause: is called between steps that take some 20 ms for 20 MB.
+        headers: of the request, names in lower case; None: the content type is not checked.
+        pause: called between steps; a step takes some 20 ms for 20 MB.
 
     Raises:
-        ApiError: 415 for another type than JSON in UTF-8; 413 for more than MAX_SIZE values; 400 for what is no JSON
-            object, or has a name twice, NaN, a number without end, half a character, or lists in lists more than
-            MAX_DEPTH deep.
+        ApiError: 415 if the type is not JSON in UTF-8; 413 for more than MAX_SIZE values; 400 if the body is not a
+            JSON object, repeats a name in an object, holds NaN, a number that is too long or too large, or half a
+            surrogate pair, or is nested more than MAX_DEPTH deep.
     """
     if headers is not None:
         _check_type(headers)
     try:
-        text = data.decode("utf-8-sig")  # some programs put a byte order mark before it
+        text = data.decode("utf-8-sig")  # some programs send a byte order mark
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is no UTF-8: {error.reason} at byte {error.start}") from None
     pause()
@@ -170,21 +170,21 @@ def read_json(
     if not isinstance(value, dict):
         raise ApiError(400, f"the body is {show(value)}; give a JSON object")
     pause()
-    # a search by a pattern takes a tenth of a second for 32 MB, in which no other thread runs
+    # A regex search blocks all other threads, for 0.1 s at 32 MB, so the quick tests come first.
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH or (b"\\u" in data and _MAYBE_HALF.search(text)):
         _check_values(value)
     return value
 
 
 def _check_size(data: bytes | bytearray) -> None:
-    """Raises ApiError for so many values that reading them would hold every other thread up, and take gigabytes: a list
-    of two bytes takes 64 as an object."""
+    """Raises ApiError for more than MAX_SIZE values. Reading more would block all other threads and take gigabytes: a
+    list of two bytes takes 64 as a Python object."""
     if _size(data) <= MAX_SIZE:
         return
     size = end = 0
     while size <= MAX_SIZE and (start := data.find(b'"', end)) >= 0:
         size += _size(data[end:start])
-        end = _end_of_text(data, start)  # what stands in a text is no value
+        end = _end_of_text(data, start)  # a string counts as one value, whatever is in it
     if size + _size(data[end:]) > MAX_SIZE:
         raise ApiError(
             413,
@@ -194,7 +194,7 @@ def _check_size(data: bytes | bytearray) -> None:
 
 
 def _end_of_text(data: bytes | bytearray, start: int) -> int:
-    """The place behind a text that begins at a quotation mark."""
+    """Returns the index behind a string whose quotation mark is at `start`."""
     end = start
     while (end := data.find(b'"', end + 1)) >= 0:
         before = end
@@ -225,8 +225,8 @@ def _check_type(headers: Mapping[str, str]) -> None:
 
 
 def _is_of_curl(given: str, headers: Mapping[str, str]) -> bool:
-    """The type is that of `curl -d` without a header, which llama-server takes, and no page has sent the request: a
-    browser names the page in Origin, and may send this type anywhere without a preflight."""
+    """True for the type that `curl -d` sends by default, unless a page has sent the request. llama-server takes this
+    type. A page could send it to any server without a preflight; the headers reveal a page."""
     from_page = "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
     return given.strip().lower() == _CURL_TYPE and not from_page
 
@@ -267,7 +267,7 @@ def _too_deep() -> ApiError:
 
 
 def _check_values(value: object) -> None:
-    """Raises ApiError for values nested too deep, and for texts with half a character."""
+    """Raises ApiError for values nested too deep, and for strings with half a surrogate pair."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
@@ -283,7 +283,7 @@ def _check_values(value: object) -> None:
 
 
 def timeout_of(headers: Mapping[str, str]) -> float | None:
-    """Seconds in the header X-Request-Timeout: 30, 0.5 or 30s; None: there is none. Raises ApiError."""
+    """Returns the seconds in the header X-Request-Timeout (30, 0.5 or 30s); None: no header. Raises ApiError."""
     given = headers.get(TIMEOUT_HEADER.lower())
     if given is None:
         return None
@@ -299,7 +299,7 @@ def timeout_of(headers: Mapping[str, str]) -> float | None:
 
 
 def ignored_headers(names: Iterable[str]) -> dict[str, str]:
-    """The header that names what was ignored of a body, sorted, of at most 1 kB of safe characters; {}: nothing was."""
+    """Returns the header with the sorted ignored names, at most 1 kB of safe characters; {}: nothing was ignored."""
     first = heapq.nsmallest(_MAX_NAMES, set(names))
     text = ", ".join(dict.fromkeys(_UNSAFE.sub("?", name[:_MAX_IGNORED_NAME]) or "?" for name in first))
     if not text:
@@ -313,7 +313,7 @@ _logged: set[str] = set()
 
 
 def log_ignored(names: Iterable[str]) -> None:
-    """Writes each name to the log without its places in lists, once in the life of the process; never a value."""
+    """Logs each name once in the life of the process, without list indexes and without values."""
     for name in (_PLACE.sub("", name) for name in names):
         if name not in _logged and len(_logged) < _MAX_LOGGED:
             _logged.add(name)
@@ -321,16 +321,16 @@ def log_ignored(names: Iterable[str]) -> None:
 
 
 class Body:
-    """The values of a body, taken one by one. Those that only mean what happens anyway are checked at once.
+    """The values of a body, taken one by one. Fields with `only` are checked at once.
 
     Args:
-        body: the object. fields: the table of the endpoint.
+        body: the JSON object. fields: the table of the endpoint.
 
     Attributes:
         ignored: names of unknown fields, and of known things without effect here, 1,024 at most.
 
     Raises:
-        ApiError: a field cannot be honoured; rules.strict, and a name is unknown.
+        ApiError: a field has an unsupported value, or a name is unknown and the rules are strict.
     """
 
     def __init__(self, body: Mapping[str, Any], fields: Fields, rules: Rules = RULES) -> None:
@@ -360,8 +360,7 @@ class Body:
 
     @staticmethod
     def _check_logprobs(body: Mapping[str, Any], fields: Fields, most: int) -> None:
-        """Raises ApiError for more logprobs at each place than `most`, before anything else of the body is looked at.
-        Values of other kinds are left to the reader."""
+        """Raises ApiError for more logprobs at each place than `most`. Values of other types are left to the reader."""
         for name in _LOGPROBS if most >= 0 else ():
             given = body.get(name)
             count = len(given) if isinstance(given, list) else given
@@ -387,18 +386,18 @@ class Body:
         self._add_ignored(name)
 
     def ignore(self, name: str, value: object, why: str) -> None:
-        """Adds a known field to `ignored`, as its value has no effect here. Raises ApiError: rules.strict.
+        """Adds a known field to `ignored`, because its value has no effect here. Raises ApiError if strict.
 
         Args:
-            name: with points before the names of nested fields.
+            name: the path of a nested field has dots.
         """
         if self._strict:
-            message = f"{name} is {show(value)}, which would change nothing: {why}; leave it out"
+            message = f"{name} is {show(value)}, which has no effect: {why}; leave it out"
             raise ApiError(400, message, code="unsupported_parameter", param=_PART.split(name, maxsplit=1)[0])
         self._add_ignored(name)
 
     def ignore_kind(self, place: str, kind: str, why: str, code: str) -> None:
-        """Adds a thing of a body to `ignored`, by its place and kind. Raises ApiError: rules.strict.
+        """Adds a part of a body to `ignored`, by its place and kind. Raises ApiError if strict.
 
         Args:
             place: as tools[2]. code: of the error.
@@ -409,57 +408,57 @@ class Body:
         self._add_ignored(f"{place}:{kind}")
 
     def take(self, name: str) -> Any:
-        """The value of a field, once; None: it has none."""
+        """Removes the value of a field and returns it; None: no value."""
         return self._values.pop(name, None)
 
     def put(self, name: str, value: Any) -> None:
-        """Sets the value of a field; None: it has none."""
+        """Sets the value of a field; None: removes it."""
         self._values.pop(name, None)
         if value is not None:
             self._values[name] = value
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        """The value of a field that is true or false. Raises SamplingError."""
+        """Takes the value of a boolean field. Raises SamplingError."""
         value = self.take(name)
         return default if value is None else boolean(SamplingError, name, value)
 
     def label(self, name: str) -> str | None:
-        """The value of a field whose text the answer repeats. Raises PromptError."""
+        """Takes the value of a text field that the answer repeats. Raises PromptError."""
         value = self.text(name)
         check_repeated(name, value)
         return value
 
     def integer(self, name: str, low: int, high: int) -> int | None:
-        """The value of a field that is a whole number. Raises SamplingError."""
+        """Takes the value of an integer field. Raises SamplingError."""
         value = self.take(name)
         return None if value is None else integer(SamplingError, name, value, low, high)
 
     def number(self, name: str, low: float, high: float) -> float | None:
-        """The value of a field that is a number. Raises SamplingError."""
+        """Takes the value of a number field. Raises SamplingError."""
         value = self.take(name)
         return None if value is None else number(SamplingError, name, value, low, high)
 
     def choice(self, name: str, known: Iterable[str]) -> str | None:
-        """The value of a field that is one of some words. Raises SamplingError."""
+        """Takes the value of a field that must be one of `known`. Raises SamplingError."""
         value = self.take(name)
         return None if value is None else choice(SamplingError, name, value, known)
 
     def text(self, name: str) -> str | None:
-        """The value of a field that is a text. Raises PromptError."""
+        """Takes the value of a text field. Raises PromptError."""
         value = self.take(name)
         if value is not None and not isinstance(value, str):
             raise PromptError(f"{name} is {show(value)}; give a text")
         return value
 
     def needed(self, name: str, what: str) -> Any:
-        """The value of a field that must be there. Raises ApiError."""
+        """Takes the value of a required field. Raises ApiError if it is missing."""
         value = self.take(name)
         if value is None:
             raise ApiError(400, f"the body has no {name}; give {what}", code="missing_required_parameter", param=name)
         return value
 
     def nested(self, name: str, known: Iterable[str]) -> Json:
-        """The object of a field; its unknown names are added to `ignored`. Raises PromptError."""
+        """Takes the object of a field, and adds its unknown names to `ignored`. Raises PromptError."""
         value = self.take(name)
         if value is None:
             return {}
@@ -472,12 +471,12 @@ class Body:
         return {each: value[each] for each in known if value.get(each) is not None}
 
     def rest(self) -> Json:
-        """The values that were not taken."""
+        """Returns the values that were not taken."""
         return dict(self._values)
 
 
 def check_repeated(name: str, value: object) -> None:
-    """Raises PromptError for a text that is too long to be repeated, be it in each piece of a stream."""
+    """Raises PromptError for a text that is too long to be repeated in an answer or in each event of a stream."""
     if isinstance(value, str) and len(value) > MAX_REPEATED:
         raise PromptError(f"{name} has {len(value)} characters; allowed are up to {MAX_REPEATED}")
 
@@ -486,8 +485,8 @@ R = TypeVar("R", bound=Callable[..., Any])
 
 
 def reads(read: R) -> R:
-    """A decorator of the reader of a body, its first argument: an InputError becomes an ApiError that names the field
-    at the beginning of its message, by the name that the body has for it."""
+    """Decorates a reader whose first argument is a body: turns an InputError into an ApiError. The `param` of the
+    ApiError is the field that the message is about, under the name that the body has for it."""
 
     @functools.wraps(read)
     def call(body: Mapping[str, Any], *args: Any, **options: Any) -> Any:
@@ -500,8 +499,8 @@ def reads(read: R) -> R:
 
 
 def param_of(message: str, body: Mapping[str, Any]) -> str | None:
-    """The field of a body that a message is about: one of its first words, or the name that the body has for such a
-    parameter; None: it is about no single field."""
+    """Returns the field of a body that a message is about; None: no single field. The field is one of the first words
+    of the message, or the name that the body has for the parameter in these words."""
     head = _VERB.split(message, maxsplit=1)[0]
     for word in _WORD.findall(head):
         if word in body:

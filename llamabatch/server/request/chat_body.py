@@ -34,10 +34,10 @@ from llamabatch.utils.checks import show
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 _REASONING_FORMATS = ("none", "auto", "deepseek")
-# Wishes that programs send to each model, whether its template reads them or not.
+# Variables that programs send to every model, also if its template does not read them.
 _WISHES = ("enable_thinking", "thinking", "reasoning_effort", "preserve_reasoning")
 
-# Values of SamplingParams where neither a body nor the server has one: a chat goes on until the model stops.
+# Values of SamplingParams if neither the body nor the server sets them: a chat runs until the model stops.
 USUAL: Mapping[str, Any] = {"max_tokens": None}
 
 _BOOLEAN: Json = {"type": ["boolean", "null"]}
@@ -147,13 +147,13 @@ CHAT: Fields = {
 
 @dataclass(frozen=True)
 class ChatBody(Generation):
-    """A chat completion as asked for.
+    """A request for a chat completion.
 
     Attributes:
-        conversation, options: what becomes the prompt.
+        conversation, options: the chat template makes the prompt of these two.
         include_reasoning: the answer holds the thinking.
-        functions: the caller has the old form of tools, and the answer has function_call.
-        before: token ids of what was said before the conversation.
+        functions: the caller uses the old form of tools, so the answer has function_call.
+        before: token ids of the text before the conversation.
     """
 
     conversation: Conversation = ()
@@ -167,7 +167,7 @@ class ChatBody(Generation):
         return has_media(self.conversation)
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
-        """The request. Raises InputError.
+        """Returns the request for the engine. Raises InputError.
 
         Args:
             loaded: names of the adapters in the order of llama-server's ids.
@@ -178,7 +178,7 @@ class ChatBody(Generation):
         return processor.conversations(list(conversation), params, self.options, adapters, "raise", self.before)
 
     def rendered(self, model: Model) -> tuple[str, list[int]]:
-        """The conversation as text and token ids. Raises PromptError, ConfigError."""
+        """Returns the conversation as text and token ids. Raises PromptError, ConfigError."""
         conversation = known_roles(self.conversation, self.options.template or model.chat_template)
         prompt = chat_prompt(for_tokens(model), conversation, self.options)
         return prompt.text or "", list(prompt.token_ids)
@@ -186,7 +186,7 @@ class ChatBody(Generation):
 
 @reads
 def read_chat(body: Mapping[str, Any], rules: Rules = RULES) -> ChatBody:
-    """The ChatBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    """Reads a ChatBody from a request body. Raises ApiError with the field, its value and the allowed values."""
     given = Body(body, CHAT, rules)
     messages = given.needed("messages", 'a list, as [{"role": "user", "content": "Hello"}]')
     options, functions = _options(given, rules)
@@ -200,10 +200,10 @@ def read_chat(body: Mapping[str, Any], rules: Rules = RULES) -> ChatBody:
 
 
 def read_as_chat(body: Mapping[str, Any], rules: Rules, names: Mapping[str, str]) -> ChatBody:
-    """The ChatBody of a body of another dialect, which was made of it. Raises ApiError.
+    """Reads a ChatBody from a chat body that was converted from another dialect. Raises ApiError.
 
     Args:
-        names: those that the dialect has for fields of a chat, for messages.
+        names: the dialect's names by the names of chat fields, for error messages.
     """
     try:
         read = read_chat(body, rules)
@@ -218,7 +218,7 @@ def read_as_chat(body: Mapping[str, Any], rules: Rules, names: Mapping[str, str]
 
 
 def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
-    """The ChatOptions of a body; and True if it has tools of the old form."""
+    """Reads the ChatOptions of a body. The second value is True if the body has the old form of tools."""
     template = body.text("chat_template")
     if template is not None and not rules.trust_templates:
         raise ApiError(
@@ -229,7 +229,7 @@ def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
             param="chat_template",
         )
     if template is not None:
-        rules = replace(rules, variables=None)  # those that the body's own template reads show when it is rendered
+        rules = replace(rules, variables=None)  # the body's own template is known when it is rendered
     effort = body.choice("reasoning_effort", EFFORTS)
     wished = effort_kwargs(body, rules, "reasoning_effort", effort)
     usual = {name: value for name, value in rules.template_kwargs.items() if name not in _WISHES or rules.reads(name)}
@@ -258,7 +258,7 @@ def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
 
 
 def _flat(body: Body, given: list[Any], choice: Any) -> tuple[list[Any] | None, Any]:
-    """The tools with functions of namespaces in the places of these, and the choice with their names."""
+    """Replaces each namespace in the tools by its functions, and the names in the choice by the offered names."""
     tools: list[Any] = []
     namespaced: Namespaced = {}
     for place, tool in optional.own_tools(body, given, ("function", NAMESPACE)):
@@ -270,7 +270,7 @@ def _flat(body: Body, given: list[Any], choice: Any) -> tuple[list[Any] | None, 
     def named(place: str, chosen: Any) -> Any:
         function = chosen.get("function") if isinstance(chosen, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            return chosen  # which is refused with the forms that are known
+            return chosen  # refused later, with a message that lists the known forms
         name = chosen_name(f"{place}.function", function["name"], tools, namespaced)
         return {**chosen, "function": {**function, "name": name}}
 
@@ -283,8 +283,8 @@ def _flat(body: Body, given: list[Any], choice: Any) -> tuple[list[Any] | None, 
 
 
 def _function(where: str, tool: object, namespace: str) -> tuple[str, Json]:
-    """The own name of a function in a namespace, and the function under the name that the model knows. It stands as in
-    /v1/responses, whose form has namespaces, or as in a chat."""
+    """Returns the plain name of a function in a namespace, and the function under the name that the model knows. The
+    function has the form of /v1/responses, whose API has namespaces, or that of a chat."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping):
         raise PromptError(f"{where} is {show(tool)}; give an object of type function")
@@ -294,17 +294,17 @@ def _function(where: str, tool: object, namespace: str) -> tuple[str, Json]:
 
 
 def is_begun(messages: list[Json]) -> bool:
-    """True if a conversation ends with the beginning of its answer, with which Anthropic's API and ollama's go on."""
+    """True if a conversation ends with the beginning of an answer, which Anthropic's API and ollama's continue."""
     last = messages[-1] if messages else {}
     content = last.get("content")
     return last.get("role") == "assistant" and isinstance(content, str) and content != "" and not last.get("tool_calls")
 
 
 def template_kwargs(body: Body, rules: Rules) -> Json:
-    """chat_template_kwargs of a body; wishes that the template does not read are ignored by name.
+    """Takes chat_template_kwargs of a body. Wishes that the template does not read are ignored and named in a header.
 
     Raises:
-        PromptError: they are no object. ApiError: rules.strict, and a wish would change nothing.
+        PromptError: the value is no object. ApiError: a wish would change nothing, and the rules are strict.
     """
     kwargs = body.take("chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -316,15 +316,15 @@ def template_kwargs(body: Body, rules: Rules) -> Json:
 
 
 def effort_kwargs(body: Body, rules: Rules, name: str, effort: str | None) -> Json:
-    """The variables of the chat template that an effort of thinking becomes, if the template reads them.
+    """Returns the variables of the chat template for a reasoning effort, if the template reads them.
 
-    Programs send such wishes to each model, so that one without thinking ignores them, by the name of the field.
+    Programs send an effort to every model, so an effort without effect is ignored and its field is named in a header.
 
     Args:
         name: of the field. effort: one of EFFORTS; None: no wish.
 
     Raises:
-        ApiError: rules.strict, and the wish would change nothing.
+        ApiError: the effort would change nothing, and the rules are strict.
     """
     if effort is None:
         return {}
@@ -337,10 +337,11 @@ def effort_kwargs(body: Body, rules: Rules, name: str, effort: str | None) -> Js
 
 
 def thinking_kwargs(body: Body, rules: Rules, name: str, value: str) -> Json:
-    """The same for a wish to think or not to, which a model may fulfil in any case. Raises as effort_kwargs.
+    """Returns the template variables that turn thinking on or off; none if the model does so anyway. Raises as
+    effort_kwargs.
 
     Args:
-        value: "enabled"; anything else: the model shall not think.
+        value: "enabled"; any other value: the model shall not think.
     """
     wanted = value == "enabled"
     if rules.reads("enable_thinking"):
@@ -352,8 +353,9 @@ def thinking_kwargs(body: Body, rules: Rules, name: str, value: str) -> Json:
 
 
 def _usual(rules: Rules) -> dict[str, Any]:
-    """Variables for templates that read them: the day, as llama-server gives it, in place of one in the template; and
-    `functions` of a template that only adds it to a text, where tools are described in a message."""
+    """Returns default variables for templates that read them. The day has llama-server's format and replaces a fixed
+    day in the template. An empty `functions` is for a template that only appends it to a text, because a message
+    describes the tools."""
     now = datetime.datetime.now()
     found: dict[str, Any] = {
         "date_string": now.strftime("%d %b %Y"),
@@ -364,7 +366,7 @@ def _usual(rules: Rules) -> dict[str, Any]:
 
 
 def _new_form(functions: object, call: object) -> tuple[Any, Any]:
-    """OpenAI's old functions and function_call as tools and tool_choice."""
+    """Converts OpenAI's old functions and function_call to tools and tool_choice."""
     if functions is not None and not isinstance(functions, list):
         raise PromptError(f"functions is {show(functions)}; give a list of functions")
     tools = None if functions is None else [{"type": "function", "function": each} for each in functions]
@@ -376,8 +378,8 @@ def _new_form(functions: object, call: object) -> tuple[Any, Any]:
 
 
 def _conversation(messages: object, body: Body) -> Conversation:
-    """The messages, those of the old form of tools in the new one, and a history's media as texts. Raises
-    PromptError, ApiError."""
+    """Returns the checked messages, with old tool calls in the new form, and texts in place of the history's media.
+    Raises PromptError, ApiError."""
     if not isinstance(messages, list):
         raise PromptError(f"messages is {show(messages)}; give a list of messages")
     if not messages:
@@ -398,11 +400,11 @@ def _conversation(messages: object, body: Body) -> Conversation:
 
 
 def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool) -> Mapping[str, Any]:
-    """The message with texts in place of media.
+    """Converts the media of a message to one form, and replaces media that the model does not read by texts.
 
     Args:
-        shown: the caller asks about it, so that media are refused by the name of their kind. False: it is one of a
-            history, or the result of a tool, which a program sends again with each message.
+        shown: True: the caller asks about this message, so such media are refused. False: the message is history or
+            the result of a tool, which a program sends again with each request.
     """
     content = message.get("content")
     if not isinstance(content, list):
@@ -422,7 +424,7 @@ def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool)
             if body.reads:
                 readable = f"only text and {' and '.join(f'{each}s' for each in sorted(body.reads))}"
             elif media_kind(part) is not None:
-                readable += "; a server that is started with --mmproj and the file of an encoder reads more"
+                readable += "; a server started with --mmproj and an encoder's file reads more"
             raise ApiError(
                 400,
                 f"messages[{index}] has a part of type {kind!r}; {_MEDIA[kind]} cannot be read, {readable}",
@@ -433,7 +435,7 @@ def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool)
 
 
 def _message_of(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message without null entries, and its call of a function of the old form as a tool call."""
+    """Returns a message without null entries, and with an old function_call as a tool call."""
     plain = {name: value for name, value in message.items() if value is not None or name == "content"}
     if plain.get("role") != "assistant" and plain.get("content", "") is None:
         plain["content"] = ""  # a turn without a text
@@ -455,7 +457,7 @@ def _message_of(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def known_roles(conversation: Conversation, template: str | None) -> Conversation:
-    """The conversation with "system" for OpenAI's newer role "developer", unless the template knows that."""
+    """Replaces OpenAI's newer role "developer" by "system", unless the template knows "developer"."""
     if template is not None and "developer" in template:
         return conversation
     return [

@@ -1,5 +1,5 @@
-"""The fields that every body which asks for text has: those of SamplingParams under the names of vLLM, llama-server and
-OpenAI, and those about the answer."""
+"""The fields of every body that asks for text. They are SamplingParams under the names of vLLM, llama-server and
+OpenAI, and fields about the answer."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from llamabatch.server.request.body import Body, Field, Fields, Json, Rules
 from llamabatch.utils.checks import boolean, integer, number, pairs, show
 
 TIERS = ("auto", "default", "flex", "priority")
-PRIORITY_TIER = -1  # SamplingParams.priority of service_tier "priority": before those of the default tier
+PRIORITY_TIER = -1  # SamplingParams.priority of service_tier "priority": before requests of the default tier
 
 _defaults: weakref.WeakKeyDictionary[Model, Defaults] = weakref.WeakKeyDictionary()
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
-_LONGEST_LIST = 4096  # characters of a list in a text; a longer text is refused as one breaker
+_LONGEST_LIST = 4096  # characters of a text that is parsed as a list; a longer one is taken (and refused) as a breaker
 _OF_FORM = re.compile(r"(?:(?:json|regex|choice|grammar|structural_tag) of )?structured_outputs")
-_BAN = -100.0  # of a token that llama-server bans by `false`
+_BAN = -100.0  # the bias for llama-server's `false`, which bans a token
 
 
 def _numbers(low: float, high: float) -> Json:
@@ -100,7 +100,7 @@ _DOCS = {
     "truncate_prompt_tokens": "keep so many last tokens of the prompt; -1: as many as fit",
     "repeat_last_n": "the penalties see so many last tokens of prompt and output; -1: all",
     "cache_salt": "prefixes are shared with requests of the same salt alone",
-    "background": "take only rows that other requests leave free, as service_tier flex does",
+    "background": "run only beside other requests, as service_tier flex does",
 }
 
 
@@ -123,7 +123,7 @@ def _parameters() -> dict[str, Field]:
     return fields
 
 
-# The fields of AS_HERE are checked by `named`, which has the advice about each.
+# `named` checks the fields of AS_HERE, and has the advice about each.
 GENERATION: Fields = {
     **optional.GENERATION,
     **_parameters(),
@@ -160,21 +160,21 @@ GENERATION: Fields = {
         "include_usage: a last piece with the counts of tokens; continuous_usage_stats: in each piece",
     ),
     "service_tier": Field(
-        {"enum": [*TIERS, None]}, "flex: take only rows that others leave free; priority: enter before the others"
+        {"enum": [*TIERS, None]}, "flex: run only in rows that other requests leave free; priority: start before others"
     ),
     "request_id": Field(_TEXT, "the id of the answer"),
     "return_token_ids": Field(_BOOLEAN, "token_ids in each choice, prompt_token_ids in the answer"),
     "return_tokens": Field(_BOOLEAN, "the same as return_token_ids"),
     "return_tokens_as_token_ids": Field(_BOOLEAN, "names tokens of logprobs as token_id:17"),
     "timings_per_token": Field(_BOOLEAN, "llama-server's timings in the answer, or behind the last piece of a stream"),
-    "return_progress": Field(_BOOLEAN, "pieces of a stream that tell how much of the prompt is computed"),
+    "return_progress": Field(_BOOLEAN, "stream events with the progress of the prompt"),
     "sse_ping_interval": Field(_whole(-1, 2**31 - 1), "seconds of silence before a comment; -1: none"),
-    # without a meaning for a model
+    # These fields mean nothing to a model.
     **{
         name: Field(_ANY, "kept by other services; without effect here")
         for name in ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
     },
-    # accepted with the value that holds anyway
+    # Most of these are accepted only with the value that is in force anyway.
     "logits_processors": Field(_ANY, "", ([], {}), "Python functions cannot be sent"),
     "min_keep": Field(_ANY, "", (0, 1), "samplers keep at least one token, whatever their values"),
     "n_discard": Field(_ANY, "", (0,), 'overflow="shift" drops the oldest tokens one by one'),
@@ -194,23 +194,23 @@ GENERATION: Fields = {
 
 @dataclass(frozen=True)
 class Generation(ABC):
-    """The wishes of a body besides its prompt.
+    """The fields of a body except its prompt.
 
     Attributes:
-        params: tier and deadline included.
-        model: the name that it asks for; None: any.
-        adapters: names and scales; None: it names none.
-        lora: the same by llama-server's ids, places among the adapters of the server; None: it names none.
-        text_biases: logit_bias of texts, for the ids of each.
-        stream: send pieces.
-        include_usage: a last piece with the counts of tokens. continuous_usage: counts in each piece.
-        service_tier: as asked for; None: not named.
-        request_id: id of the answer; None: one is made.
+        params: sampling parameters, including tier and deadline.
+        model: the requested name; None: any.
+        adapters: names and scales of adapters; None: the body names none.
+        lora: llama-server's ids (positions among the server's adapters) and scales; None: the body names none.
+        text_biases: entries of logit_bias for texts; they hold for each token of the text.
+        stream: the answer is streamed.
+        include_usage: a last event with the counts of tokens. continuous_usage: counts in each event.
+        service_tier: as requested; None: not given.
+        request_id: id of the answer; None: a new one.
         return_token_ids: the answer holds token ids. tokens_as_ids: logprobs name tokens as token_id:17.
         timings_per_token, return_progress, verbose: as in llama-server.
-        no_output: nothing is generated (max_tokens 0): what one step brings is left out of the answer.
-        form: the field that asks for a form of the text, as response_format; None: none does.
-        ping_s: seconds of silence before a comment in a stream, 0: none; None: as the server has it.
+        no_output: max_tokens is 0: the one token that is generated is left out of the answer.
+        form: the field that asks for structured output, as response_format; None: no field.
+        ping_s: seconds of silence before a comment in a stream; 0: no comments; None: the server's setting.
         ignored: names of unknown fields, and of known things without effect here.
     """
 
@@ -236,7 +236,7 @@ class Generation(ABC):
 
     @abstractmethod
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
-        """The requests, one for each prompt. Raises InputError.
+        """Returns the requests, one for each prompt. Raises InputError.
 
         Args:
             loaded: names of the adapters in the order of llama-server's ids.
@@ -254,27 +254,27 @@ class Generation(ABC):
 
     @property
     def has_media(self) -> bool:
-        """A prompt has a picture or a sound, which takes time and memory to decode."""
+        """True if a prompt has a picture or a sound, which takes time and memory to decode."""
         return False
 
     @property
     def cuts(self) -> bool:
-        """A prompt that is too long is cut."""
+        """True if a prompt that is too long is cut."""
         return self.params.overflow == "truncate" or self.params.truncate_prompt_tokens is not None
 
     @property
     def tier(self) -> str:
-        """The tier in words: background, priority or default."""
+        """The name of the tier: background, priority or default."""
         params = self.params
         return "background" if params.background else "priority" if params.priority < 0 else "default"
 
     @property
     def answered_tier(self) -> str | None:
-        """service_tier of the answer, in which "auto" has become a tier; None: the body names none."""
+        """The service_tier of the answer, with "default" for "auto"; None: the body names none."""
         return "default" if self.service_tier == "auto" else self.service_tier
 
     def params_for(self, processor: InputProcessor) -> SamplingParams:
-        """The parameters with the biases of texts at the ids of their tokens. Raises InputError."""
+        """Returns the parameters with the biases of texts added for their token ids. Raises InputError."""
         if not self.text_biases:
             return self.params
         biases = dict(self.params.biases)
@@ -284,7 +284,7 @@ class Generation(ABC):
         return dataclasses.replace(self.params, logit_bias=biases)
 
     def adapter_scales(self, loaded: Sequence[str]) -> Mapping[str, float] | None:
-        """Names and scales of the adapters that the body asks for; None: it says nothing of them.
+        """Returns names and scales of the adapters that the body asks for; None: it names none.
 
         Args:
             loaded: names in the order of llama-server's ids.
@@ -298,7 +298,7 @@ class Generation(ABC):
 def scales_of(
     adapters: Mapping[str, float] | None, lora: tuple[tuple[int, float], ...] | None, loaded: Sequence[str]
 ) -> Mapping[str, float] | None:
-    """Names and scales of the adapters that a body asks for by their names or ids; None: it says nothing of them.
+    """Returns names and scales of the adapters that a body asks for by name or id; None: it names none.
 
     Args:
         loaded: names in the order of llama-server's ids.
@@ -316,11 +316,11 @@ def scales_of(
 
 
 def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat: bool = False) -> dict[str, Any]:
-    """The values of a Generation by name. What the reader of an endpoint has not taken from the body is read here.
+    """Reads the values of a Generation by name. The reader of the endpoint must have taken its own fields before.
 
     Args:
-        usual: values of SamplingParams that hold where neither the body nor the server's options have one.
-        chat: logprobs is true or false, and top_logprobs their number.
+        usual: values of SamplingParams that neither the body nor the server's options set.
+        chat: logprobs is true or false, and top_logprobs is the number of logprobs.
 
     Raises:
         InputError, ApiError: a value is refused.
@@ -375,7 +375,7 @@ def _stream_options(body: Body, stream: bool) -> Json:
 
 
 def _params(body: Body, tier: str | None, chat: bool) -> Json:
-    """The values of SamplingParams that a body has, by its own names of them."""
+    """Reads the values of SamplingParams from a body, by the names of SamplingParams."""
     values = {name: value for name, value in body.rest().items() if name in PARAMETERS or name in AS_HERE}
     if "n_cmpl" in body:
         values = {"n": body.take("n_cmpl")} | values
@@ -396,7 +396,7 @@ def _params(body: Body, tier: str | None, chat: bool) -> Json:
         params["max_tokens"] = None
     seed = params.get("seed")
     if isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 0:
-        params["seed"] = None if seed == -1 else seed % 2**64  # OpenAI's is a signed number
+        params["seed"] = None if seed == -1 else seed % 2**64  # OpenAI's seeds are signed
     if tier == "flex":
         params.setdefault("background", True)
     elif tier == "priority":
@@ -405,19 +405,19 @@ def _params(body: Body, tier: str | None, chat: bool) -> Json:
 
 
 def _each_once(values: Json) -> Json:
-    """The values without a second name for an equal one: clients give max_tokens and max_completion_tokens."""
+    """Removes equal values under a second name: clients send max_tokens and max_completion_tokens."""
     seen: Json = {}
     for given, value in values.items():
         name = ALIASES.get(given, given)
         others = [kept for other, kept in seen.items() if ALIASES.get(other, other) == name]
-        # logprobs true and top_logprobs 1 are equal in Python
+        # In Python, the values of logprobs true and top_logprobs 1 are equal.
         if not any(kept == value and isinstance(kept, bool) == isinstance(value, bool) for kept in others):
             seen[given] = value
     return seen
 
 
 def _form(body: Body) -> str | None:
-    """Puts the one form that a body asks for in the place of structured_outputs; returns the name that it had."""
+    """Stores the form that a body asks for as structured_outputs, and returns the field that it came from."""
     forms: dict[str, Any] = {}
     keys = {
         **{name: name.removeprefix("guided_") for name in ("guided_json", "guided_regex", "guided_choice")},
@@ -430,7 +430,7 @@ def _form(body: Body) -> str | None:
     }
     for name, key in keys.items():
         value = body.take(name)
-        if value is None or (name == "grammar" and value == ""):  # llama-server's word for none
+        if value is None or (name == "grammar" and value == ""):  # llama-server's value for no grammar
             continue
         forms[name] = _structure(name, {key: value})
     for name in ("response_format", "structured_outputs"):
@@ -455,7 +455,7 @@ def _structure(name: str, value: Any) -> Structure | None:
 
 
 def of_form(name: str, message: str) -> str:
-    """A message about structured_outputs, with the name of the field that a body had for them."""
+    """Replaces structured_outputs in a message by the name of the field that the body used."""
     if name == "structured_outputs":
         return message
     said = _OF_FORM.sub(name, message)
@@ -463,7 +463,7 @@ def of_form(name: str, message: str) -> str:
 
 
 def _take_stops(body: Body) -> None:
-    """Drops empty stop strings, which end nothing: pages send "" for none."""
+    """Drops empty stop strings: web pages send "" for no stop string."""
     for name in ("stop", "stop_strings", "stop_sequences"):
         given = body.take(name)
         if isinstance(given, list):
@@ -472,7 +472,7 @@ def _take_stops(body: Body) -> None:
 
 
 def _take_breakers(body: Body) -> None:
-    """Reads dry_sequence_breakers that are a list in a text, as SillyTavern sends them."""
+    """Parses dry_sequence_breakers that are a JSON list in a text, as SillyTavern sends them."""
     for name in ("dry_sequence_breakers", "dry_sequence_breaker"):
         given = body.take(name)
         if isinstance(given, str) and given.startswith("[") and len(given) <= _LONGEST_LIST:
@@ -482,7 +482,7 @@ def _take_breakers(body: Body) -> None:
 
 
 def _take_limits(body: Body) -> None:
-    """Drops max_tokens beside another max_completion_tokens, the newer name, which holds as in OpenAI and vLLM."""
+    """Ignores max_tokens if max_completion_tokens has another value: OpenAI and vLLM take the newer name."""
     newer, older = body.take("max_completion_tokens"), body.take("max_tokens")
     if newer is not None and older is not None and older != newer:
         body.ignore("max_tokens", older, f"max_completion_tokens is {show(newer)}")
@@ -492,7 +492,7 @@ def _take_limits(body: Body) -> None:
 
 
 def _take_samplers(body: Body) -> None:
-    """Reads samplers: a list of names, or of letters in a text. Those that are not there are ignored by name."""
+    """Reads samplers, a list of names or a text of letters. Unknown samplers are ignored and named in a header."""
     given = body.take("samplers")
     if given is None:
         return
@@ -508,7 +508,7 @@ def _take_samplers(body: Body) -> None:
 
 
 def _take_text_biases(body: Body) -> tuple[tuple[str, float], ...]:
-    """Takes the biases of texts out of logit_bias, and writes its bans as numbers: llama-server has both."""
+    """Takes the biases of texts out of logit_bias and turns bans into numbers: llama-server allows both in bodies."""
     given = body.take("logit_bias")
     if given is None:
         return ()
@@ -522,7 +522,7 @@ def _take_text_biases(body: Body) -> tuple[tuple[str, float], ...]:
     seen: set[tuple[Any, Any]] = set()
     for key, bias in entries:
         if isinstance(key, (int, str)) and isinstance(bias, (int, float)):
-            if (key, bias) in seen:  # given twice, and the same
+            if (key, bias) in seen:
                 continue
             seen.add((key, bias))
         bias = _BAN if bias is False else bias
@@ -537,7 +537,7 @@ def _take_text_biases(body: Body) -> tuple[tuple[str, float], ...]:
 
 
 def read_adapters(body: Body) -> tuple[Mapping[str, float] | None, tuple[tuple[int, float], ...] | None]:
-    """The adapters that a body names, and those whose ids it has. Raises AdapterError."""
+    """Takes the adapters that a body gives by name, and those that it gives by id. Raises AdapterError."""
     adapters, lora = _adapters(body.take("adapters")), _lora(body.take("lora"))
     if lora is not None and adapters is not None:
         raise AdapterError("adapters and lora are both given; give one of them")
@@ -582,7 +582,7 @@ def _request_id(given: object) -> str | None:
 
 
 def _generates_nothing(body: Body) -> bool:
-    """True for a limit of 0 tokens, which becomes 1: a request that scores its prompt takes one step."""
+    """Returns True for a limit of 0 tokens and sets it to 1: scoring a prompt takes one step."""
     for name in ("max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens"):
         if name in body and (value := body.take(name)) is not None:
             limit = integer(SamplingError, name, value, -1, 2**31 - 1)
@@ -593,7 +593,7 @@ def _generates_nothing(body: Body) -> bool:
 
 
 def filled(params: SamplingParams, model: Model) -> FilledParams:
-    """The parameters with a value in every field."""
+    """Returns the parameters with a value in every field, from the defaults of the model."""
     defaults = _defaults.get(model)
     if defaults is None:
         defaults = _defaults[model] = defaults_of(model.metadata)

@@ -1,4 +1,4 @@
-"""A gap in a text as a prompt, with the tokens that a vocabulary has for it ("fill in the middle")."""
+"""Prompts for a gap in a text ("fill in the middle"), with the special tokens of the vocabulary."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.errors import PromptError
 
 _FIM = ("fim_pre", "fim_suf", "fim_mid")
-_SNIPPET = "\n\n--- snippet ---\n\n"  # between files, where the vocabulary has no token for it
-_OUTPUT = 128  # tokens of the context that are kept for an output without a limit
+_SNIPPET = "\n\n--- snippet ---\n\n"  # separates files if the vocabulary has no token for this
+_OUTPUT = 128  # tokens of the context that are kept free for an output without a limit
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Gap:
     """A gap in a text.
 
     Attributes:
-        prefix, suffix: the texts around it. begun: the beginning of the text in it.
+        prefix, suffix: the texts around the gap. begun: the beginning of the text in the gap.
         extra: names and texts of other files.
     """
 
@@ -29,17 +29,19 @@ class Gap:
 
 
 def missing_marks(special_ids: Container[str]) -> list[str]:
-    """Tokens that a model needs to fill a gap, and that its vocabulary lacks."""
+    """Returns the special tokens for filling a gap that the vocabulary lacks."""
     return [name for name in _FIM if name not in special_ids]
 
 
 def infill_ids(gap: Gap, processor: InputProcessor, max_tokens: int | None, before: Sequence[int] = ()) -> list[int]:
-    """The prompt of a gap: other files, the text before the gap, that behind it, and the beginning of the text in it,
-    with the vocabulary's marks between them (llama-server: format_prompt_infill). What does not fit in the context is
-    left out: the beginning of the other files, the beginning of the prefix, the end of the suffix.
+    """Returns the prompt of a gap, as llama-server's format_prompt_infill makes it.
+
+    The vocabulary's marks separate the other files, the prefix with the beginning of the text in the gap, and the
+    suffix. If the context is too small, the beginning of the other files, the beginning of the prefix and the end of
+    the suffix are left out.
 
     Args:
-        max_tokens: of the output; None: without a limit, and 128 tokens of the context are kept for it.
+        max_tokens: of the output; None: no limit, and 128 tokens of the context are kept free.
         before: token ids in front of the prompt, which then has no BOS of its own.
 
     Raises:

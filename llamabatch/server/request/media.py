@@ -1,5 +1,5 @@
-"""Media in bodies: the parts of all dialects as one form of part for pictures and one for sounds, which are in the body
-itself or at an address that the options allow."""
+"""Media in bodies: converts the parts of all dialects to one form for pictures and one for sounds. A medium is in the
+body itself or at an address that the options allow."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llamabatch.utils.checks import show
 
 
 def media_part(place: str, part: Mapping[str, Any], body: Body) -> Json:
-    """The part of a chat's message for a part with a picture or a sound. Raises ApiError unless the part has it itself,
-    or the server reads addresses: one that fetched any address, or read any file, would do so for strangers."""
+    """Converts a part with a picture or a sound to a part of a chat message. Raises ApiError for an address unless the
+    server reads addresses: a server that fetched any address or read any file would do so for strangers."""
     is_sound = media_kind(part) == SOUND
     name = "audio_url" if is_sound else "image_url"
     source = part.get("input_audio" if is_sound else "source")
@@ -46,7 +46,7 @@ def media_part(place: str, part: Mapping[str, Any], body: Body) -> Json:
 
 
 def content_of(parts: Sequence[str | Json]) -> str | list[Json]:
-    """The content of a message: one text, or a list of parts where one is a picture or a sound."""
+    """Returns the content of a message: one text, or a list of parts if one is a picture or a sound."""
     texts = [part for part in parts if isinstance(part, str)]
     if len(texts) == len(parts):
         return "\n".join(texts)

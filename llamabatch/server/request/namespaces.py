@@ -1,4 +1,4 @@
-"""Tools of the type `namespace`: functions under a common name, as two namespaces may have functions of one name."""
+"""Tools of the type `namespace`: groups of functions. Two namespaces may have functions of the same name."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from llamabatch.server.request.body import Body, Json
 from llamabatch.utils.checks import show
 
 NAMESPACE = "namespace"
-Namespaced = dict[str, tuple[str, str]]  # namespace and name of functions by the names that the model knows
-Read = Callable[[str, Any, str], tuple[str, Json]]  # of a tool, its place and namespace: its own name, and the function
+Namespaced = dict[str, tuple[str, str]]  # the name that the model knows -> namespace and plain name
+Read = Callable[[str, Any, str], tuple[str, Json]]  # (place, tool, namespace) -> plain name and function
 
 
 def string(where: str, value: object) -> str:
-    """A value that is a text. Raises PromptError."""
+    """Returns a value that must be a text. Raises PromptError."""
     if not isinstance(value, str):
         raise PromptError(f"{where} is {show(value)}; give a text")
     return value
 
 
 def offered(place: str, namespace: object, name: str) -> str:
-    """The name by which the model knows a function: two namespaces may have functions of one name.
+    """Returns the name under which the model knows a function, with the namespace as a prefix.
 
     Args:
-        namespace: None: it is in none.
+        namespace: None: the function is in no namespace.
     """
     return name if namespace is None else f"{string(f'{place}.namespace', namespace)}__{name}"
 
@@ -34,11 +34,11 @@ def offered(place: str, namespace: object, name: str) -> str:
 def functions_in(
     place: str, namespace: Mapping[str, Any], given: Body, kinds: Container[str], read: Read, namespaced: Namespaced
 ) -> Iterator[Json]:
-    """The functions of a namespace as tools of a chat. The first one has its description, too.
+    """Yields the functions of a namespace as tools of a chat. The first one also gets the namespace's description.
 
     Args:
-        kinds: types of the caller's own tools; a namespace in a namespace is none in OpenAI's API.
-        namespaced: gets the functions.
+        kinds: types of the caller's own tools, without namespaces: OpenAI's API does not nest them.
+        namespaced: the functions are added to this dict.
     """
     of, tools = string(f"{place}.name", namespace.get("name")), namespace.get("tools")
     if tools is None:
@@ -58,10 +58,10 @@ def functions_in(
 
 
 def chosen_name(place: str, name: str, tools: Iterable[Any], namespaced: Namespaced) -> str:
-    """The name by which the model knows a function that is chosen without its namespace.
+    """Returns the name under which the model knows a function that is chosen without its namespace.
 
     Raises:
-        PromptError: several namespaces have one of this name, and no tool has it alone.
+        PromptError: several namespaces have a function of this name, and no tool outside of them has it.
     """
     found = [each for each, (_, plain) in namespaced.items() if plain == name]
     if not found or any(_name_of(tool) == name for tool in tools):

@@ -1,7 +1,7 @@
-"""Fields, tools and items of a history that let a service do something, and ask for no other answer.
+"""Fields, tools and history items that permit a service to do something, but do not change the answer.
 
-They are ignored by name, and refused where the server is strict. A wish that changes an answer is never one of them:
-its field has `only` without `optional`, and another value is refused."""
+They are ignored and named in a header, or refused if the server is strict. A field that changes the answer is not one
+of these: it has `only` without `optional`, and other values are refused."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from llamabatch.config.other_servers import SETTINGS
 from llamabatch.server.request.body import Body, Field, Fields
 
 BETA_HEADER = "anthropic-beta"
-# A line that programs put before the system prompt for a service. It has a number that is new with each request, so
-# that no prefix would be the one before.
+# A line that programs put before the system prompt for a service. It holds a number that changes with each request, so
+# the prefix cache would never match.
 _FOR_A_SERVICE = re.compile(r"(x-anthropic-billing-header):[^\n]*\n*")
 
 
 def _allows(advice: str, *usual: object) -> Field:
-    """A field without effect, whose values `usual` are not even named."""
+    """Returns a field without effect. The values in `usual` are not even named in the header."""
     return Field({}, f"without effect: {advice}", usual, advice, optional=True)
 
 
 def _settings(*names: str) -> Fields:
-    """Fields that have flags, too, with the policy of both."""
+    """Returns these SETTINGS as fields. The flags of the same names have the same policy."""
     return {
         name: _allows(each.advice, *each.usual) if each.optional else Field({}, "", each.usual, each.advice)
         for name, each in SETTINGS.items()
@@ -39,7 +39,7 @@ _ONLY_CHATS = ("mm_processor_kwargs", "media_io_kwargs")
 GENERATION: Fields = {
     **_settings(*(name for name in SETTINGS if name not in _ONLY_CHATS)),
     "id_slot": _allows("slots are leased, and a known prefix is found in whichever has it", -1),
-    "n_indent": _allows("lines of any indentation may come", 0),
+    "n_indent": _allows("the output may have any indentation", 0),
     "response_fields": _allows("the answer is whole; /completion has it", []),
 }
 CHAT: Fields = {
@@ -55,7 +55,7 @@ MESSAGES: Fields = {
     "mcp_servers": _allows("call tools from your program", []),
 }
 
-# Items and blocks that a service writes into its answers, about tools that it has run.
+# Items and blocks about tools that a service ran itself. Services write them into their answers.
 RESPONSES_ITEMS = frozenset(
     (
         *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
@@ -75,8 +75,8 @@ MESSAGES_BLOCKS = frozenset(
 def own_tools(
     given: Body, tools: Iterable[Any], kinds: Container[str], where: str = "tools"
 ) -> Iterator[tuple[str, Any]]:
-    """The tools that the caller runs, each with its place. Those of another type belong to a service, which is not
-    there: they are ignored by name. Raises ApiError where the server is strict.
+    """Yields the tools that the caller runs, each with its place. Tools of other types belong to a service that is not
+    there: they are ignored and named in a header. Raises ApiError if the server is strict.
 
     Args:
         kinds: types of the caller's own tools.
@@ -92,7 +92,7 @@ def own_tools(
 
 
 def ignore_betas(given: Body, headers: Iterable[str]) -> None:
-    """Names each beta that a program asks for: the fields that belong to betas are read in any case.
+    """Ignores each beta that a program asks for, and names it in a header. Fields of betas are always read.
 
     Args:
         headers: values of BETA_HEADER.
@@ -106,8 +106,8 @@ def ignore_betas(given: Body, headers: Iterable[str]) -> None:
 
 
 def without_service_line(given: Body, place: str, text: str) -> str:
-    """The text of a system prompt without a first line that is for a service, which is ignored by name. Raises ApiError
-    where the server is strict."""
+    """Removes a first line for a service from a system prompt, and names it in a header. Raises ApiError if the server
+    is strict."""
     line = _FOR_A_SERVICE.match(text)
     if line is None:
         return text
@@ -116,16 +116,15 @@ def without_service_line(given: Body, place: str, text: str) -> str:
 
 
 def behind(answers: Iterable[int]) -> int:
-    """The place behind the last answer of a history, from which on the caller asks.
+    """Returns the place behind the last answer of a history, where the caller's question begins.
 
     Args:
-        answers: places of what the model said, in order.
+        answers: places of the model's answers, in any order.
     """
     return max(answers, default=-1) + 1
 
 
 def media_text(given: Body, place: str, kind: str) -> str:
-    """The text that stands for a picture or another medium of a history, which the model cannot see. Raises ApiError
-    where the server is strict."""
+    """Returns the text in place of a medium of a history. Raises ApiError if the server is strict."""
     given.ignore_kind(place, kind, "messages are text", "unsupported_content_part")
     return f"[{kind}: not shown, as this model reads text alone]"

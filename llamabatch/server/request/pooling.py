@@ -1,4 +1,4 @@
-"""The part that bodies of embeddings, ranks and classes have in common: texts that go through the model at once."""
+"""The common part of bodies for embeddings, ranks and classes: the model processes these texts without generating."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from llamabatch.server.request.generation import read_adapters, scales_of
 from llamabatch.server.request.reading import adapter_ids
 from llamabatch.server.serving.serving import Serving
 
-# Fields of every body whose texts go through the model at once.
 POOLING: Fields = {
     "model": Field({"type": ["string", "null"]}, "a name of /v1/models"),
     "lora": Field({"type": ["array", "null"], "items": {"type": "object"}}, "ids of /lora-adapters and their scales"),
@@ -37,11 +36,11 @@ POOLING: Fields = {
 
 @dataclass(frozen=True)
 class PooledBody(ABC):
-    """The part that bodies of embeddings, ranks and classes have in common.
+    """The common part of bodies for embeddings, ranks and classes.
 
     Attributes:
         model, adapters, lora: as in Generation.
-        timeout_s: seconds until it ends as an error.
+        timeout_s: seconds until the request ends as an error.
         longest: tokens of a text that are kept; -1: as many as the model takes; None: a longer text is an error.
         ignored: names of unknown fields.
     """
@@ -64,7 +63,7 @@ class PooledBody(ABC):
 
     @abstractmethod
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
-        """The requests. Raises InputError.
+        """Returns the requests. Raises InputError.
 
         Args:
             loaded: names of the adapters in the order of llama-server's ids.
@@ -72,7 +71,7 @@ class PooledBody(ABC):
 
 
 def read_pooled(body: Body, rules: Rules) -> dict[str, Any]:
-    """The values of a PooledBody by name. Raises InputError."""
+    """Reads the values of a PooledBody by name. Raises InputError."""
     found: dict[str, Any] = {"model": body.label("model"), "timeout_s": rules.timeout_s}
     found["adapters"], found["lora"] = read_adapters(body)
     found["longest"] = body.integer("truncate_prompt_tokens", -1, 2**31 - 1)
@@ -83,7 +82,7 @@ def read_pooled(body: Body, rules: Rules) -> dict[str, Any]:
 
 
 def cut_ids(processor: InputProcessor, ids: Sequence[int], longest: int, *, keeps_end: bool = False) -> list[int]:
-    """So many tokens of a text, its first ones or its last; those that stand around any text stay.
+    """Cuts a text to its first or last `longest` tokens. Special tokens that enclose every text are kept.
 
     Args:
         ids: of the whole text.
@@ -100,7 +99,7 @@ def cut_ids(processor: InputProcessor, ids: Sequence[int], longest: int, *, keep
 
 
 def cut_prompts(processor: InputProcessor, prompts: Any, longest: int | None, *, keeps_end: bool = False) -> Any:
-    """Prompts of as_prompts, each with so many tokens at most; None: as they are."""
+    """Cuts each prompt of as_prompts to `longest` tokens; None: returns the prompts unchanged."""
     if longest is None:
         return prompts
     given = prompts if isinstance(prompts, list) else [prompts]
@@ -109,17 +108,17 @@ def cut_prompts(processor: InputProcessor, prompts: Any, longest: int | None, *,
 
 
 def pooled_usage(outputs: Sequence[RequestOutput]) -> Json:
-    """Counts of tokens of texts that nothing is generated for."""
+    """Returns the `usage` of texts for which nothing is generated."""
     n_tokens = sum(len(output.prompt_token_ids) for output in outputs)
     return {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
 
 
 async def pooled_outputs(serving: Serving, body: PooledBody) -> list[RequestOutput]:
-    """The outputs of texts, for which the engine knows no deadline.
+    """Returns the outputs of texts. The timeout is enforced here, since the engine has no deadline for such requests.
 
     Raises:
-        ApiError: one of them failed; 504 where they took longer than the header X-Request-Timeout allows. What
-            Serving.submit raises.
+        ApiError: a text failed; 504: the texts took longer than the header X-Request-Timeout allows; or raised by
+            Serving.submit.
     """
 
     if body.longest is not None:
@@ -132,7 +131,7 @@ async def pooled_outputs(serving: Serving, body: PooledBody) -> list[RequestOutp
 
     try:
         outputs = await asyncio.wait_for(found(), body.timeout_s)
-    except (asyncio.TimeoutError, TimeoutError):  # two classes before Python 3.11
+    except (asyncio.TimeoutError, TimeoutError):  # two different classes before Python 3.11
         raise ApiError(504, f"{TIMEOUT_HEADER} is {body.timeout_s:g}, and the texts took longer") from None
     for output in outputs:
         check_ends(output)

@@ -1,4 +1,4 @@
-"""Prompts of a body: texts, token ids, and both mixed in one list."""
+"""The prompts of a body: texts, token ids, or both mixed in one list."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Prompt = str | tuple[int, ...]
 
 
 class MediaPrompt(NamedTuple):
-    """A text with marks for pictures and sounds, and the bytes of these."""
+    """A text with marks for pictures and sounds, and the bytes of the pictures and sounds."""
 
     text: str
     media: tuple[bytes, ...]
 
 
-Mixed = str | tuple[int | str, ...]  # a text, or token ids and texts one behind another
+Mixed = str | tuple[int | str, ...]  # a text, or a sequence of token ids and texts
 
 
-MAX_PROMPTS = 16_384  # of a body
+MAX_PROMPTS = 16_384  # prompts in a body
 
 
 PROMPT_SCHEMA: Json = {
@@ -55,17 +55,17 @@ MIXED_SCHEMA: Json = {
 def as_prompts(
     processor: InputProcessor, prompts: Sequence[Prompt], *, add_special: bool = True, longest: int | None = None
 ) -> Any:
-    """Prompts in the form of InputProcessor.prompts: alone, or a list of several.
+    """Converts prompts to the form of InputProcessor.prompts: a single prompt, or a list of several.
 
-    <|im_end|> and its like in a text are the tokens that they name, as in vLLM and llama-server: callers of both write
-    the template of a chat into a prompt. A text that begins with BOS gets no second one.
+    Names of special tokens in a text, as <|im_end|>, become these tokens, as in vLLM and llama-server: callers of both
+    write a rendered chat template into a prompt. A text that begins with BOS gets no second one.
 
     Args:
-        add_special: put BOS in front where the model wants it.
-        longest: tokens that a text may have; None: any number.
+        add_special: put BOS in front if the model wants it.
+        longest: the limit of tokens in a text; None: no limit.
 
     Raises:
-        ContextLengthError: a text has more. A look at each of a million tokens would hold other requests up.
+        ContextLengthError: a text has more tokens. Checking each of a million tokens would delay other requests.
     """
     bos, found = processor.bos_text, []
     for place, prompt in enumerate(prompts):
@@ -81,10 +81,10 @@ def as_prompts(
 
 
 def read_prompts(name: str, given: object) -> tuple[Prompt, ...]:
-    """One prompt or several: texts and token ids. Raises PromptError.
+    """Reads one prompt or several, each a text or token ids. Raises PromptError.
 
     Args:
-        name: of the field, for messages.
+        name: of the field, for error messages.
     """
     if isinstance(given, list) and given and not _is_ids(given):
         if len(given) > MAX_PROMPTS:
@@ -100,12 +100,12 @@ def _is_ids(given: list[Any]) -> bool:
 
 
 def read_mixed(given: object, name: str = "prompt") -> tuple[tuple[Mixed, ...], bool]:
-    """The prompts, and True where they were given as a list of several. Raises PromptError, ApiError.
+    """Reads prompts, and True if they were given as a list of prompts. Raises PromptError, ApiError.
 
-    A list that holds a number is one prompt; its texts and numbers stand one behind another.
+    A list that holds a number is one prompt of texts and token ids.
 
     Args:
-        name: of the field, for messages.
+        name: of the field, for error messages.
     """
     if isinstance(given, list) and given and not any(isinstance(each, int) for each in given):
         if len(given) > MAX_PROMPTS:
@@ -132,7 +132,7 @@ def _mixed(name: str, given: object) -> Mixed:
 
 
 def read_with_media(given: object, name: str = "prompt") -> tuple[tuple[Mixed | MediaPrompt, ...], bool]:
-    """As read_mixed, of prompts that may have pictures and sounds."""
+    """Reads prompts like read_mixed, but accepts pictures and sounds."""
     listed = given if isinstance(given, list) and len(given) <= MAX_PROMPTS else [given]
     found = [_with_media(each) for each in listed]
     if not any(found):
@@ -144,7 +144,7 @@ def read_with_media(given: object, name: str = "prompt") -> tuple[tuple[Mixed | 
 
 
 def _with_media(given: object) -> MediaPrompt | None:
-    """A prompt with media; None: it is of another form."""
+    """Reads a prompt with media; None: the prompt has another form."""
     data = given.get("multimodal_data") if isinstance(given, dict) else None
     if not data or not isinstance(given, dict) or not isinstance(given.get("prompt_string"), str):
         return None
@@ -157,7 +157,7 @@ def _with_media(given: object) -> MediaPrompt | None:
 
 
 def _parts_of(name: str, content: object) -> str:
-    """The text of a content of parts, as those of a message."""
+    """Joins the texts of content parts, which have the form of a message's content."""
     if not isinstance(content, list) or not content:
         raise PromptError(f'content of {name} is {show(content)}; give parts, as [{{"type": "text", "text": "Hello"}}]')
     texts: list[str] = []
@@ -174,7 +174,7 @@ def _token(name: str, given: object) -> int:
 
 
 def mixed_ids(prompt: Mixed, processor: InputProcessor) -> list[int]:
-    """The token ids of a prompt. A text at its beginning gets the tokens that the vocabulary puts before a text."""
+    """Returns the token ids of a prompt. A text at its beginning gets the special tokens of the vocabulary (as BOS)."""
     found: list[int] = []
     for place, part in enumerate((prompt,) if isinstance(prompt, str) else prompt):
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""From an HTTP request to the body of an endpoint: its bytes read, its fields checked, its model found."""
+"""Turns an HTTP request into the body of an endpoint: reads its bytes, checks its fields, finds its model."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 B = TypeVar("B")
 G = TypeVar("G")
 
-_ON_LOOP = 2**16  # bytes; a larger body is read on a worker's thread
-_LARGE = 2**20  # bytes; one body of more is read at a time
+_ON_LOOP = 2**16  # bytes; a larger body is parsed on a worker thread
+_LARGE = 2**20  # bytes; larger bodies are parsed one at a time
 
 
 async def read_body(request: HttpRequest, serving: Serving, read: Callable[[Json, Rules], B]) -> B:
-    """The body of a request.
+    """Reads the body of a request.
 
     Args:
-        read: the reader of the endpoint; it makes the body of the JSON object and the rules.
+        read: the reader of the endpoint, which makes the body from the JSON object and the rules.
 
     Raises:
-        ApiError: the model is not there; the body is no JSON, or a field is refused.
+        ApiError: the model is not available, the body is no JSON, or a field is refused.
     """
     serving.check_ready()
-    # request.body() would keep the bytes for as long as the answer streams; a list of parts would take them twice
+    # request.body() would keep the bytes while the answer streams; joining a list of parts would need them twice
     data = bytearray()
     async for part in request.stream():
         data += part
@@ -58,7 +58,7 @@ async def read_body(request: HttpRequest, serving: Serving, read: Callable[[Json
 
 
 def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
-    """The rules of a server by which its bodies are read."""
+    """Returns the rules by which the server reads bodies."""
     options, config = serving.options, serving.plan.config
     template = options.chat_template or serving.model.chat_template
     return Rules(
@@ -80,7 +80,7 @@ def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
 
 @functools.lru_cache(4)
 def _variables_of(template: str | None) -> frozenset[str] | None:
-    """Names that a template reads; None: there is none, or it cannot be compiled, which is the error of each chat."""
+    """Returns the variables that a template reads; None: no template, or a broken one (each chat then fails)."""
     try:
         return None if template is None else template_variables(template)
     except ConfigError:
@@ -88,10 +88,11 @@ def _variables_of(template: str | None) -> frozenset[str] | None:
 
 
 def with_model(body: G, serving: Serving) -> G:
-    """A Generation with the adapters that its model's name, or the server, asks for where it names none itself.
+    """Returns a Generation with adapters. If it names none, its model may be the name of an adapter; else the server's
+    default adapters are used.
 
     Raises:
-        ApiError: no model has this name (404). Without names of its own, or with any_model, a server takes any.
+        ApiError: no model has this name (404). A server takes any name with any_model, or if it was given no names.
     """
     given: Any = body
     if given.adapters is not None or given.lora is not None:
@@ -114,7 +115,7 @@ def check_model(name: str | None, serving: Serving) -> None:
 
 
 def adapter_ids(serving: Serving) -> list[str]:
-    """Names of the adapters in the order of llama-server's ids: those of the start, then those loaded since."""
+    """Returns the adapters in the order of llama-server's ids: first those of the start, then those loaded later."""
     loaded = serving.client.adapters
     first = [name for name, _ in serving.plan.config.adapters if name in loaded]
     return first + [name for name in loaded if name not in first]

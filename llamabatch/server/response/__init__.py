@@ -1,1 +1,1 @@
-"""Answers: outputs as JSON, whole or as a stream of events."""
+"""Responses: outputs as JSON, whole or as a stream of events."""

@@ -1,5 +1,5 @@
-"""Whole answers: a value as a JSON response. Workers' threads make large ones part by part: no other request waits for
-one, and none is there as a whole."""
+"""JSON responses that are not streamed. Worker threads make large responses part by part, so that other requests do not
+wait and the whole text is never in memory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from llamabatch.server.request.body import ignored_headers, log_ignored
 from llamabatch.server.response.json_text import dump, dump_in_pieces
 from llamabatch.server.serving.serving import Serving
 
-PART = 2**17  # characters that are sent at once, about
+PART = 2**17  # about the number of characters that are sent at once
 
 
 def json_response(value: Any, ignored: tuple[str, ...] = ()) -> Response:
-    """A value as the response to a body with these ignored fields."""
+    """Returns a value as the response to a body with these ignored fields."""
     return Response(dump(value).encode(errors="replace"), headers=ignored_of(ignored), media_type="application/json")
 
 
 async def large_response(
     serving: Serving, make: Callable[..., Any], *arguments: Any, ignored: tuple[str, ...] = ()
 ) -> Response | ResponseInParts:
-    """As json_response, of a value of any size: a worker's thread makes it and writes it in pieces, so that neither
-    other requests wait for it, nor the whole text is there at any time."""
+    """Returns the response for a value of any size. A worker thread makes the value and writes it in pieces."""
 
     def begun() -> tuple[bytes, Iterator[bytes]]:
         parts = in_parts(dump_in_pieces(make(*arguments)))
@@ -38,7 +37,7 @@ async def large_response(
 
 
 def ignored_of(names: tuple[str, ...]) -> dict[str, str]:
-    """The header that names ignored fields; they are written to the log, too."""
+    """Returns the header that names ignored fields, and logs these fields."""
     if not names:
         return {}
     log_ignored(names)
@@ -46,7 +45,7 @@ def ignored_of(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def in_parts(pieces: Iterable[str]) -> Iterator[bytes]:
-    """Pieces of a text, joined to parts of PART characters or more, but for the last one."""
+    """Joins pieces of a text to parts of at least PART characters; the last part may be shorter."""
     held: list[str] = []
     n = 0
     for piece in pieces:
@@ -60,10 +59,10 @@ def in_parts(pieces: Iterable[str]) -> Iterator[bytes]:
 
 
 class ResponseInParts:
-    """An ASGI response of JSON whose parts are made while those before them go out.
+    """An ASGI response of JSON that makes each part after the part before is sent.
 
     Args:
-        first: its first part. rest: the others.
+        first: the first part. rest: the other parts.
     """
 
     def __init__(self, serving: Serving, first: bytes, rest: Iterator[bytes], headers: Mapping[str, str]) -> None:

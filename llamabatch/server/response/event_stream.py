@@ -1,7 +1,7 @@
-"""Server-sent events: a response that streams what a RequestStream brings, one body part for all of a wake-up.
+"""Server-sent events: a response that streams the outputs of a RequestStream. Each list of outputs is one body part.
 
-uvicorn's `send` waits while a slow reader's socket is full; what comes meanwhile is joined in the RequestStream.
-Comments keep a connection open that carries nothing for long.
+uvicorn's `send` waits while a slow reader's socket is full. The RequestStream joins the outputs that come meanwhile.
+Comments keep a silent connection open.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from llamabatch.server.serving.serving import Serving
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-_AT_ONCE = 64  # outputs whose events are written in one turn of a thread
+_AT_ONCE = 64  # outputs that a worker thread writes in one call
 _HEADERS = (
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would hold pieces back
+    (b"x-accel-buffering", b"no"),  # otherwise nginx would buffer events
 )
 _MEDIA = b"text/event-stream; charset=utf-8"
 EVENT_STREAM_HEAD: Mapping[str, Any] = {
@@ -34,30 +34,30 @@ class Chunks(Protocol):
     """Writes the events of one response. Calls may come on any thread, one at a time."""
 
     def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
-        """True if `feed` may take longer for these than other requests should wait."""
+        """True if `feed` would delay other requests too long, so that it must run on a worker thread."""
 
     def end_takes_long(self) -> bool:
-        """The same of `end`."""
+        """True if `end` would delay other requests too long."""
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
-        """The events of outputs; may be empty."""
+        """Returns the events of outputs; may be empty."""
 
     def end(self) -> Iterable[bytes]:
-        """The events after the last output, in parts."""
+        """Returns the events after the last output, in parts."""
 
     def error(self, error: ApiError) -> bytes:
-        """The event of an error, after which the stream ends."""
+        """Returns the event of an error. The stream ends with it."""
 
 
 class EventStream:
-    """An ASGI response. Its head goes out with the first event, so that an error before that one has a status.
+    """An ASGI response of events. Its head is sent with the first event, so that an earlier error has its own status.
 
     Args:
-        serving: its threads write what takes long.
+        serving: its worker threads write events that take long.
         stream: the outputs.
-        chunks: turns them into events.
-        ping_s: seconds without an event after which a comment is sent, which also sends the head; 0: never.
-        headers: further ones.
+        chunks: turns outputs into events.
+        ping_s: seconds without an event after which a comment (and the head) is sent; 0: never.
+        headers: additional response headers.
     """
 
     media = _MEDIA
@@ -134,7 +134,7 @@ class EventStream:
             stream.abort()
 
     def idle(self) -> bytes:
-        """The events of a moment without outputs, after a `poke`; not empty."""
+        """Returns the bytes to send after a `poke`, when there are no outputs; not empty."""
         return PING
 
     async def _start(self, send: Any) -> None:
@@ -151,7 +151,7 @@ class EventStream:
             self._timer = loop.call_at(self._sent_s + self._ping_s, self._on_timer, loop)
 
     def _on_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One timer a stream, not one a token: it looks when the last event was sent."""
+        """Pokes a silent stream. A stream has a single timer, so that no token needs a timer of its own."""
         if loop.time() - self._sent_s >= self._ping_s * 0.99:
             self._stream.poke()
             self._sent_s = loop.time()

@@ -1,4 +1,4 @@
-"""The way of a body that asks for text to its answer, whole or as a stream; a dialect writes both forms."""
+"""Answers a body that asks for text, whole or as a stream. A dialect writes both forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llamabatch.server.serving.dispatcher import RequestStream
 from llamabatch.server.serving.serving import Prepare, Serving
 
 Outputs = list[RequestOutput]
-Count = Callable[[Outputs], int]  # tokens of the thinking in whole outputs
+Count = Callable[[Outputs], int]  # counts the tokens of the thinking in whole outputs
 
 
 async def respond(
@@ -34,18 +34,18 @@ async def respond(
     is_large: bool = False,
     stream: Callable[..., EventStream] = EventStream,
 ) -> Any:
-    """Submits the requests of a body, and answers it.
+    """Submits the requests of a body and returns its response.
 
     Args:
-        whole: the answer of outputs, given the number of tokens of their thinking.
-        chunks: the writer of a stream's events, once its requests are submitted.
+        whole: makes the whole answer from the outputs and the number of tokens of their thinking.
+        chunks: makes the writer of a stream's events, after the requests are submitted.
         prepare: makes the requests; None: the body's `submission`.
-        outputs: reads the outputs of a whole answer piece by piece; None: they are taken when they are there.
+        outputs: collects the outputs of a whole answer from the stream; None: waits for the whole outputs.
         is_large: a whole answer takes long to write, whatever its outputs.
-        stream: as EventStream.
+        stream: makes the streamed response, with the arguments of EventStream.
 
     Raises:
-        ApiError: a request failed. What Serving.submit raises.
+        ApiError: a request failed. Also the errors of Serving.submit.
     """
     adapters = adapter_ids(serving)
     in_pieces = body.stream or outputs is not None
@@ -58,7 +58,7 @@ async def respond(
             stream=in_pieces,
             media=body.has_media,
         )
-    except PromptError as error:  # of the template
+    except PromptError as error:  # raised by the chat template
         raise ApiError.of(error, "messages" if "messages[" in str(error) else None) from error
     except SamplingError as error:
         if body.form is None or "structured_outputs" not in str(error):
@@ -79,7 +79,7 @@ async def respond(
 
 
 def without_output(output: RequestOutput) -> RequestOutput:
-    """A whole output of nothing; its prompt was computed all the same."""
+    """Removes the generated tokens from a whole output (max_tokens is 0)."""
     nothing: dict[str, Any] = {"text": "", "token_ids": (), "reasoning": None, "tool_calls": (), "logprobs": None}
     if output.error is None:
         nothing |= {"finish_reason": FinishReason.LENGTH, "stop_reason": None}
@@ -87,7 +87,7 @@ def without_output(output: RequestOutput) -> RequestOutput:
 
 
 class _WithoutOutput:
-    """Writes the events of outputs of nothing."""
+    """A writer of events that leaves out the generated tokens."""
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
@@ -116,6 +116,6 @@ def _without_text(piece: SequenceOutput) -> SequenceOutput:
 
 
 def reasoning_tokens(outputs: Outputs, model: Model) -> int:
-    """Tokens of the thinking in whole outputs, which do not say where it ends among their tokens."""
+    """Counts the tokens of the thinking in whole outputs, from its text: outputs do not mark these tokens."""
     texts = [each.reasoning for output in outputs for each in output.outputs if each.reasoning]
     return sum(len(model.tokenize(text, add_special=False)) for text in texts)

@@ -1,5 +1,5 @@
-"""JSON for answers of any size: without blanks, in pieces, its longest lists made while they are written; and the work
-that outputs take to be written."""
+"""JSON without blanks for answers of any size, and the work that it takes to write outputs. Large values are written in
+pieces, and the entries of the longest lists are made while they are written."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any
 from llamabatch.request.logprobs import count
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 
-quoted = encode_basestring  # a str as JSON; compiled
+quoted = encode_basestring  # writes a str as JSON, in C
 
 
 class Rows(Sequence[Any]):
-    """A list for JSON whose entries are made when they are written: those of logprobs take ten times the memory that
-    they are made of.
+    """A list for JSON whose entries are made when they are written.
+
+    Entries of logprobs take ten times the memory of their sources.
 
     Args:
-        given: one for each entry. make: an entry of it.
+        given: the sources, one for each entry. make: makes an entry from its source.
     """
 
     def __init__(self, given: Sequence[Any], make: Callable[[Any], Any]) -> None:
@@ -34,7 +35,7 @@ class Rows(Sequence[Any]):
         return list(map(self._make, found)) if isinstance(at, slice) else self._make(found)
 
     def __add__(self, other: Rows) -> Rows:
-        """The entries of both, which are made alike."""
+        """Returns the entries of both lists, which must have the same `make`."""
         return Rows([*self._given, *other._given], self._make)
 
     def __eq__(self, other: object) -> bool:
@@ -49,17 +50,17 @@ _dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circul
 _SLICE = 1024  # entries of a list that are written at once
 
 
-_ROWS = 64  # the same, of a Rows
+_ROWS = 64  # entries of a Rows that are written at once
 
 
 def dump(value: Any) -> str:
-    """A value as JSON, without blanks."""
+    """Returns a value as JSON, without blanks."""
     return _dump(value)
 
 
 def dump_in_pieces(value: Any) -> Iterator[str]:
-    """The text of dump in pieces, for large values, on a worker's thread. The encoder lets no other thread run before
-    its end, so it gets long lists in slices."""
+    """Yields the text of `dump` in pieces, for large values on a worker thread. The encoder blocks other threads until
+    it returns, so long lists are encoded in slices."""
     if isinstance(value, dict) and not _is_flat(value):
         before = "{"
         for key, each in value.items():
@@ -69,7 +70,7 @@ def dump_in_pieces(value: Any) -> Iterator[str]:
         yield "}"
     elif not isinstance(value, (list, Rows)) or len(value) == 0:
         yield _dump(value)
-    elif isinstance(value, Rows) or _is_flat(value[0]):  # entries of a list are of one kind
+    elif isinstance(value, Rows) or _is_flat(value[0]):  # all entries of a list have one kind
         step, before = _ROWS if isinstance(value, Rows) else _SLICE, "["
         for start in range(0, len(value), step):
             yield before + _dump(value[start : start + step])[1:-1]
@@ -85,17 +86,17 @@ def dump_in_pieces(value: Any) -> Iterator[str]:
 
 
 def _is_flat(value: Any) -> bool:
-    """No list, and no object that holds one or another object."""
+    """True unless the value is a list, or an object with a list or another object in it."""
     return not isinstance(value, (list, Rows)) and not (
         isinstance(value, dict) and any(isinstance(each, (dict, list, Rows)) for each in value.values())
     )
 
 
-LIGHT = 512  # of `weight`: written in a few milliseconds at most
+LIGHT = 512  # outputs up to this `weight` are written in a few milliseconds at most
 
 
 def weight(outputs: Sequence[RequestOutput]) -> int:
-    """The work to write outputs as JSON, where 1 is a logprob, or a token by its id."""
+    """Returns the work to write outputs as JSON. A logprob or a token id counts as 1."""
     found = 0
     for output in outputs:
         found += len(output.prompt_token_ids) + count(output.prompt_logprobs)
@@ -106,7 +107,7 @@ def weight(outputs: Sequence[RequestOutput]) -> int:
 
 
 def weight_of_pieces(outputs: Sequence[SequenceOutput]) -> int:
-    """The same of pieces of a stream."""
+    """Returns the work to write the outputs of a stream as JSON, in the unit of `weight`."""
     return sum(
         len(each.token_ids) + (len(each.text) + len(each.reasoning)) // 64 + count(each.logprobs) for each in outputs
     )

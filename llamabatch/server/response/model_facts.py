@@ -1,4 +1,4 @@
-"""Facts of the served model and of its file that several dialects tell."""
+"""Facts of the served model and its file that several dialects report."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Json = dict[str, Any]
 
 
 class FileFacts(NamedTuple):
-    """Numbers of the tensors of a file.
+    """Facts of the tensors in a file.
 
     Attributes:
-        n_params: parameters. n_bytes: their bytes.
-        weight_type: the type of most parameters, as Q8_0; "" where the file is gone.
+        n_params: number of parameters. n_bytes: bytes of the parameters.
+        weight_type: the type of most parameters, as Q8_0; "" if the file is gone.
     """
 
     n_params: int = 0
@@ -34,7 +34,7 @@ class FileFacts(NamedTuple):
 
 
 def file_facts(model: Model) -> FileFacts:
-    """The facts of a loaded model's file, read once; zeros where the file is gone."""
+    """Returns the facts of a loaded model's file, which is read once; zeros if the file is gone."""
     found = _facts.get(model)
     if found is None:
         try:
@@ -48,7 +48,7 @@ _facts: weakref.WeakKeyDictionary[Model, FileFacts] = weakref.WeakKeyDictionary(
 
 
 def facts_of_file(path: Path) -> FileFacts:
-    """The facts of a file. Raises OSError and ModelFileError."""
+    """Reads the facts of a file. Raises OSError and ModelFileError."""
     tensors = read_tensors(path)
     types: Counter[str] = Counter()
     for each in tensors:
@@ -58,17 +58,17 @@ def facts_of_file(path: Path) -> FileFacts:
 
 
 def architecture_of(model: Model) -> str:
-    """The architecture that a file names; "": it names none."""
+    """Returns the architecture that a file names; "": it names none."""
     return model.metadata.get("general.architecture", "")
 
 
 def model_names(serving: Serving) -> list[str]:
-    """All names under which the model answers: its own, then those of adapters."""
+    """Returns all names that requests may give as their model: the model's own, then those of adapters."""
     return [*serving.names, *serving.client.adapters]
 
 
 def model_card(serving: Serving, name: str) -> Json:
-    """An entry of a list of models as ollama has it, and llama-server beside OpenAI's.
+    """Returns the model's entry in ollama's list of models. llama-server has the same list beside OpenAI's.
 
     Args:
         name: one of model_names.
@@ -78,7 +78,7 @@ def model_card(serving: Serving, name: str) -> Json:
 
 
 def card(name: str, facts: FileFacts, architecture: str, digest: str) -> Json:
-    """Such an entry for a model that may not be loaded."""
+    """Returns the entry of a model_card for a model that may not be loaded."""
     return {
         "name": name,
         "model": name,
@@ -88,13 +88,8 @@ def card(name: str, facts: FileFacts, architecture: str, digest: str) -> Json:
     }
 
 
-def model_details(model: Model) -> Json:
-    """The details of such an entry."""
-    return details(architecture_of(model), file_facts(model))
-
-
 def details(architecture: str, facts: FileFacts) -> Json:
-    """The details of such an entry for a model that may not be loaded."""
+    """Returns the `details` of an entry for a model that may not be loaded."""
     return {
         "parent_model": "",
         "format": "gguf",
@@ -106,7 +101,7 @@ def details(architecture: str, facts: FileFacts) -> Json:
 
 
 def capabilities(serving: Serving) -> list[str]:
-    """The uses of the model in ollama's words, and "rerank"."""
+    """Returns the uses of the model by ollama's names, and "rerank"."""
     model = serving.model
     generates = model.cannot_generate is None
     media = media_kinds(model)
@@ -116,7 +111,7 @@ def capabilities(serving: Serving) -> list[str]:
         "rerank": model.cannot_classify is None,
         "vision": IMAGE in media,
         "audio": SOUND in media,
-        "tools": generates,  # they are described in a message where the template has no place for them
+        "tools": generates,  # a message describes them if the template cannot
         "thinking": generates and rules_of(serving).thinks,
         "insert": generates and not missing_marks(model.special_ids),
     }

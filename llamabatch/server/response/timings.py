@@ -1,4 +1,4 @@
-"""llama-server's "timings" of an answer."""
+"""llama-server's "timings" in an answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from llamabatch.request.outputs import RequestOutput
 
 
 def timings_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Counts, milliseconds and rates of the prompts and the texts of a response.
+    """Returns counts, milliseconds and rates of the prompts and the texts of a response.
 
-    As there, the time of a prompt ends with the first token, which costs no step of its own: rates and the time per
-    token of a text are over the steps behind it, 0 where there are none. The requests of a list ran side by side, so
-    that their milliseconds overlap.
+    As in llama-server, the time of a prompt ends with the first token, which needs no step of its own. So the rate and
+    the time per token of a text count the steps after the first token, and are 0 if there are none. The requests of
+    a list ran side by side, so their milliseconds overlap.
     """
     cached = sum(output.num_cached_tokens for output in outputs)
     prompt_n = sum(len(output.prompt_token_ids) for output in outputs) - cached
@@ -30,10 +30,10 @@ def timings_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 
 def prompt_timings(n_computed: int, n_cached: int, ms: float) -> dict[str, Any]:
-    """The part about a prompt.
+    """Returns the timings of a prompt.
 
     Args:
-        n_computed, n_cached: its tokens that were computed, and copied. ms: milliseconds that it took.
+        n_computed, n_cached: prompt tokens that were computed, and copied from the cache. ms: time of the prompt.
     """
     return {
         "cache_n": n_cached,
@@ -45,10 +45,10 @@ def prompt_timings(n_computed: int, n_cached: int, ms: float) -> dict[str, Any]:
 
 
 def output_timings(n_output: int, steps: int, ms: float) -> dict[str, Any]:
-    """The part about a text.
+    """Returns the timings of a generated text.
 
     Args:
-        n_output: its tokens. steps: those behind the first. ms: milliseconds that these took.
+        n_output: tokens of the text. steps: tokens after the first. ms: milliseconds of these steps.
     """
     return {
         "predicted_n": n_output,

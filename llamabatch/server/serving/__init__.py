@@ -1,1 +1,1 @@
-"""One loaded model behind a server: its states, and the way of a request to the engine and back."""
+"""One loaded model behind a server: its states, and the path of a request to the engine and back."""

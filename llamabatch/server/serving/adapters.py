@@ -1,4 +1,4 @@
-"""Adapters of a server: which are loaded, from which files, and which files requests may name."""
+"""Adapters of a server: the loaded ones, their files, and the files that requests may name."""
 
 from __future__ import annotations
 
@@ -21,30 +21,29 @@ MAX_PATH = 4096
 
 
 class AdapterFiles:
-    """The files of a server's adapters. Its methods block: on a worker's thread."""
+    """The files of a server's adapters. Its methods block, so call them on a worker thread."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = weakref.ref(serving)
         self._paths = dict(serving.plan.config.adapters)
-        self._lock = threading.Lock()  # of two calls for one name the second sees what the first did
+        self._lock = threading.Lock()  # allows one load or unload at a time
 
     def path(self, name: str) -> str:
-        """The file of an adapter below the folder of adapters, or its name alone; "" where another program has loaded
-        it."""
+        """Returns an adapter's path within the folder of adapters, or its file name; "" if the file is unknown."""
         path, serving = Path(self._paths.get(name, "")), self._serving()
         folder = None if serving is None else serving.options.lora_dir
         is_below = folder is not None and Path(os.path.realpath(folder)) in path.parents
         return str(path.relative_to(os.path.realpath(folder or ""))) if is_below else path.name
 
     def load(self, name: str, path: str, *, in_place: bool = False) -> None:
-        """Loads an adapter from the folder of adapters, under a name that requests may give as that of a model.
+        """Loads an adapter from the folder of adapters, under a name that requests may give as their model.
 
         Args:
-            in_place: one of this name is unloaded first.
+            in_place: an adapter of this name is unloaded first.
 
         Raises:
-            ApiError: 400 for a name or a file that is refused, 403 for a file outside the folder or without one, 404
-                where there is no such file.
+            ApiError: 400 for a name or a file that is refused, 403 for a file outside the folder or without a folder,
+                404 if the file does not exist.
         """
         serving = self._checked(name)
         file = allowed_file(path, serving.options)
@@ -71,7 +70,7 @@ class AdapterFiles:
         """Frees an adapter.
 
         Raises:
-            ApiError: 404 where none has this name, 409 while requests use it.
+            ApiError: 404 if no adapter has this name, 409 while requests use it.
         """
         serving = self._serving()
         assert serving is not None
@@ -92,7 +91,7 @@ class AdapterFiles:
             raise ApiError(409, str(error), code="adapter_in_use", param="lora_name") from error
         self._paths.pop(name, None)
         scales = serving.options.default_adapters
-        if name in scales:  # requests that name no adapters would all fail
+        if name in scales:  # otherwise all requests that name no adapters would fail
             left = {other: scale for other, scale in scales.items() if other != name}
             serving.set_options(default_adapters=left)
 
@@ -113,14 +112,14 @@ class AdapterFiles:
 
 
 def allowed_file(path: str, options: ServerOptions) -> Path:
-    """The file that a request names: within the folder of adapters, without links that lead out of it.
+    """Returns the file that a request names. It must be in the folder of adapters, also after resolving links.
 
     Args:
-        path: relative to that folder, or absolute.
+        path: relative to the folder of adapters, or absolute.
 
     Raises:
-        ApiError: 403 without a folder of adapters and for files outside of it, 404 where there is none, 400 for a
-            folder or another thing than a file.
+        ApiError: 403 without a folder of adapters and for files outside of it, 404 if the file does not exist, 400 if
+            the path is not a file.
     """
     if options.lora_dir is None:
         raise ApiError(
@@ -150,7 +149,7 @@ _files: weakref.WeakKeyDictionary[Serving, AdapterFiles] = weakref.WeakKeyDictio
 
 
 def files_of(serving: Serving) -> AdapterFiles:
-    """The AdapterFiles of a server. Raises ApiError before the model is there."""
+    """Returns the AdapterFiles of a server. Raises ApiError before the model is loaded."""
     files = _files.get(serving)
     if files is None:
         files = _files.setdefault(serving, AdapterFiles(serving))

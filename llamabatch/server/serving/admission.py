@@ -1,8 +1,7 @@
-"""The wait before a new request, estimated from the requests before it: for Retry-After, and for deadlines that the
-queue alone would miss. Pure Python.
+"""Estimates the wait before a new request, for Retry-After and for deadlines that would pass in the queue.
 
-Nothing is asked of the engine: the FrontClient reports requests that come in and end, and a model of the slots says
-which of them run. Each guess errs on the side of a short wait, so that a request which might do is let in.
+The engine is not queried. The FrontClient reports requests that enter and end, and a model of the slots tells which of
+them run. Each estimate is rather too short, so that a request that might succeed is admitted. Pure Python.
 """
 
 from __future__ import annotations
@@ -20,29 +19,29 @@ from llamabatch.request.request import Request
 
 # OpenAI's clients obey a Retry-After of up to a minute, and fall back to their own short waits above it.
 MAX_RETRY_S = 60
-WINDOW_S = 30.0  # of the measured rate
-# Below so many measured requests no deadline is called too short: the first ones pay for warming up.
+WINDOW_S = 30.0  # seconds over which the rate is measured
+# Measured requests before any deadline is refused: the first requests are slower, since they warm up the engine.
 MIN_MEASURED = 4
-_KEPT = 64  # measured requests; the speed of an engine changes with its company
+_KEPT = 64  # the last measured requests; the speed of an engine changes with the requests in it
 
 _Tier = tuple[bool, int]
 
 
 class EndRate:
-    """Continuations that end per second of busy time, of the last WINDOW_S such seconds."""
+    """The rate at which continuations end, over the last WINDOW_S seconds of busy time."""
 
     def __init__(self) -> None:
-        self._spans: deque[tuple[float, int]] = deque()  # seconds until that many ended
+        self._spans: deque[tuple[float, int]] = deque()  # (busy seconds since the entry before, continuations ended)
         self._busy_s = 0.0
         self._ended = 0
-        self._open_s = 0.0  # since the last end
+        self._open_s = 0.0  # busy seconds since the last end
 
     def passed(self, seconds: float) -> None:
-        """The server was busy for so long."""
+        """Adds busy time."""
         self._open_s += seconds
 
     def ended(self, n: int) -> None:
-        """`n` continuations have ended."""
+        """Counts `n` continuations that have ended."""
         self._spans.append((self._open_s, n))
         self._busy_s += self._open_s
         self._ended += n
@@ -54,7 +53,7 @@ class EndRate:
 
     @property
     def per_s(self) -> float | None:
-        """None: nothing was measured. While nothing ends it sinks, as if the next end were due now."""
+        """Ends per second; None: nothing measured. The rate sinks while nothing ends, as if an end were due now."""
         if not self._ended:
             return 1.0 / self._open_s if self._open_s > 0.0 else None
         seconds = self._busy_s + self._open_s
@@ -62,7 +61,7 @@ class EndRate:
 
 
 class _Measured(NamedTuple):
-    """Requests that went well: their number, the tokens of their prompts and answers, and the seconds in a slot."""
+    """Sums over successful requests: their number, the tokens of prompts and answers, and the seconds in a slot."""
 
     requests: int
     prompt_tokens: int
@@ -76,20 +75,20 @@ _NOTHING = _Measured(0, 0, 0.0, 0, 0.0, 0)
 
 
 class SlotSpeed:
-    """Seconds of a slot that a token takes, and the usual length of an answer, by the last requests that went well.
+    """The seconds that a token takes in a slot, and the usual length of an answer, from the last successful requests.
 
-    len() is their number.
+    len() is the number of these requests.
     """
 
     def __init__(self) -> None:
         self._last: deque[_Measured] = deque(maxlen=_KEPT)
-        self._known_sum: _Measured | None = None  # of the last ones; None: not added up since the latest came
+        self._known_sum: _Measured | None = None  # the sum of self._last; None: outdated
 
     def __len__(self) -> int:
         return len(self._last)
 
     def measure(self, output: RequestOutput) -> None:
-        """Takes in a request that has ended; one without times or tokens says nothing."""
+        """Adds a request that has ended. A failed request, or one without times or tokens, is ignored."""
         timings, times = output.timings, output.timings.token_times_s
         ended_well = output.error is None and output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         if not ended_well or not times or timings.queued_s is None or timings.ttft_s is None:
@@ -102,14 +101,14 @@ class SlotSpeed:
 
     @property
     def _sum(self) -> _Measured:
-        """Added up when a wait is asked for, as most requests end without one."""
+        """The sum of the last requests, computed only on demand, since most requests end without a query."""
         found = self._known_sum
         if found is None:
             found = self._known_sum = _Measured(*map(sum, zip(*self._last, strict=True))) if self._last else _NOTHING
         return found
 
     def service_s(self, request: Request) -> float:
-        """Seconds in a slot that a request will take, with an answer of the usual length where it may end by itself."""
+        """Estimates the seconds of a request in a slot, with the usual length of an answer if it may end by itself."""
         total = self._sum
         of_prompt = total.prefill_s / total.prompt_tokens if total.prompt_tokens else 0.0
         of_step = total.decode_s / total.steps if total.steps else 0.0
@@ -127,7 +126,7 @@ class SlotSpeed:
 
 @dataclass
 class _Entered:
-    """A request in flight. started_s: since when its continuations have slots, by the model of them; None: it waits."""
+    """A request in flight. `started_s`: when it got its slots, by the model of the slots; None: it waits."""
 
     request: Request
     number: int
@@ -139,13 +138,12 @@ class _Entered:
 
 
 class Admission:
-    """A model of the slots, and of the requests that have them or wait: a Watcher of the FrontClient. Any thread may
-    call it.
+    """A thread-safe model of the slots, and of the requests that have slots or wait: a Watcher of the FrontClient.
 
     Args:
         n_slots: continuations that can run at once.
-        n_in_flight: the client's count of the continuations, and the texts to embed, that run or wait.
-        preempt: better priorities take the slots of worse ones that run.
+        n_in_flight: returns the client's number of continuations, and of texts to embed, that run or wait.
+        preempt: requests take the slots of running requests with a worse priority.
     """
 
     def __init__(self, n_slots: int, n_in_flight: Callable[[], int], *, preempt: bool = False) -> None:
@@ -159,29 +157,29 @@ class Admission:
         self._waiting: list[tuple[tuple[_Tier, int], str]] = []  # a heap; may hold requests that have ended
         self._n_running = 0  # continuations that have slots
         self._n_entered = 0
-        self._last_s: float | None = None  # of the clock
-        self._promised_s = 0.0  # the time of the last retry that was named
+        self._last_s: float | None = None  # the last time given by a caller
+        self._promised_s = 0.0  # the time of the last retry that was promised
 
     @property
     def n_in_flight(self) -> int:
-        """Continuations, and texts to embed, that run or wait."""
+        """The number of continuations, and of texts to embed, that run or wait."""
         return self._counted()
 
     def enter(self, requests: Iterable[Request], now: float) -> None:
-        """Requests are in flight from `now` on, seconds of any clock that does not go back."""
+        """Adds requests that are in flight from `now` on, in seconds of any monotonic clock."""
         with self._lock:
             self._advance(now)
             for request in requests:
                 entered = self._entered[request.request_id] = _Entered(request, self._n_entered)
                 self._n_entered += 1
-                if request.embed:  # it needs no slot
+                if request.embed:  # embedding needs no slot
                     entered.started_s = now
                 else:
                     heapq.heappush(self._waiting, (entered.rank, request.request_id))
             self._start(now)
 
     def leave(self, request_id: str, output: RequestOutput | None, now: float) -> None:
-        """A request has ended, with this output; None: it was never queued. Ids not in flight are ignored."""
+        """Removes a request that has ended with this output; None: it was never queued. Ignores ids not in flight."""
         with self._lock:
             entered = self._entered.get(request_id)
             if entered is None:
@@ -197,10 +195,10 @@ class Admission:
             self._start(now)
 
     def retry_after_s(self, n: int, now: float) -> int:
-        """Seconds after which a call of `n` continuations that found the queue full should come again.
+        """Returns the seconds, 1 to MAX_RETRY_S, after which a call of `n` continuations should retry a full queue.
 
-        Places that become free are promised once, so that callers who were refused together do not come back together;
-        but never later than the queue as it is would be empty. 1 to MAX_RETRY_S.
+        Each free place is promised only once, so that callers who were refused together do not come back together. No
+        retry is later than the time at which the present queue would be empty.
         """
         with self._lock:
             self._advance(now)
@@ -212,9 +210,9 @@ class Admission:
             return max(1, min(MAX_RETRY_S, math.ceil(self._promised_s - now)))
 
     def wait_s(self, request: Request, now: float) -> float | None:
-        """Seconds until a request would get its first slot; None: too little was measured to say.
+        """Returns the seconds until a request would get its first slot; None: too few requests were measured.
 
-        Only what is ahead of it counts: what runs, and what waits in its tier or a better one.
+        Only requests ahead of it count: those that run, and those that wait in its tier or a better one.
         """
         if request.embed or len(self.speed) < MIN_MEASURED:
             return None
@@ -222,7 +220,7 @@ class Admission:
             return self._wait_s(request, now)
 
     def _wait_s(self, request: Request, now: float) -> float:
-        left_s: list[float] = []  # of each continuation that runs
+        left_s: list[float] = []  # seconds left for each running continuation
         ahead: list[_Entered] = []
         for entered in self._entered.values():
             if entered.request.embed:
@@ -234,10 +232,10 @@ class Admission:
                 service_s = self.speed.service_s(entered.request)
                 left_s += [max(0.0, service_s - (now - entered.started_s))] * entered.request.params.n_copies
         left_s.sort()
-        free_at = left_s[: self.n_slots]  # of each slot, seconds from now
+        free_at = left_s[: self.n_slots]  # seconds until each slot is free
         free_at += [0.0] * (self.n_slots - len(free_at))
         heapq.heapify(free_at)
-        for seconds in left_s[self.n_slots :]:  # continuations of a request that has not all its slots yet
+        for seconds in left_s[self.n_slots :]:  # continuations of a request that does not have all its slots yet
             heapq.heapreplace(free_at, free_at[0] + seconds)
         for entered in sorted(ahead, key=lambda each: each.rank):
             service_s = self.speed.service_s(entered.request)
@@ -246,13 +244,13 @@ class Admission:
         return free_at[0]
 
     def _gives_way(self, running: Request, new: Request) -> bool:
-        """A running request loses its slot to a new one."""
+        """True if a running request loses its slot to a new one."""
         if running.params.background and not new.params.background:
             return True
         return self._preempts and new.tier < running.tier
 
     def _start(self, now: float) -> None:
-        """Gives slots that are free to the first that wait."""
+        """Gives free slots to the first waiting requests."""
         if len(self._waiting) > 2 * len(self._entered) + 64:  # many have left while they waited
             self._waiting = [pair for pair in self._waiting if pair[1] in self._entered]
             heapq.heapify(self._waiting)
@@ -266,6 +264,6 @@ class Admission:
 
     def _advance(self, now: float) -> None:
         last_s = now if self._last_s is None else self._last_s
-        self._last_s = max(now, last_s)  # other threads may have come before
+        self._last_s = max(now, last_s)  # another thread may have given a later time
         if self._entered:
             self.rate.passed(self._last_s - last_s)

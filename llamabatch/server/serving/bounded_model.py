@@ -1,4 +1,4 @@
-"""Bounds on texts before they are tokenized: llama.cpp reads a text to its end, with 35 bytes of memory a byte."""
+"""Limits texts before they are tokenized: llama.cpp reads a text to its end, and takes 35 bytes of memory a byte."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from llamabatch.engine.validation import check_length
 from llamabatch.errors import ContextLengthError, PromptError
 from llamabatch.llama.model import Model
 
-# Characters of a text that is tokenized for its tokens alone, or that may be cut to what n_ctx holds.
+# Characters of a text that is only tokenized, or that may be cut to n_ctx.
 MAX_TEXT = 2**20
-# Characters of a text that is too long and is tokenized all the same: its refusal then names the context it needs.
+# Characters up to which a text that is too long is still tokenized, so that its refusal names the context it needs.
 COUNTED = 2**18
-_MARKS = 2**14  # characters of all the marks that a call has tokenized beside its prompts
+_MARKS = 2**14  # characters of all marks that a call tokenizes beside its prompts
 
 
 class BoundedModel:
-    """A Model whose `tokenize` refuses long texts before they are read, but for the first one of moderate length.
+    """A Model whose `tokenize` refuses long texts without reading them.
 
     Args:
-        longest: characters of a text.
-        n_texts: so many texts of that length may come; None: any number.
-        refusal: the exception for so many characters.
-        n_ctx: tokens that a text may have. The first text of more than `longest` characters and up to COUNTED is
-            refused by their number; None: each by its characters.
+        longest: the limit of characters in a text.
+        refusal: makes the exception for a number of characters.
+        n_texts: limits all texts together to this many of the longest texts; None: no limit.
+        n_ctx: the limit of tokens in a text. The first text that is too long but within COUNTED is tokenized, so that
+            its refusal names its tokens; None: all refusals name the characters.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class BoundedModel:
         return getattr(self._model, name)
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """As Model.tokenize. Raises the refusal."""
+        """Tokenizes like Model.tokenize. Raises the refusal for a long text."""
         if len(text) > self._longest:
             if self._n_ctx is not None and len(text) <= COUNTED:
                 n_ctx, self._n_ctx = self._n_ctx, None
@@ -60,8 +60,8 @@ class BoundedModel:
 
 
 def for_prompts(model: Model, n_ctx: int, n_prompts: int, *, cuts: bool) -> Any:
-    """A model for prompts of a call. It refuses what has more than n_ctx tokens for certain, as each character has a
-    byte at least, and no token stands for more than `longest_token` of them.
+    """Returns a model for the prompts of a call. It refuses texts that certainly have more than n_ctx tokens, because a
+    character has at least one byte, and a token at most `longest_token` bytes.
 
     Args:
         cuts: prompts that are too long are cut.
@@ -81,7 +81,7 @@ def for_prompts(model: Model, n_ctx: int, n_prompts: int, *, cuts: bool) -> Any:
 
 
 def for_tokens(model: Model) -> Any:
-    """A model for texts that are tokenized for their tokens alone: MAX_TEXT characters together."""
+    """Returns a model for texts that are only tokenized: MAX_TEXT characters together."""
     return BoundedModel(
         model,
         MAX_TEXT,

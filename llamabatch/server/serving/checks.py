@@ -1,6 +1,6 @@
-"""Checks of requests before they queue, beside those of every entrypoint: size of the call, bad words, grammars, and
-deadlines that the queue alone would miss. What is refused here has its status before anything of it runs.
-"""
+"""Checks of requests before they queue, in addition to those of every entrypoint. They check the size of the call,
+logprobs, bad words, grammars, and deadlines that would pass in the queue. A request that is refused here gets its
+status before any work."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from llamabatch.server.serving.admission import Admission
 from llamabatch.utils.checks import counted
 from llamabatch.utils.format import file_size
 
-# Prompts and continuations that may wait, unless max_queue says otherwise: as many texts as OpenAI's endpoint of
-# embeddings takes in one request; LangChain sends 1,000.
+# Default of max_queue, the prompts and continuations that may wait. OpenAI's embeddings endpoint takes as many texts in
+# one request; LangChain sends 1,000.
 MAX_QUEUE = 2048
 
-LOGPROB_BYTES = 300  # that a logprob takes as a Python object
+LOGPROB_BYTES = 300  # memory of a logprob as a Python object
 
 
 def check_size(wanted: int, n_slots: int, max_queue: int | None) -> None:
-    """Raises ApiError for a call of so many continuations that has no room in an empty queue, so that waiting would
-    not help it."""
+    """Raises ApiError for a call of more continuations than slots and an empty queue hold: waiting would not help."""
     if max_queue is not None and wanted > n_slots + max_queue:
         raise ApiError(
             400,
@@ -40,30 +39,29 @@ def check_size(wanted: int, n_slots: int, max_queue: int | None) -> None:
 
 
 def with_cure(error: ContextLengthError, model: Model, plan: Plan) -> ContextLengthError:
-    """The error with the option that lets the prompt in, and the memory that each slot then takes."""
+    """Adds to the error the options that admit the prompt, and the memory that each slot then takes."""
     config, architecture = plan.config, model.metadata.get("general.architecture", "")
     trained = model.metadata.get(f"{architecture}.context_length", "")
     most = int(trained) if trained.isdigit() else config.n_ctx
-    wanted = 1 << (error.n_tokens + error.n_tokens // 4).bit_length()  # with room for some turns and the answer
+    wanted = 1 << (error.n_tokens + error.n_tokens // 4).bit_length()  # leaves room for some turns and the answer
     if not error.is_cured_by_n_ctx or error.n_tokens >= most or error.n_allowed != config.n_ctx:
         return error  # no option of the server would help
     wanted = min(wanted, most)
     cells = plan.memory.kv_cache + sum(gpu.kv_cache for gpu in plan.memory.gpus)
     each = cells * wanted // (config.kv_cells or config.n_slots * config.n_ctx)
     found = ContextLengthError(
-        f"{error}; a server with -c {wanted} -np 1 takes it, and each slot (-np) of {wanted} tokens takes "
-        f"{mib(each)} there"
+        f"{error}; start the server with -c {wanted} -np 1: each slot (-np) of {wanted} tokens takes {mib(each)}"
     )
     found.n_tokens, found.n_allowed = error.n_tokens, error.n_allowed
     return found
 
 
 def check_answer(requests: Sequence[Request], n_ctx: int, n_vocab: int, n_held: int, most: int) -> None:
-    """Raises ApiError for logprobs that would take more memory than all bodies and answers may: 400 for a call that
-    asks for too many by itself, 503 while answers that are there already take it.
+    """Raises ApiError for logprobs that would take too much memory: 400 if this call alone asks for too many, 503 while
+    earlier answers take the memory.
 
     Args:
-        n_held: logprobs of answers that have not gone out yet. most: bytes.
+        n_held: logprobs of answers that are not sent yet. most: bytes for logprobs.
     """
     wanted = sum(requested_logprobs(request, n_ctx, n_vocab) for request in requests)
     allowed = most // LOGPROB_BYTES
@@ -77,13 +75,13 @@ def check_answer(requests: Sequence[Request], n_ctx: int, n_vocab: int, n_held: 
     if wanted and n_held > allowed:
         raise ApiError(
             503,
-            f"answers with {n_held:,} logprobs are being sent, and at most {allowed:,} may be; try again",
+            f"answers with {n_held:,} logprobs are being sent; the limit is {allowed:,}; try again",
             headers=retry_after(None),
         )
 
 
 def check_bad_words(requests: Sequence[Request], model: Model) -> None:
-    """Raises SamplingError for bad_words that the model cannot write; an engine would find that out later."""
+    """Raises SamplingError for bad_words that the model cannot write; the engine would find out only later."""
     prepared = None
     for request in requests:
         if request.params.forbidden_strings:
@@ -92,23 +90,23 @@ def check_bad_words(requests: Sequence[Request], model: Model) -> None:
 
 
 def structures(requests: Sequence[Request]) -> list[Structure]:
-    """The different forms that requests must hold."""
+    """Returns the different structured outputs that the requests ask for."""
     found = (request.params.structure for request in requests)
     return list(dict.fromkeys(each for each in found if each is not None))
 
 
 async def check_grammars(forms: Sequence[Structure], model: Model) -> None:
-    """Waits for the trials of these forms, in a process of their own.
+    """Waits until the grammars of these forms have been tried in a separate process.
 
     Raises:
-        SamplingError: a form cannot be held. EngineError: it cannot be tried.
+        SamplingError: a form cannot be followed. EngineError: a form cannot be tried.
     """
     for structure in forms:
         await asyncio.wrap_future(model.grammars.check(structure))
 
 
 def check_deadlines(requests: Sequence[Request], admission: Admission, now: float) -> None:
-    """Raises ApiError (504) for a deadline that the queue alone would miss.
+    """Raises ApiError (504) for a deadline that would pass while the request waits in the queue.
 
     Args:
         now: time.perf_counter().

@@ -1,7 +1,7 @@
-"""OutputDispatcher: the one sink of all requests of an event loop, and RequestStream, the end that a handler reads.
+"""OutputDispatcher, the common sink of all requests of an event loop, and RequestStream, which a handler reads.
 
-The engine's thread hands over the outputs of all requests at once, after a step: it appends them to a deque, and wakes
-the loop unless that is due already. A call_soon_threadsafe for each request costs more than the rest of a token.
+After a step, the engine's thread appends the outputs of all requests to a deque and wakes the loop unless a wake-up is
+due already. One call_soon_threadsafe for each request would cost more than all other work for a token.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from llamabatch.request.outputs import FinishReason, RequestOutput, SequenceOutp
 from llamabatch.server.http.errors import log_error
 
 _LOOK_S = 1.0
-# Between two looks at outputs, for each stream that the first one gave something: what faster steps of one engine, or
-# of several, bring goes out together, as to serve a stream once costs the same whatever the number of its tokens.
-# Slower steps are not held up, nor are first tokens and ends.
+# Seconds of rest after _drain, for each stream that it served. Outputs that come during the rest, from fast steps or
+# from several engines, go out together: serving a stream costs the same for one token or many. Slower steps, first
+# tokens and ends are not delayed.
 _REST_PER_STREAM_S = 0.00025
 _MOST_REST_S = 0.033
-_COMPACT_FROM = 64  # pieces that wait for a slow reader are joined from here on
+_COMPACT_FROM = 64  # from this number on, outputs that wait for a slow reader are joined
 
 
 class OutputDispatcher:
@@ -36,8 +36,8 @@ class OutputDispatcher:
         abort: aborts requests by their ids; it must not block.
 
     Attributes:
-        sink: the sink of all requests; always the same object, by which the engine's thread groups outputs.
-        n_handovers: calls of the sink. n_wakeups: of those, calls that had to wake the loop.
+        sink: the sink of all requests; always the same object, because the engine's thread groups outputs by sink.
+        n_handovers: calls of the sink. n_wakeups: calls of the sink that had to wake the loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, abort: Callable[[list[str]], None]) -> None:
@@ -53,29 +53,30 @@ class OutputDispatcher:
         self._streams: dict[str, RequestStream] = {}
 
     def add(self, stream: RequestStream, request_ids: Iterable[str]) -> None:
-        """Lets outputs of these requests go to a stream. Call it before they are submitted, on any thread."""
+        """Connects requests to a stream. Call it before they are submitted, on any thread."""
         self._streams.update(dict.fromkeys(request_ids, stream))
 
     def watch(self) -> None:
-        """On the loop, with requests added: looks now and then for outputs that came without a wake-up."""
-        if self._timer is None or self._timer.when() < self._loop.time() - _LOOK_S:  # that look has failed
+        """Starts regular looks for outputs that came without a wake-up. Call it on the loop, after `add`."""
+        if self._timer is None or self._timer.when() < self._loop.time() - _LOOK_S:  # the last look has failed
             self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def remove(self, request_ids: Iterable[str]) -> None:
-        """Drops outputs of these requests from here on. On any thread."""
+        """Drops later outputs of these requests. May be called on any thread."""
         for request_id in request_ids:
             self._streams.pop(request_id, None)
 
     @property
     def request_ids(self) -> list[str]:
-        """Requests that have not ended, and whose readers have not left."""
+        """The requests that have not ended and whose readers have not left."""
         return list(self._streams)
 
     def _take(self, outputs: list[SequenceOutput]) -> None:
-        """The sink, on a thread of the engine."""
+        """Takes outputs on a thread of the engine: this is the sink."""
         self.n_handovers += 1
         self._outputs.append(outputs)
-        if self._is_due:  # _drain lets this be False before it looks for outputs, and _rested the other one
+        # No output is missed: _drain clears _is_due, and _rested clears _is_resting, before they look for outputs.
+        if self._is_due:
             return
         if self._is_resting and not any(map(self._is_urgent, outputs)):
             return
@@ -93,10 +94,10 @@ class OutputDispatcher:
             self._is_due = False
             if self._outputs and self._outputs[-1] is outputs:  # else another thread wakes the loop for these, too
                 self._outputs.pop()
-                raise  # and gets them again, one by one
+                raise  # the engine then hands the outputs over again, one by one
 
     def _drain(self) -> None:
-        """On the loop: gives all outputs to their streams; while it rests, those of requests that begin or end."""
+        """Gives all outputs to their streams, on the loop. During a rest, only those of requests that begin or end."""
         self._is_due = False
         outputs: list[SequenceOutput] = []
         later: list[SequenceOutput] = []
@@ -112,25 +113,25 @@ class OutputDispatcher:
                 self._loop.call_later(min(_MOST_REST_S, n_streams * _REST_PER_STREAM_S), self._rested)
                 self._is_resting = True
         except BaseException:
-            self._outputs.appendleft(outputs + later)  # for _look
+            self._outputs.appendleft(outputs + later)  # _look gives them later
             raise
         if later:
             self._outputs.appendleft(later)
         for output in outputs:
             try:
                 self._give(output)
-            except BaseException as error:  # of any kind: the others get theirs, and this one's reader an answer
+            except BaseException as error:  # other streams get their outputs, and this reader gets the error
                 self._fail(output, error)
 
     def _is_urgent(self, output: SequenceOutput) -> bool:
-        """The first output of a stream, or the last one of a request."""
+        """True for the first output of a stream, or the last one of a request."""
         if output.finished is not None:
             return True
         stream = self._streams.get(output.request_id)
         return stream is not None and not stream.n_outputs
 
     def _rested(self) -> None:
-        """On the loop: gives what came meanwhile."""
+        """Ends the rest and gives the outputs that came meanwhile, on the loop."""
         self._is_resting = False
         if self._outputs:
             self._drain()
@@ -138,13 +139,13 @@ class OutputDispatcher:
     def _give(self, output: SequenceOutput) -> None:
         streams = self._streams
         stream = streams.get(output.request_id)
-        if stream is not None:  # else its reader has left
+        if stream is not None:  # otherwise its reader has left
             stream.feed(output)
-            if output.finished is not None:  # not before: else _fail would not find it
+            if output.finished is not None:  # after feed, so that _fail still finds the stream
                 streams.pop(output.request_id, None)
 
     def _fail(self, output: SequenceOutput, error: BaseException) -> None:
-        """The output has not come to its stream."""
+        """Ends a stream that could not take an output."""
         with contextlib.suppress(Exception):
             log_error("an output could not be given to its reader", error)
         stream = self._streams.pop(output.request_id, None)
@@ -152,7 +153,7 @@ class OutputDispatcher:
             stream.fail(error)
 
     def _look(self) -> None:
-        """Gives what an exception has left lying, for as long as anyone waits."""
+        """Gives outputs that an exception left in the queue, every _LOOK_S while there are streams."""
         self._timer = self._loop.call_later(_LOOK_S, self._look) if self._streams else None
         self._is_resting = False
         if self._outputs:
@@ -162,15 +163,15 @@ class OutputDispatcher:
 class RequestStream:
     """The outputs of one submission, for one reader on the event loop.
 
-    `async for outputs in stream` gives a list of SequenceOutput each time: all since the last one, of each continuation
-    joined to one where that loses nothing; an empty list after `poke`. It ends after the last output. Leaving it early
-    calls for `abort`.
+    `async for outputs in stream` gives all SequenceOutputs since the last list. Outputs of a continuation are joined if
+    that loses nothing. The list is empty after `poke`. The iteration ends after the last output; a reader that leaves
+    early must call `abort`.
 
     Attributes:
         submission: the requests; None until they are made.
-        n_outputs: outputs that the engine brought so far.
-        n_logprobs: in whole outputs among them.
-        spend: gets the numbers of its tokens, for the limits of its caller; None: nobody counts.
+        n_outputs: outputs received so far.
+        n_logprobs: logprobs in the whole outputs received so far.
+        spend: called with numbers of tokens, for the limits of the API key; None: tokens are not counted.
         on_end: called once, on the loop, when the reader has the last output or has left.
     """
 
@@ -192,22 +193,22 @@ class RequestStream:
 
     @property
     def has_left(self) -> bool:
-        """The reader waits no more. May be read on any thread."""
+        """True if the reader has left. May be read on any thread."""
         return self._has_left
 
     @property
     def done(self) -> bool:
-        """Every request has ended, and its reader knows it."""
+        """True if every request has ended and the reader has its last output."""
         return self.submission is not None and self.submission.done
 
     @property
     def prompt_lengths(self) -> list[int]:
-        """Tokens of each prompt, once the requests are made."""
+        """The number of tokens of each prompt, once the requests are made."""
         assert self.submission is not None
         return [len(each.prompt_token_ids) for each in self.submission.requests]
 
     def started(self) -> None:
-        """The requests were submitted: the events of those that were refused come first."""
+        """Begins the stream after the submission. The outputs of refused requests come first."""
         assert self.submission is not None
         self._dispatcher.watch()
         self._pending = [*self.submission.refused, *self._pending]
@@ -230,7 +231,7 @@ class RequestStream:
             reader.set_result(None)
 
     def _count(self, output: SequenceOutput, spend: Callable[[int], None]) -> None:
-        """Spends the tokens of an output: the last one of a request that is not streamed stands for all of them."""
+        """Spends the new tokens of an output. The last output of a request accounts for all that were not spent yet."""
         name, n_tokens = output.request_id, len(output.token_ids)
         if output.finished is None:
             self._spent[name] = self._spent.get(name, 0) + n_tokens
@@ -246,7 +247,7 @@ class RequestStream:
             self._reader.set_result(None)
 
     def poke(self) -> None:
-        """Lets a reader that waits have an empty list."""
+        """Gives a waiting reader an empty list."""
         if self._reader is not None and not self._reader.done() and not self._pending:
             self._is_poked = True
             self._reader.set_result(None)
@@ -255,10 +256,10 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> list[SequenceOutput]:
-        """The outputs since the last look.
+        """Waits for outputs and returns all since the last call.
 
         Raises:
-            EngineError: a request failed, and its submission raises errors; or an output was lost.
+            EngineError: a request failed and its submission raises errors, or an output was lost.
         """
         submission = self.submission
         assert submission is not None, "the stream of a submission that was not made"
@@ -290,10 +291,10 @@ class RequestStream:
         return outputs
 
     async def outputs(self) -> list[RequestOutput]:
-        """The results, in the order of the prompts. Leaving it early aborts the requests.
+        """Returns the results in the order of the prompts. Cancelling it aborts the requests.
 
         Raises:
-            EngineError: a request failed, and its submission raises errors.
+            EngineError: a request failed and its submission raises errors.
         """
         try:
             async for _ in self:
@@ -304,7 +305,7 @@ class RequestStream:
         return self.submission.outputs
 
     def abort(self) -> None:
-        """Ends the requests that still run, without waiting, and the iteration; no effect after the last output."""
+        """Ends the iteration and aborts the running requests without waiting. No effect after the last output."""
         if self._has_left or self.done:
             return
         self._has_left = True
@@ -324,14 +325,12 @@ class RequestStream:
 
 
 def _n_logprobs(output: RequestOutput) -> int:
-    """Logprobs of a whole output."""
     return count(output.prompt_logprobs) + sum([count(each.logprobs) for each in output.outputs])
 
 
 def before_failure(outputs: list[SequenceOutput]) -> tuple[list[SequenceOutput], list[SequenceOutput]]:
-    """The outputs before the first end that was no good one, the last text of that request included; and the rest, from
-    that end on. What raises at an end then takes no text with it.
-    """
+    """Splits outputs at the first failed or aborted request. The first part has the last text of that request, so no
+    text is lost if its end raises an error."""
     for at, output in enumerate(outputs):
         finished = output.finished
         if finished is None or (finished.error is None and output.finish_reason is not FinishReason.ABORT):

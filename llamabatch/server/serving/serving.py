@@ -1,4 +1,4 @@
-"""Serving: one loaded model behind a server, its states, and the way of a request from a handler to the engine."""
+"""Serving: one loaded model behind a server, its states, and the path of a request from a handler to the engine."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ State = Literal["loading", "ready", "restarting", "draining", "failed"]
 Prepare = Callable[[InputProcessor], Submission]
 Connect = Callable[[EngineConfig], FrontClient]
 
-_LOOK_S = 0.02  # between two looks whether the last stream has ended
-_AFTER_ABORT_S = 10.0  # for aborted requests to end: a step that is under way may take so long
+_LOOK_S = 0.02  # seconds between two checks that the last stream has ended
+_AFTER_ABORT_S = 10.0  # seconds to wait for aborted requests: a running step may take that long
 _RETRY_AFTER_S = {"loading": 5, "draining": 10, "failed": 30}
-_LONGEST_RETRY_S = 60  # of a server that restarts its engine
+_LONGEST_RETRY_S = 60  # the longest Retry-After in states that _RETRY_AFTER_S lacks
 _MESSAGES = {
     "loading": "the model is being loaded; try again in a moment",
     "restarting": "the engine's process ended and another one is being started; requests that come now wait for it",
     "draining": "the server is shutting down and takes no new work; send the request to another one",
-    "failed": "the engine is gone",
+    "failed": "the engine has ended",
 }
 # Options that change neither the text nor its probabilities.
 _WITHOUT_EFFECT_ON_TEXT = (
@@ -78,25 +78,25 @@ _WITHOUT_EFFECT_ON_TEXT = (
 
 
 class Part(Protocol):
-    """Work of a server beside its requests. All methods are called on threads, and may be called again."""
+    """Work of a server beside its requests. All methods are called on threads, and may be called more than once."""
 
     def open(self) -> None:
-        """Called before the model is loaded; what it raises is the error of the load."""
+        """Prepares the work. Called before the model is loaded; an exception makes the load fail."""
 
     def start(self) -> None:
-        """Called once the model is ready. Raises nothing."""
+        """Starts the work, once the model is ready. Raises nothing."""
 
     def stop(self) -> None:
-        """Called before requests are drained, and before the model is freed."""
+        """Stops the work. Called before requests are drained, and before the model is freed."""
 
     @property
     def has_work(self) -> bool:
-        """True while it uses the model, or soon will. Waits for no disk."""
+        """True while the part uses the model, or soon will. Does not wait for a disk."""
 
 
 @dataclass
 class _Host:
-    """The parts of an engine that an InputProcessor reads, with a model of its own."""
+    """The parts of an engine that an InputProcessor reads, with another model."""
 
     plan: Plan
     model: Any
@@ -108,18 +108,18 @@ class _Host:
 
 
 class Serving:
-    """One model that is being loaded, served, and closed. Its methods belong to an event loop unless they say more.
+    """One model that is loaded, served, and closed. Call its methods on an event loop unless they name other threads.
 
     Args:
         config: the engine's options.
         options: the server's options.
-        connect: starts the engine; tests have others.
+        connect: starts the engine; tests pass their own.
 
     Attributes:
         config, options: as given.
-        load_error: what the load raised; None: nothing, so far.
+        load_error: the exception of the load; None: no exception so far.
         created: time.time() of the start, whole seconds.
-        parts: they start and stop with the model.
+        parts: work that starts and stops with the model.
     """
 
     def __init__(self, config: EngineConfig, options: ServerOptions, connect: Connect = connect_engine) -> None:
@@ -136,18 +136,18 @@ class Serving:
         self._fingerprint: str | None = None
         self._loaded: Future[None] | None = None
         self._n_loading = 0
-        self._load_s = 0.0  # that the load took
+        self._load_s = 0.0  # duration of the load
         self._dispatchers: dict[asyncio.AbstractEventLoop, OutputDispatcher] = {}
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
         self._media_places: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._media_places = weakref.WeakKeyDictionary()
-        self._open: set[object] = set()  # calls under way, from before their prompts are read
-        self._answers: set[RequestStream] = set()  # whose responses have not gone out yet
+        self._open: set[object] = set()  # running calls, added before their prompts are read
+        self._answers: set[RequestStream] = set()  # streams whose responses are not completely sent
         self._lock = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
         self._aborting: ThreadPoolExecutor | None = None
 
-    # What a handler reads. Each raises ApiError (503) before the model is there.
+    # Handlers read these properties. `client`, `plan` and `model` raise ApiError (503) before the model is loaded.
 
     @property
     def client(self) -> FrontClient:
@@ -165,24 +165,24 @@ class Serving:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the model, the first in answers: those that were asked for, else its file's."""
+        """The names of the model: the served names of the options, else that of its file. Answers have the first."""
         return self.options.served_model_names or (_plain_name(self.config.model),)
 
     @property
     def fingerprint(self) -> str:
-        """Stands for everything that a text depends on beside its request: file, build, options, version."""
+        """A digest of everything that a text depends on beside its request: file, build, options, version."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self.client)
         return self._fingerprint
 
     @property
     def is_loading(self) -> bool:
-        """A load is under way, be it one that this has been closed before the end of."""
+        """True while a model loads, also after close() has been called."""
         return self._n_loading > 0
 
     @property
     def n_open(self) -> int:
-        """Calls under way."""
+        """The number of running calls."""
         return len(self._open)
 
     @property
@@ -197,13 +197,13 @@ class Serving:
         return dispatcher
 
     def unavailable(self) -> ApiError:
-        """The error of a call that needs the model while there is none."""
+        """Returns the error for a call that needs the model while the model is not available."""
         state, error = self.state, self.error
         message = _MESSAGES.get(state, "the model is not there")
         if state == "failed" and error is not None:
             message = f"{message}: {error}"
         outage = self.outage
-        usual_s = min(_LONGEST_RETRY_S, max(1, math.ceil(self._load_s)))  # another engine takes no longer
+        usual_s = min(_LONGEST_RETRY_S, max(1, math.ceil(self._load_s)))  # a new engine should load as fast
         retry_s = _RETRY_AFTER_S.get(state, usual_s)
         if outage is not None and outage.retry_in_s is not None:
             retry_s = max(1, math.ceil(outage.retry_in_s))
@@ -211,8 +211,9 @@ class Serving:
 
     @property
     def state(self) -> State:
-        """ "loading", "ready", "restarting" (engines that died are being replaced, and requests wait for them),
-        "draining" (no new work), or "failed": the load raised, or the engine is gone, be it until the next try."""
+        """The state: "loading", "ready", "restarting", "draining" or "failed". While restarting, dead engines are being
+        replaced and requests wait for them. Draining means no new work. Failed means that the load raised or that the
+        engine has ended, perhaps only until the next restart."""
         client = self._client
         if self._state != "ready" or client is None:
             return self._state
@@ -223,41 +224,41 @@ class Serving:
 
     @property
     def error(self) -> BaseException | None:
-        """The reason of "failed"; None in other states."""
+        """The error behind the state "failed"; None in other states."""
         outage = self.outage
         return self.load_error if outage is None else EngineClosedError(outage.reason)
 
     @property
     def outage(self) -> Outage | None:
-        """The engine is gone, and why; None while it is there, is loaded or replaced, or this server ends it."""
+        """The outage of an engine that has ended; None while an engine runs, loads or restarts, or the server ends."""
         client = self._client
         return client.outage if client is not None and self._state == "ready" else None
 
     @property
     def admission(self) -> Admission:
-        """The wait that a new request has before it."""
+        """The estimate of the wait before a new request. Raises ApiError (503) before the model is loaded."""
         if self._admission is None:
             raise self.unavailable()
         return self._admission
 
     def check_ready(self) -> None:
-        """Raises ApiError (503) unless requests are taken, be it to wait for an engine that restarts. Starts the load
-        where no lifespan has: of an app that is mounted in another one."""
+        """Raises ApiError (503) unless requests are accepted, which is also true while an engine restarts. Starts the
+        load if no lifespan has done so, as in an app that is mounted in another app."""
         if self._loaded is None:
             self.start()
         if self.state not in ("ready", "restarting"):
             raise self.unavailable()
 
     def start(self) -> Future[None]:
-        """Begins to load the model, on a thread, unless that has begun. The result of the future: it is loaded."""
+        """Starts to load the model on a thread, unless it has been started. The future ends with the load."""
         with self._lock:
             if self._loaded is None:
                 self._state, self.load_error = "loading", None
                 self._workers = ThreadPoolExecutor(self.options.threads, thread_name_prefix="llamabatch-server")
-                # a thread of its own: an abort must not wait for a prompt that is being tokenized
+                # Aborts have their own thread, so that they never wait while a prompt is tokenized.
                 self._aborting = ThreadPoolExecutor(1, thread_name_prefix="llamabatch-abort")
                 self._loaded = Future()
-                self._loaded.set_running_or_notify_cancel()  # one who waits may leave, and cancels nothing
+                self._loaded.set_running_or_notify_cancel()  # a waiter cannot cancel the load
                 load = partial(self._load, self._loaded)
                 threading.Thread(target=load, name="llamabatch-load", daemon=True).start()
             return self._loaded
@@ -310,7 +311,7 @@ class Serving:
             loaded.set_result(None)
 
     def _check_template(self, model: Model) -> None:
-        """Takes llama-server's template for chats with a model that has none; says where the model's is no template."""
+        """Sets llama-server's default chat template if the model has none; logs a warning if the model's is broken."""
         if self.options.chat_template is not None:
             return
         name = _plain_name(self.config.model)
@@ -324,23 +325,23 @@ class Serving:
             self.set_options(chat_template=DEFAULT)
 
     def set_options(self, **changes: Any) -> None:
-        """Sets options of the server that later requests read. Raises ConfigError for a bad value; none is set then."""
-        # keys of the file are among api_keys since the start, and the file may be gone
+        """Sets options of the server for later requests. Raises ConfigError for a bad value, and then sets none."""
+        # `api_keys` has the keys of the file since the start, and the file may be gone.
         self.options = replace(self.options, api_key_file=None, **changes)
 
     async def on_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls a function that takes long, or that asks the engine, on a worker's thread."""
+        """Calls a function that takes long, or that queries the engine, on a worker thread."""
         workers = self._workers
         if workers is None:
             raise self.unavailable()
         try:
             future = workers.submit(function, *arguments)
-        except RuntimeError as error:  # it is being closed
+        except RuntimeError as error:  # the pool is shut down
             raise self.unavailable() from error
         return await asyncio.wrap_future(future)
 
     async def in_turn(self, function: Callable[[], T]) -> T:
-        """As on_thread, one after another: what takes much memory, or steps in which no other thread runs."""
+        """Calls functions like on_thread, but one at a time: for work that needs much memory or blocks threads."""
         loop = asyncio.get_running_loop()
         turn = self._turns.get(loop)
         if turn is None:
@@ -349,7 +350,7 @@ class Serving:
             return await self.on_thread(function)
 
     async def _with_media(self, function: Callable[[], T]) -> T:
-        """As on_thread, on half of the threads."""
+        """Calls a function like on_thread, on at most half of the threads at once."""
         loop = asyncio.get_running_loop()
         places = self._media_places.get(loop)
         if places is None:
@@ -367,19 +368,19 @@ class Serving:
         stream: bool = False,
         media: bool = False,
     ) -> RequestStream:
-        """Makes requests and submits them; both on a worker's thread.
+        """Makes requests and submits them, both on a worker thread.
 
-        They are aborted when the task of the caller ends or is cancelled, unless they have ended.
+        Unfinished requests are aborted when the task of the caller ends or is cancelled.
 
         Args:
-            prepare: makes the Submission; its errors policy holds for the stream, too.
-            n_prompts, n: prompts, and continuations of each: a call of too many is refused before any work.
+            prepare: makes the Submission; its errors policy also holds for the stream.
+            n_prompts, n: prompts, and continuations of each. A call of too many is refused before any work.
             cuts: prompts that are too long are cut.
             stream: the stream brings each token; otherwise whole outputs.
-            media: a prompt has media: half of the threads decode them, so that the others make prompts of text.
+            media: a prompt has media. Half of the threads may decode media, so the others stay free for text.
 
         Raises:
-            ApiError: the model is not there (503). What `prepare` raises. QueueFull. EngineClosedError.
+            ApiError: the model is not available (503). Also QueueFull, EngineClosedError, and the errors of `prepare`.
         """
         self.check_ready()
         check_size(n_prompts * n, self.admission.n_slots, self.config.max_queue)
@@ -390,7 +391,7 @@ class Serving:
         call.spend = None if use is None else use.spend
         self._open.add(call)
         self._answers.add(call)
-        task.add_done_callback(lambda _: self._answers.discard(call))  # its response has gone out
+        task.add_done_callback(lambda _: self._answers.discard(call))  # the response is sent
 
         def end(_: object) -> None:
             call.abort()
@@ -424,7 +425,7 @@ class Serving:
         dispatcher: OutputDispatcher,
         stream: bool,
     ) -> list[Structure]:
-        """On a worker's thread: makes the requests. Returns the forms to try first; without any, it submits them."""
+        """Makes the requests, on a worker thread. Returns the forms to check first; submits the requests if none."""
         client = self.client
         host = _Host(client.plan, for_prompts(client.model, client.plan.config.n_ctx, n_prompts, cuts=cuts), client)
         try:
@@ -442,7 +443,7 @@ class Serving:
         return forms
 
     def _send(self, call: RequestStream, dispatcher: OutputDispatcher, stream: bool) -> None:
-        """On a worker's thread: submits the requests."""
+        """Submits the requests, on a worker thread."""
         client, admission, submission = self.client, self.admission, call.submission
         assert submission is not None
         if call.has_left:
@@ -463,19 +464,19 @@ class Serving:
             call.spend(sum(len(request.prompt_token_ids) for request in requests))
         if submission.refused:
             client.count_refused(submission.refused)
-        if call.has_left:  # while they were submitted: that abort may have come too early
+        if call.has_left:  # the reader left during the submission, so its abort may have come too early
             dispatcher.remove(ids)
             client.abort(ids)
 
     def abort(self, request_ids: list[str]) -> None:
-        """Aborts requests without waiting. On any thread."""
+        """Aborts requests without waiting. May be called on any thread."""
         client, aborting = self._client, self._aborting
         if client is not None and aborting is not None and request_ids:
             with contextlib.suppress(RuntimeError):  # closed: all requests have ended
                 aborting.submit(client.abort, request_ids)
 
     async def drain(self, seconds: float) -> None:
-        """Takes no new work, waits until the calls under way have ended, and aborts what is left after so long."""
+        """Refuses new work, waits for running calls, and aborts those that still run after `seconds`."""
         if self._state in ("ready", "loading"):
             self._state = "draining"
         await asyncio.get_running_loop().run_in_executor(None, self._stop_parts)
@@ -489,7 +490,7 @@ class Serving:
     async def _abort_all(self) -> None:
         for dispatcher in list(self._dispatchers.values()):
             ids = dispatcher.request_ids
-            self.abort(ids)  # their streams go on to their ends, with finish_reason "abort"
+            self.abort(ids)  # their streams end with finish_reason "abort"
         until = time.monotonic() + _AFTER_ABORT_S
         while self._open and time.monotonic() < until:
             await asyncio.sleep(_LOOK_S)
@@ -499,11 +500,11 @@ class Serving:
         await asyncio.get_running_loop().run_in_executor(None, self.close)
 
     def close(self) -> None:
-        """As aclose, on any thread but a sink's. Does not wait for a load."""
+        """Closes like aclose, on any thread but a sink's. Does not wait for a load."""
         self._stop_parts()
         with self._lock:
             client, self._client = self._client, None
-            self._loaded = None  # a load that is under way closes what it has made
+            self._loaded = None  # a running load then closes its own client
             workers, self._workers = self._workers, None
             aborting, self._aborting = self._aborting, None
             if self._state != "failed":
@@ -520,20 +521,20 @@ class Serving:
 
 
 def unavailable(state: str, message: str | None = None, retry_s: int | None = None) -> ApiError:
-    """The error of a call that finds no model, by the state of its server."""
+    """Returns the error for a call that needs the model, by the state of the server."""
     headers = {"Retry-After": str(_RETRY_AFTER_S[state] if retry_s is None else retry_s)}
     found = _MESSAGES[state] if message is None else message
     return ApiError(503, found, type="unavailable_error", code=f"model_{state}", headers=headers)
 
 
 def serving_of(request: HttpRequest) -> Serving:
-    """The Serving of the application that a request came to."""
+    """Returns the Serving of the application that received a request."""
     serving: Serving = request.app.state.serving
     return serving
 
 
 def fingerprint_of(client: FrontClient) -> str:
-    """`fp_` and twelve digits, as OpenAI's system_fingerprint."""
+    """Returns `fp_` and twelve hexadecimal digits, in the form of OpenAI's system_fingerprint."""
     config = client.plan.config
     options = {name: repr(value) for name, value in sorted(vars(config).items()) if name not in _WITHOUT_EFFECT_ON_TEXT}
     adapters = [(name, file_fingerprint_or_none(path)) for name, path in config.adapters]
@@ -551,7 +552,7 @@ def file_fingerprint_or_none(path: Any) -> str | None:
 
 @cache
 def _plain_name(model: str) -> str:
-    """The file's name without folder and ending; a name on Hugging Face's hub as it is."""
+    """Returns a file's name without folder and ending, or a name on Hugging Face's hub unchanged."""
     if ":" in model and not model.endswith(".gguf") and not os.path.isabs(model):
         return model
     name = PurePath(model).name

@@ -1,1 +1,1 @@
-"""vLLM's endpoints: ranks, scores and classes, tokens, the state of a server, and adapters."""
+"""vLLM's endpoints: reranking, scores, classification, tokens, the state of a server, and adapters."""

@@ -30,11 +30,11 @@ UNLOAD: Fields = {
 
 @dataclass(frozen=True)
 class AdapterBody:
-    """An adapter to load or to unload.
+    """A request to load or to unload an adapter.
 
     Attributes:
-        name, path: as given; path "" to unload.
-        in_place: one of this name is unloaded first.
+        name: the name of the adapter. path: its file; "" to unload.
+        in_place: an adapter of this name is unloaded first.
         ignored: names of unknown fields.
     """
 
@@ -46,7 +46,7 @@ class AdapterBody:
 
 @reads
 def read_load(body: Mapping[str, Any], rules: Rules = RULES) -> AdapterBody:
-    """The AdapterBody of a body that loads. Raises ApiError."""
+    """Reads an AdapterBody from a request to load. Raises ApiError."""
     given = Body(body, LOAD, rules)
     name, path = _needed(given, "lora_name", "a name"), _needed(given, "lora_path", "a file")
     return AdapterBody(name, path, given.boolean("load_inplace"), tuple(given.ignored))
@@ -54,7 +54,7 @@ def read_load(body: Mapping[str, Any], rules: Rules = RULES) -> AdapterBody:
 
 @reads
 def read_unload(body: Mapping[str, Any], rules: Rules = RULES) -> AdapterBody:
-    """The AdapterBody of a body that unloads. Raises ApiError."""
+    """Reads an AdapterBody from a request to unload. Raises ApiError."""
     given = Body(body, UNLOAD, rules)
     return AdapterBody(_needed(given, "lora_name", "a name"), ignored=tuple(given.ignored))
 

@@ -1,5 +1,4 @@
-"""/v1/rerank, in the shape of Jina, Cohere and vLLM, and in that of text-embeddings-inference; /v1/score and
-/v1/classify, as vLLM has them."""
+"""/v1/rerank as in Jina, Cohere and vLLM or in text-embeddings-inference; /v1/score and /v1/classify as in vLLM."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ _DOCUMENTS: Json = {
         ]
     },
 }
-_ACTIVATION = Field(_BOOLEAN, "scores from 0 to 1; false: those of the model's head. true unless given")
+_ACTIVATION = Field(_BOOLEAN, "true (default): scores from 0 to 1; false: the scores of the model's head")
 
 RERANK: Fields = {
     **POOLING,
@@ -53,7 +52,7 @@ RERANK: Fields = {
     "top_n": Field({"type": ["integer", "null"], "minimum": 1}, "number of results"),
     "return_documents": Field(_BOOLEAN, "results hold their document; true unless given"),
     "return_text": Field(_BOOLEAN, "the same for texts; false unless given"),
-    "truncate": Field(_BOOLEAN, "true: of a document that is too long the beginning counts"),
+    "truncate": Field(_BOOLEAN, "true: a document that is too long is cut at its end"),
     "raw_scores": Field(_BOOLEAN, "the opposite of use_activation, for texts"),
     "use_activation": _ACTIVATION,
     "activation": Field(_BOOLEAN, "the same as use_activation"),
@@ -77,15 +76,15 @@ CLASSIFY: Fields = {
 
 @dataclass(frozen=True)
 class RerankBody(PooledBody):
-    """A ranking as asked for.
+    """A request to rank documents.
 
     Attributes:
-        query, documents: texts; with several queries each has its document.
-        given: the documents as in the body, for the answer.
+        query: the query, or a query for each document. documents: the texts to rank.
+        given: the documents as in the body, for the response.
         top_n: number of results; None: all.
         return_documents: results hold their document.
         use_activation: scores from 0 to 1.
-        tei: the answer has the shape of text-embeddings-inference: a list.
+        tei: the response is a list, as in text-embeddings-inference.
     """
 
     query: str | tuple[str, ...] = ""
@@ -101,14 +100,14 @@ class RerankBody(PooledBody):
         return len(self.documents)
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
-        """One request for each pair. Raises InputError."""
+        """Returns one request for each pair of query and document. Raises InputError."""
         adapters = self.adapter_scales(loaded)
         return processor.documents(self.query, list(self.documents), adapters, "raise", longest=self.longest)[1]
 
 
 @dataclass(frozen=True)
 class ClassifyBody(PooledBody):
-    """Classes as asked for: of texts and token ids."""
+    """A request to classify texts or token ids."""
 
     inputs: tuple[Prompt, ...] = ()
     use_activation: bool = True
@@ -118,14 +117,14 @@ class ClassifyBody(PooledBody):
         return len(self.inputs)
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
-        """One request for each text. Raises InputError."""
+        """Returns one request for each input. Raises InputError."""
         given = cut_prompts(processor, as_prompts(processor, self.inputs), self.longest)
         return processor.texts_to_classify(given, self.adapter_scales(loaded), "raise")
 
 
 @reads
 def read_rerank(body: Mapping[str, Any], rules: Rules = RULES) -> RerankBody:
-    """The RerankBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    """Reads a RerankBody from a request body. Raises ApiError with the field, its value and the allowed values."""
     given = Body(body, RERANK, rules)
     query = _query("query", given.needed("query", "a text"))
     tei = "texts" in given
@@ -153,7 +152,7 @@ def read_rerank(body: Mapping[str, Any], rules: Rules = RULES) -> RerankBody:
 
 @reads
 def read_score(body: Mapping[str, Any], rules: Rules = RULES) -> RerankBody:
-    """The RerankBody of a body of /v1/score: a query and its documents, or as many queries as documents."""
+    """Reads a RerankBody from a body of /v1/score: one query for all documents, or one query for each document."""
     given = Body(body, SCORE, rules)
     queries = given.take("text_1") or given.take("queries") or given.needed("text_1", "a text")
     found = given.take("text_2") or given.take("documents") or given.needed("text_2", "a text, or a list of them")
@@ -173,7 +172,7 @@ def read_score(body: Mapping[str, Any], rules: Rules = RULES) -> RerankBody:
 
 @reads
 def read_classify(body: Mapping[str, Any], rules: Rules = RULES) -> ClassifyBody:
-    """The ClassifyBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    """Reads a ClassifyBody from a request body. Raises ApiError with the field, its value and the allowed values."""
     given = Body(body, CLASSIFY, rules)
     inputs = read_prompts("input", given.needed("input", "a text, token ids, or a list of them"))
     return ClassifyBody(inputs=inputs, use_activation=_activation(given), **read_pooled(given, rules))
@@ -191,7 +190,7 @@ def _query(name: str, given: object) -> str:
 
 
 def _documents(name: str, given: object) -> tuple[str, ...]:
-    """The texts of documents, each a text or {"text": …}. Raises PromptError."""
+    """Returns the texts of documents. A document is a text or {"text": …}. Raises PromptError."""
     if not isinstance(given, list) or not given:
         raise PromptError(f"{name} is {show(given)}; give a list of at least one text")
     if len(given) > MAX_PROMPTS:
@@ -208,7 +207,7 @@ def _documents(name: str, given: object) -> tuple[str, ...]:
 def rerank_response(
     body: RerankBody, results: Sequence[RerankResult], outputs: Sequence[RequestOutput], name: str
 ) -> Any:
-    """The response in the shape that the body asks for.
+    """Returns the response in the format that the body asks for.
 
     Args:
         results: the most relevant first.
@@ -233,7 +232,7 @@ def _document(given: Any) -> Any:
 
 
 def score_response(results: Sequence[RerankResult], outputs: Sequence[RequestOutput], name: str) -> Json:
-    """The response of /v1/score, in the order of the documents."""
+    """Returns the response of /v1/score, in the order of the documents."""
     in_order = sorted(results, key=lambda each: each.index)
     return {
         "id": f"score-{random_hex()}",
@@ -246,7 +245,7 @@ def score_response(results: Sequence[RerankResult], outputs: Sequence[RequestOut
 
 
 def classify_response(found: Sequence[Classification], outputs: Sequence[RequestOutput], name: str) -> Json:
-    """The response of /v1/classify."""
+    """Returns the response of /v1/classify."""
     return {
         "id": f"classify-{random_hex()}",
         "object": "list",
@@ -267,7 +266,7 @@ def classify_response(found: Sequence[Classification], outputs: Sequence[Request
 
 
 async def rerank(request: HttpRequest) -> Any:
-    """Documents by their relevance to a query."""
+    """Ranks documents by their relevance to a query."""
     serving = serving_of(request)
     body = with_model(await read_body(request, serving, read_rerank), serving)
     results, outputs, name = await _ranked(serving, body)
@@ -275,7 +274,7 @@ async def rerank(request: HttpRequest) -> Any:
 
 
 async def score(request: HttpRequest) -> Any:
-    """The relevance of documents to a query."""
+    """Scores the relevance of documents to a query."""
     serving = serving_of(request)
     body = with_model(await read_body(request, serving, read_score), serving)
     results, outputs, name = await _ranked(serving, body)
@@ -296,7 +295,7 @@ async def _ranked(serving: Serving, body: RerankBody) -> tuple[list[RerankResult
 
 
 async def classify(request: HttpRequest) -> Any:
-    """The class of each text."""
+    """Classifies each text."""
     serving = serving_of(request)
     body = with_model(await read_body(request, serving, read_classify), serving)
     outputs = await pooled_outputs(serving, body)

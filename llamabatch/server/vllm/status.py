@@ -14,23 +14,23 @@ from llamabatch.utils.version import __version__
 
 
 async def load(request: HttpRequest) -> Any:
-    """The number of calls under way."""
+    """Returns the number of running calls."""
     return json_response({"server_load": serving_of(request).n_open})
 
 
 async def version(_: HttpRequest) -> Any:
-    """The version of llamabatch."""
+    """Returns the version of llamabatch."""
     return json_response({"version": __version__})
 
 
 async def ping(request: HttpRequest) -> Any:
-    """200 where requests are taken."""
+    """Answers 200 if the server takes requests."""
     serving_of(request).check_ready()
     return Response()
 
 
 async def reset_prefix_cache(request: HttpRequest) -> Any:
-    """Gives up the cells that finished requests have left."""
+    """Clears the cached prefixes of finished requests."""
     serving = serving_of(request)
     serving.check_ready()
     await serving.on_thread(serving.client.call, "reset_prefix_cache")

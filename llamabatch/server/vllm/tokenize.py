@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize, /apply-template, /tokenizer_info and the tokens of a chat, as in llama-server and vLLM."""
+"""/tokenize, /detokenize and /tokenizer_info, in the formats of llama-server and vLLM."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ DETOKENIZE: Fields = {
 
 @dataclass(frozen=True)
 class TokenizeBody:
-    """A text to tokenize.
+    """A request to tokenize a text or a conversation.
 
     Attributes:
         parts: texts and token ids, one after another.
         chat: a conversation in place of `parts`.
-        add_special, parse_special: as Model.tokenize.
+        add_special, parse_special: as in Model.tokenize.
         pieces: llama-server's with_pieces. strs: vLLM's return_token_strs.
-        llama_server: the answer has llama-server's shape; else vLLM's.
+        llama_server: the response has llama-server's format; otherwise vLLM's.
         ignored: names of unknown fields.
     """
 
@@ -77,7 +77,7 @@ class TokenizeBody:
 
 @dataclass(frozen=True)
 class DetokenizeBody:
-    """Token ids to be written as text. ignored: names of unknown fields."""
+    """A request to turn token ids into text. `ignored` holds the names of unknown fields."""
 
     tokens: tuple[int, ...]
     ignored: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class DetokenizeBody:
 
 @reads
 def read_tokenize(body: Mapping[str, Any], rules: Rules = RULES) -> TokenizeBody:
-    """The TokenizeBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    """Reads a TokenizeBody from a request body. Raises ApiError with the field, its value and the allowed values."""
     given = Body(body, TOKENIZE, rules)
     given.label("model")
     kinds = [name for name in ("content", "prompt", "messages") if name in given]
@@ -135,7 +135,7 @@ def _chat(body: Mapping[str, Any], rules: Rules) -> ChatBody:
 
 @reads
 def read_detokenize(body: Mapping[str, Any], rules: Rules = RULES) -> DetokenizeBody:
-    """The DetokenizeBody of a body. Raises ApiError, whose message names the field, its value and the allowed ones."""
+    """Reads a DetokenizeBody from a request body. Raises ApiError with the field, its value and the allowed values."""
     given = Body(body, DETOKENIZE, rules)
     given.label("model")
     tokens = given.needed("tokens", "a list of token ids")
@@ -149,7 +149,7 @@ def read_detokenize(body: Mapping[str, Any], rules: Rules = RULES) -> Detokenize
 
 
 def tokenize_response(serving: Serving, body: TokenizeBody) -> Json:
-    """The response in the shape of the server whose form the body has. Raises InputError."""
+    """Returns the response in the format of the body, llama-server's or vLLM's. Raises InputError."""
     model = serving.model
     ids = body.chat.rendered(model)[1] if body.chat is not None else _ids(model, body)
     if body.llama_server:
@@ -182,13 +182,13 @@ def _piece(model: Model, token_id: int) -> str | list[int]:
 
 
 def detokenize_response(serving: Serving, body: DetokenizeBody) -> Json:
-    """The text under the names of both servers, special tokens by their names. Raises PromptError."""
+    """Returns the text under the field names of both servers. Special tokens appear as text. Raises PromptError."""
     text = serving.model.detokenize(list(body.tokens), skip_special=False) if body.tokens else ""
     return {"content": text, "prompt": text}
 
 
 def tokenizer_info(model: Model) -> Json:
-    """vLLM's description of a tokenizer: names of special tokens and the chat template."""
+    """Returns vLLM's description of a tokenizer: the names of special tokens and the chat template."""
     metadata = model.metadata
     eos = model.special_token("eos")
     return {
@@ -205,21 +205,21 @@ def tokenizer_info(model: Model) -> Json:
 
 
 async def tokenize(request: HttpRequest) -> Any:
-    """A text as token ids."""
+    """Turns a text into token ids."""
     serving = serving_of(request)
     body = await read_body(request, serving, read_tokenize)
     return await large_response(serving, tokenize_response, serving, body, ignored=body.ignored)
 
 
 async def detokenize(request: HttpRequest) -> Any:
-    """Token ids as text."""
+    """Turns token ids into a text."""
     serving = serving_of(request)
     body = await read_body(request, serving, read_detokenize)
     return await large_response(serving, detokenize_response, serving, body, ignored=body.ignored)
 
 
 async def info(request: HttpRequest) -> Any:
-    """Names of special tokens, and the chat template."""
+    """Returns the names of special tokens, and the chat template."""
     serving = serving_of(request)
     serving.check_ready()
     return json_response(tokenizer_info(serving.model))

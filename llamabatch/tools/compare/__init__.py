@@ -1,4 +1,4 @@
-"""`llamabatch compare`: every strategy on the same prompts, each alone in fresh processes, and one sentence of advice.
+"""`llamabatch compare`: runs every strategy on the same prompts, each alone in fresh processes, and advises one.
 
 workload (the prompts) -> run (one strategy after another) -> measure (one strategy) -> report (figures, batch sizes) ->
 advice (one sentence); table, plot and document show it.

@@ -1,4 +1,4 @@
-"""The advised strategy, from the figures alone."""
+"""Advises a strategy from the figures of a comparison."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from llamabatch.tools.compare.measure import BASELINE
 from llamabatch.tools.compare.report import Advice, Row
 from llamabatch.utils.format import seconds, significant, times
 
-NOISE = 0.05  # two runs of the same thing differ by as much
-_FAR = 0.5  # so much slower than the fastest, auto is not recommended by a short run
-LEAST_ROUNDS, LEAST_S = 3, 60.0  # of a figure that another strategy than auto is advised for
+NOISE = 0.05  # two runs of the same work differ by this much
+_FAR = 0.5  # a short run does not recommend auto if another strategy is faster by more than this
+LEAST_ROUNDS, LEAST_S = 3, 60.0  # rounds or seconds of measuring before another strategy than auto is advised
 EQUAL = 0.99  # the share of equal outputs that the project promises
 
-# Simplest first: one request at a time, then several, then several processes. Batched stands before static, which
-# needs a batch to fill and to end together and so has nothing over it at equal figures.
+# Simplest first: one request at a time, then several, then several processes. At equal figures batched is better than
+# static, whose requests wait for a batch to fill and to end together.
 _SIMPLEST_FIRST = ("sequential", "length-sorted", "interleaved", "batched", "static", "multi-instance")
 _LOOP = "the loop over llama_cpp.Llama"
 
 
 def advise(rows: Iterable[Row]) -> Advice | None:
-    """The advised strategy with its reasons, in one sentence.
+    """Returns the advised strategy with its reasons, in one sentence; None if no row has figures.
 
-    "auto" wins, if it is there, unless another is more than 5 % faster, and both were measured in three rounds or for
-    60 s: short runs differ by as much for no reason. Else the fastest by generated tokens/s wins. Those within 5 % of
-    it count as equally fast: the lowest median latency decides among them, and among those within 5 % of that the
-    simplest wins. The baseline wins where it is more than 5 % faster than all of them.
+    "auto" wins if it was measured, unless another row is more than 5 % faster and both were measured in three rounds or
+    for 60 s. Short runs differ by 5 % without a cause. Otherwise the row with the most generated tokens/s wins. Rows
+    within 5 % of the fastest row count as equally fast: the lowest median latency decides among them, and of the rows
+    within 5 % of this latency the simplest wins. The baseline wins if it is more than 5 % faster than all strategies.
 
     Args:
-        rows: of one comparison; those with errors are skipped. None is returned if no row is left.
+        rows: the rows of one comparison; rows with errors are skipped.
     """
     measured = [row for row in rows if row.measured and row.error is None]
     auto = next((row for row in measured if row.strategy == "auto"), None)
@@ -55,7 +55,7 @@ def advise(rows: Iterable[Row]) -> Advice | None:
 
 
 def _is_long(row: Row) -> bool:
-    """The row was measured for long enough that its figures are no accident."""
+    """Returns True if the row was measured long enough for reliable figures."""
     return len(row.rounds) >= LEAST_ROUNDS or row.wall_s * max(1, len(row.rounds)) >= LEAST_S
 
 
@@ -73,7 +73,7 @@ def _for_auto(auto: Row, faster: list[Row], measured: list[Row]) -> str:
     said = f"For work like this use {auto.name}: {_speed(auto, slow)}{lead}{_first_words(auto, ours)}{_texts(auto)}."
     if best is not None:
         more = 100 * (best.tokens_per_s / auto.tokens_per_s - 1)
-        said += f" So short a run cannot tell from chance that {_named(best)} was {more:.0f} % faster: try --rounds 3."
+        said += f" {_named(best)} was {more:.0f} % faster, which may be chance in so short a run: try --rounds 3."
     soonest = min(measured, key=_latency)
     if _latency(soonest) < _latency(auto) * (1 - NOISE):
         said += (
@@ -88,7 +88,8 @@ def _named(row: Row) -> str:
 
 
 def _is_double(row: Row) -> bool:
-    """ "auto" chose a strategy that has a row of its own. Several engines in one process have none."""
+    """Returns True if the row is "auto" and repeats the row of the strategy that "auto" chose. No other row has several
+    engines in one process."""
     return row.strategy == "auto" and (row.instances == 1 or row.chosen == "multi-instance")
 
 
@@ -117,7 +118,6 @@ def _ahead(pick: Row, others: list[Row]) -> str:
 
 
 def _among_equals(pick: Row, near: list[Row], best: Row) -> str:
-    """The reason for this one of several that are equally fast."""
     latencies = [_latency(row) for row in near if row is not pick]
     if min(latencies) > _latency(pick) * (1 + NOISE):
         soonest = seconds(_latency(pick))
@@ -128,7 +128,7 @@ def _among_equals(pick: Row, near: list[Row], best: Row) -> str:
 
 
 def _memory(pick: Row, ours: list[Row]) -> str:
-    """The memory of several processes, beside the best single one."""
+    """Compares the memory of "multi-instance" with the fastest strategy of one process; "" for other strategies."""
     single = [row for row in ours if row.strategy != "multi-instance" and row.peak_memory_bytes]
     if pick.strategy != "multi-instance" or not single or not pick.peak_memory_bytes:
         return ""
@@ -139,7 +139,7 @@ def _memory(pick: Row, ours: list[Row]) -> str:
 
 
 def _first_words(pick: Row, near: list[Row]) -> str:
-    """Another of the equally fast rows with a much shorter time to first token, which matters if people wait."""
+    """Names an equally fast row with a much shorter time to first token, for people who wait; "" without one."""
     if pick.ttft.p50 is None:
         return ""
     waits = [(row.ttft.p50, row.name) for row in near if row.ttft.p50 is not None]

@@ -1,10 +1,11 @@
 """The baseline as a child program, `python -m llamabatch.tools.compare.baseline FD`: a loop over `llama_cpp.Llama`.
 
-The loop is the common program without llamabatch: the high-level API of llama-cpp-python, one prompt after another. It
-speaks the wire of llamabatch.client.worker, so that it is measured like every strategy. It gets its best: the same
-library, threads (also for prompts, where its own default differs), context, cache types, flash attention, devices and
-mapping as the engines. The calls do not stream, which would decode each text twice; and it may keep the prefix of its
-previous prompt. Its n_batch stays at the default of `llama_cpp.Llama`: a larger one would only cost it memory.
+Programs without llamabatch usually have this loop: the high-level API of llama-cpp-python, one prompt after another.
+The loop uses the wire protocol of llamabatch.client.worker, so that it is measured like every strategy. For a fair
+comparison it has the same library, threads (also for prompts, where llama_cpp.Llama has another default), context,
+cache types, flash attention, devices and mapping as the engines. The calls do not stream, since streaming would decode
+each text twice. The loop may keep the prefix of its previous prompt. n_batch stays at the default of
+`llama_cpp.Llama`, since a larger value would only cost memory.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from llamabatch.request.request import Request
 
 
 class Loop:
-    """`llama_cpp.Llama`, and the time at which each token was known."""
+    """A loop over `llama_cpp.Llama` that records the time of each token."""
 
     def __init__(self, config: EngineConfig) -> None:
         path = resolve(config.model)
@@ -44,7 +45,7 @@ class Loop:
             self._llama = self._module.Llama(
                 str(path),
                 n_ctx=config.n_ctx,
-                n_threads=config.n_threads_batch,  # one row at a time, it gains from all cores
+                n_threads=config.n_threads_batch,  # all cores make one row at a time faster
                 n_threads_batch=config.n_threads_batch,
                 n_gpu_layers=config.n_gpu_layers,
                 main_gpu=config.main_gpu if config.devices is None else 0,
@@ -61,7 +62,7 @@ class Loop:
                 verbose=False,
                 **rope,
             )
-        except ValueError as error:  # llama_cpp.Llama raises it for a file or a context that it cannot make
+        except ValueError as error:  # llama_cpp.Llama raises this if it cannot load the file or make a context
             raise ModelFileError(f"llama_cpp.Llama refuses {path}: {error}") from error
         self._generate = self._llama.generate
         self._llama.generate = self._timed
@@ -70,7 +71,7 @@ class Loop:
         self.stats = EngineStats()
 
     def run(self, request: Request) -> RequestOutput:
-        """One prompt, to its end."""
+        """Completes one prompt."""
         admitted = time.perf_counter()
         self._tokens, self._times = [], []
         error, text, reason = None, "", FinishReason.ERROR
@@ -83,7 +84,7 @@ class Loop:
         start = request.arrival_s
         times = tuple(t - start for t in self._times)
         timings = Timings(admitted - start, times[0] if times else None, time.perf_counter() - start, times)
-        # every call of Llama.eval after the prompt's is one row, and one pass over the weights
+        # After the prompt every call of Llama.eval computes one row in one pass over the weights.
         rows = max(0, len(self._tokens) - 1)
         self.stats += EngineStats(
             decode_calls=rows,
@@ -96,7 +97,7 @@ class Loop:
 
     def _complete(self, request: Request) -> tuple[str, FinishReason]:
         ids, params = list(request.prompt_token_ids), request.params
-        if params.ignore_eos:  # create_completion has no such option; its inner loop alone is a little faster
+        if params.ignore_eos:  # create_completion lacks this option, so its (slightly faster) inner loop is used alone
             for _ in itertools.islice(self._timed(ids, temp=0.0), params.max_tokens):
                 pass
             return "", FinishReason.LENGTH
@@ -105,15 +106,15 @@ class Loop:
         return choice["text"], FinishReason(choice["finish_reason"])
 
     def _timed(self, *args: Any, **kwargs: Any) -> Iterator[int]:
-        """Llama.generate, recording the tokens and their times."""
+        """Replaces Llama.generate, and records the tokens and their times."""
         for token in self._generate(*args, **kwargs):
             self._times.append(time.perf_counter())
             self._tokens.append(int(token))
             yield token
 
     def _change_defaults(self, config: EngineConfig) -> None:
-        """Turns the extra buffers off where they crash, places tensors, and leaves flash attention to llama.cpp where
-        the engines do: llama_cpp.Llama has no option for these."""
+        """Changes llama.cpp's defaults where llama_cpp.Llama has no option. Sets the extra buffers, the devices and the
+        places of tensors, and leaves flash attention to llama.cpp where the engines do."""
         repacks = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
         self._rules = tensor_array(config.tensor_overrides)
         chosen = None if config.devices is None else devices.used(config, self._module)
@@ -139,7 +140,7 @@ class Loop:
 
 
 def main(number: int) -> None:
-    """Serves until the parent sends close or ends, as llamabatch.client.worker does."""
+    """Serves like llamabatch.client.worker, until the parent sends close or ends."""
     parent = ParentLink(number)
     try:
         loop = Loop(unpack_config(parent.receive()[1]))

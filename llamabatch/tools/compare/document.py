@@ -1,4 +1,4 @@
-"""A report as JSON. docs/compare.md documents the shape; a change that breaks readers raises SCHEMA_VERSION."""
+"""Converts a report to JSON, as docs/compare.md describes. A change that breaks readers needs a new SCHEMA_VERSION."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SPEEDS = ("wall_s", "requests_per_s", "tokens_per_s")
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The report as dicts, lists, texts and numbers. Times in seconds, sizes in bytes, absent figures None."""
+    """Returns the report as plain values: times in seconds, sizes in bytes, missing figures as None."""
     return {
         "schema_version": SCHEMA_VERSION,
         "created": report.created,
@@ -81,5 +81,5 @@ def _spread(spread: Spread) -> dict[str, float | None]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """To microseconds: the clock is not better, and files stay half as long."""
+    """Rounds to microseconds. The clock is not more precise, and the files are half as long."""
     return None if value is None else round(value, 6)

@@ -1,4 +1,4 @@
-"""One measurement: fresh processes, a warm-up, all prompts at once; outputs, time, memory and counts."""
+"""Measures one strategy: fresh processes, a warm-up, then all prompts at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llamabatch.planning.capacity import Plan
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.request import Request, new_group
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.scheduler.policies import POLICIES
+from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.tools.processes import PeakMemory, no_child_left
 
 BASELINE = "baseline"
@@ -29,14 +29,14 @@ OnDone = Callable[[RequestOutput], None]
 
 @dataclass(frozen=True)
 class Measurement:
-    """The outcome of one run of all prompts.
+    """The result of one run of all prompts.
 
     Attributes:
-        outputs: one for each prompt, in their order.
-        wall_s: from the submission to the last output, seconds.
-        peak_memory_bytes: largest resident memory of the processes, summed; None where the system does not say.
+        outputs: one output per prompt, in the order of the prompts.
+        wall_s: seconds from the submission to the last output.
+        peak_memory_bytes: sum of the processes' peaks of resident memory; None where the system does not report them.
         stats: counts of the engines, without the warm-up.
-        plan: the options in force, of one engine.
+        plan: the plan of the engines.
     """
 
     outputs: tuple[RequestOutput, ...]
@@ -52,13 +52,14 @@ def measure(
     """Runs all prompts greedily, at once, in child processes of their own.
 
     Args:
-        config: strategy "multi-instance" starts its instances, every other one child.
-        prompts: token ids.
+        config: options of the engines; "multi-instance" starts its instances, every other strategy one child.
+        prompts: token ids of each prompt.
         on_done: called for each request that finishes.
         baseline: run the loop over llama_cpp.Llama instead of an engine.
 
     Raises:
-        The errors of an engine's start; EngineError if no request succeeded.
+        EngineError: no request succeeded.
+        Other errors of an engine's start.
     """
     with contextlib.ExitStack() as stack, no_child_left():  # children are killed before the client is closed
         client = _client(config, baseline)
@@ -78,14 +79,14 @@ def measure(
 
 
 def slots_of(plan: Plan) -> int:
-    """Sequences that one engine of this plan can hold at once."""
+    """Returns the number of sequences that one engine of this plan can hold at once."""
     config = plan.config.for_one_engine()
     inner = config.instance_strategy if config.strategy == "multi-instance" else config.strategy
-    return 1 if POLICIES[inner].one_slot else config.n_slots
+    return 1 if has_one_slot(inner) else config.n_slots
 
 
 def _stats(client: ChildClient | RouterClient, outputs: tuple[RequestOutput, ...]) -> EngineStats:
-    """The counts of the engines. Raises EngineError with the first error of the outputs if the engine has ended."""
+    """Returns the counts of the engines. Raises EngineError, with the first error of the outputs, if one has ended."""
     try:
         return client.stats()
     except EngineClosedError as error:
@@ -94,7 +95,7 @@ def _stats(client: ChildClient | RouterClient, outputs: tuple[RequestOutput, ...
 
 
 def _client(config: EngineConfig, baseline: bool) -> ChildClient | RouterClient:
-    """A client without restarts: a child that dies is the error of its row, and no restart slows a figure down."""
+    """Starts a client without restarts, so that a dead child is its row's error and no restart distorts a figure."""
     if baseline:
         return ChildClient(config, BASELINE_PROGRAM, NO_RESTART)
     if config.strategy == "multi-instance":
@@ -103,8 +104,8 @@ def _client(config: EngineConfig, baseline: bool) -> ChildClient | RouterClient:
 
 
 def _warm_up(prompts: tuple[tuple[int, ...], ...], most: int) -> list[Request]:
-    """Requests that touch weights, caches and buffers. Their prompts are reversed: the same lengths, and no prefix
-    that a later request could use."""
+    """Returns requests that touch weights, caches and buffers. Their prompts are reversed, which keeps the lengths, but
+    leaves no prefix for later requests."""
     chosen = tuple(tuple(reversed(prompt)) for prompt in prompts[:most])
     return _requests(chosen, SamplingParams(temperature=0, max_tokens=_WARM_UP_TOKENS, ignore_eos=True))
 
@@ -118,7 +119,7 @@ def _requests(prompts: tuple[tuple[int, ...], ...], params: SamplingParams) -> l
 
 
 def _run(client: ChildClient | RouterClient, requests: list[Request], on_done: OnDone) -> tuple[RequestOutput, ...]:
-    """Submits all and waits for all; the outputs in the order of the requests."""
+    """Submits all requests, waits for them, and returns the outputs in the order of the requests."""
     done: dict[str, RequestOutput] = {}
     events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
     client.submit(requests, events.put)

@@ -1,4 +1,4 @@
-"""The picture of a comparison: throughput against latency, batch sizes, and requests over slots."""
+"""Draws a comparison: throughput against latency, batch sizes, and time lines of the slots."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _COLORS = {
 
 
 def color(row: Row) -> str:
-    """The color of its strategy, the same everywhere."""
+    """Returns the color of the row's strategy, the same in all panels."""
     return _COLORS.get(row.strategy, INK)
 
 
-_LOG_FROM = 4.0  # largest over smallest figure: above this an axis is logarithmic
+_LOG_FROM = 4.0  # an axis is logarithmic if its largest figure is more than this multiple of its smallest
 
 
 def figure(report: Report) -> Figure:
-    """Strategies on the left, their time lines on the right; nothing but a title if nothing was measured."""
+    """Draws strategies on the left and their time lines on the right; only a title if nothing was measured."""
     panels = shown(report)
     heights = lane_heights(panels)
     title = f"{report.model}: {counted(len(report.workload.prompts), 'prompt')} at once on {report.machine.summary}"
@@ -64,7 +64,7 @@ def figure(report: Report) -> Figure:
 
 
 def _scatter(ax: Any, report: Report) -> None:
-    """A point a strategy, with a line to its p95."""
+    """Draws a point for each strategy, with a line to its p95."""
     rows = [row for row in report.rows if row.measured and row.latency.p50]
     if not rows:
         return
@@ -79,7 +79,7 @@ def _scatter(ax: Any, report: Report) -> None:
         p50, p95 = row.latency.p50 or 0.0, row.latency.p95 or 0.0
         ax.plot([p50, p95], [row.tokens_per_s] * 2, color=color(row), lw=2.5, alpha=0.35, solid_capstyle="round")
         face = "none" if row.strategy == "auto" else color(row)
-        size = 260 if row.strategy == "auto" else 110  # a ring around the point of what it chose
+        size = 260 if row.strategy == "auto" else 110  # "auto" is a ring around the point of its chosen strategy
         ax.scatter([p50], [row.tokens_per_s], s=size, facecolor=face, edgecolor=color(row), linewidth=1.6, zorder=3)
     ax.margins(x=0.12, y=0.16)
     _ideal_corner(ax)
@@ -90,7 +90,7 @@ def _scatter(ax: Any, report: Report) -> None:
 
 
 def _finding(rows: list[Row]) -> str:
-    """The title: the fastest strategy against the baseline."""
+    """Returns the title, which compares the fastest strategy with the baseline."""
     best = max(rows, key=lambda row: row.tokens_per_s)
     today = next((row for row in rows if row.strategy in (BASELINE, REFERENCE)), rows[0])
     if best.tokens_per_s < 1.05 * today.tokens_per_s:
@@ -109,7 +109,7 @@ _TO_POINT = {"arrowstyle": "-", "lw": 0.7, "alpha": 0.6, "shrinkB": 6, "relpos":
 
 
 def _label(ax: Any, rows: list[Row]) -> None:
-    """Names in a column at the right, in the order of the points and apart from each other."""
+    """Writes the names in a column at the right, in the order of the points, without overlaps."""
     to_axes = ax.transData + ax.transAxes.inverted()
     ax.autoscale_view()
     at = {row.name: float(to_axes.transform((row.latency.p50, row.tokens_per_s))[1]) for row in rows}
@@ -129,9 +129,9 @@ def _label(ax: Any, rows: list[Row]) -> None:
 
 
 def spread_out(places: list[float], gap: float) -> list[float]:
-    """Rising places from 0 to 1, moved as little as needs be to lie `gap` apart.
+    """Moves rising places from 0 to 1 as little as possible so that they are `gap` apart.
 
-    Isotonic regression of places[i] - i * gap: neighbours that would come too close move about their common middle.
+    Isotonic regression of places[i] - i * gap: neighbours that are too close move apart around their common middle.
     """
     groups: list[tuple[float, int]] = []  # (mean, members)
     for number, place in enumerate(places):
@@ -145,7 +145,6 @@ def spread_out(places: list[float], gap: float) -> list[float]:
 
 
 def _finished(ax: Any, report: Report) -> None:
-    """Finished requests over time: steep is fast, early is soon."""
     for row in report.rows:
         if row.measurement is None or row.strategy == "auto":
             continue
@@ -161,7 +160,6 @@ def _finished(ax: Any, report: Report) -> None:
 
 
 def _by_size(upper: Any, lower: Any, sweep: Sweep) -> None:
-    """Throughput above, latency below, over the number of slots; the knee in both."""
     rows = [row for row in sweep.rows if row.measured]
     if not rows:
         return
@@ -198,12 +196,12 @@ def _paying(knee: int | None, slots: list[int]) -> str:
     return f"More slots pay up to {knee}" if knee != slots[0] else f"More slots than {knee} do not pay"
 
 
-_MAGNIFIED_BELOW = 0.4  # of the time axis: a panel that ends sooner has room for a magnified copy of itself
+_MAGNIFIED_BELOW = 0.4  # a panel that ends before this share of the time axis has room for a magnified copy
 _ONE_LANE, _MANY_LANES = 1.0, 2.6  # heights of panels
 
 
 def shown(report: Report) -> list[Row]:
-    """The rows that get a panel; "auto" has none where the strategy that it chose has one."""
+    """Returns the rows that get a panel. "auto" gets none if its chosen strategy has a panel."""
     measured = [row for row in report.rows if row.measurement is not None]
     names = {row.strategy for row in measured}
     return [row for row in measured if row.chosen not in names]
@@ -214,7 +212,7 @@ def lane_heights(rows: list[Row]) -> list[float]:
 
 
 def draw_timeline(axes: list[Any], rows: list[Row]) -> None:
-    """One panel for each row, top down."""
+    """Draws one panel for each row, top down."""
     end = max(row.wall_s for row in rows)
     for ax, row in zip(axes, rows, strict=True):
         lanes = _n_lanes(row)
@@ -235,7 +233,6 @@ def draw_timeline(axes: list[Any], rows: list[Row]) -> None:
 
 
 def _head(ax: Any, rows: list[Row]) -> None:
-    """The title of the time line, and the legend."""
     first, last = (choose(rows, key=lambda row: row.wall_s) for choose in (min, max))
     title = f"{first.name} is through with {len(_good(first))} requests in {seconds(first.wall_s)}"
     ax.set_title(title + (f", {last.name} in {seconds(last.wall_s)}" if last is not first else ""), pad=30)
@@ -261,7 +258,7 @@ def _slots(row: Row) -> str:
 
 
 def lanes_of(spans: list[tuple[float, float]]) -> list[int]:
-    """A lane for each (start, end): the lowest that is free, as the engine leases its slots."""
+    """Returns a lane for each (start, end): the lowest free one, as the engine assigns its slots."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     lanes = [0] * len(spans)
@@ -282,7 +279,7 @@ def _good(row: Row) -> list[RequestOutput]:
 
 
 def _spans(row: Row) -> list[tuple[float, float]]:
-    """From admission to the last token."""
+    """Returns the time of each good request from admission to the last token."""
     return [(output.timings.queued_s or 0.0, output.timings.token_times_s[-1]) for output in _good(row)]
 
 
@@ -291,10 +288,10 @@ def _n_lanes(row: Row) -> int:
 
 
 def _bars(ax: Any, row: Row, lanes: int) -> None:
-    """Two bars a request: the dark one until its first token, the light one until its last."""
+    """Draws two bars for each request: a dark bar until its first token, a light bar until its last."""
     spans = _spans(row)
     base = color(row)
-    edge = 0.5 if 1 < lanes <= 32 and len(spans) <= 200 else 0.2  # the white between neighbours
+    edge = 0.5 if 1 < lanes <= 32 and len(spans) <= 200 else 0.2  # width of the white line between neighbours
     for output, (start, end), lane in zip(_good(row), spans, lanes_of(spans), strict=True):
         first = output.timings.ttft_s or start
         place = (lane + 0.08, 0.84)
@@ -308,7 +305,6 @@ def _bars(ax: Any, row: Row, lanes: int) -> None:
 
 
 def _caption(ax: Any, text: str, share: float) -> None:
-    """Beside the bars where there is room, else above them."""
     if share < 0.84:
         ax.text(share + 0.01, 0.5, text, transform=ax.transAxes, va="center", color=INK)
     else:
@@ -324,5 +320,5 @@ def _magnified(ax: Any, row: Row, lanes: int, share: float, caption: str) -> Non
     inset.set_xticks([])
     inset.spines["bottom"].set_visible(False)
     ax.text(left, 0.9, f"{caption}; magnified {1 / share * (1 - left):.1f} times", transform=ax.transAxes, size="small")
-    for y in (0.0, 0.86):  # lines from the small copy to the large one
+    for y in (0.0, 0.86):  # draws lines from the small copy to the large one
         ax.plot([share, left], [0.0 if y == 0.0 else 1.0, y], transform=ax.transAxes, color="#999999", lw=0.8, ls=":")

@@ -1,4 +1,4 @@
-"""The figures of a comparison: one row a strategy, ratios between rows, and the batched strategy by size."""
+"""The figures of a comparison: one row per strategy, ratios between rows, and the batched strategy by size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REFERENCE = "sequential"
 
 @dataclass(frozen=True)
 class Spread:
-    """The middle and the slow end of a time over requests or tokens, seconds; None where there was nothing."""
+    """The p50 and p95 of a time over requests or tokens, in seconds; None without values."""
 
     p50: float | None = None
     p95: float | None = None
@@ -33,20 +33,21 @@ class Row:
     """The figures of one strategy.
 
     Attributes:
-        strategy: its name as given, or "baseline".
-        chosen: the strategy that "auto" took, else None.
+        strategy: name of the strategy as given, or "baseline".
+        chosen: the strategy that "auto" chose, else None.
         n_slots: sequences at once in one engine.
         instances: number of engines.
-        error: the reason for missing figures, or the number of failed requests; None if all is well.
-        wall_s: from the submission of all prompts to the last output, seconds.
+        error: the reason for missing figures, or the number of failed requests; None if nothing failed.
+        wall_s: seconds from the submission of all prompts to the last output.
         requests_per_s, tokens_per_s: finished requests and generated tokens over wall_s.
-        ttft, latency: seconds from the submission to the first and the last token of each request: the time in the
-            queue counts. inter_token: seconds between neighbouring tokens of a request, over all requests.
-        peak_memory_bytes: largest resident memory of the processes, summed.
+        ttft, latency: seconds from the submission to the first and the last token of each request, with the time in the
+            queue.
+        inter_token: seconds between neighbouring tokens of a request, over all requests.
+        peak_memory_bytes: sum of the processes' peaks of resident memory.
         rows_per_step: mean rows of the calls that only continue sequences.
-        passes_per_step: mean passes over the weights of such a call.
-        equal: share of outputs with the same tokens as sequential's, 0 to 1; None where sequential did not run.
-        speed_up: tokens_per_s against the baseline's, or sequential's where there is no baseline.
+        passes_per_step: mean passes over the weights of these calls.
+        equal: share of outputs with the same tokens as with "sequential", 0 to 1; None if "sequential" did not run.
+        speed_up: tokens_per_s relative to the baseline, or to "sequential" without a baseline.
         rounds: tokens_per_s of each round; the other figures are those of the median round.
         measurement: the source of all figures.
     """
@@ -72,7 +73,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The name on display: "auto (batched)"."""
+        """The name to display, such as "auto (batched)"."""
         if not self.chosen:
             return self.strategy
         several = f" × {self.instances}" if self.instances > 1 and self.chosen != "multi-instance" else ""
@@ -80,7 +81,7 @@ class Row:
 
     @property
     def measured(self) -> bool:
-        """There are figures."""
+        """True if there are figures."""
         return self.tokens_per_s > 0
 
 
@@ -90,8 +91,8 @@ class Sweep:
 
     Attributes:
         rows: by rising n_slots.
-        efficiency: tokens/s per slot relative to the first row's, one for each row; None where one failed.
-        knee: the n_slots beyond which more do not pay; None if nothing was measured.
+        efficiency: for each row, tokens/s per slot relative to the first measured row; None for a failed row.
+        knee: the n_slots beyond which more slots do not pay; None if nothing was measured.
     """
 
     rows: tuple[Row, ...]
@@ -109,7 +110,8 @@ class Advice:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole comparison. `created`: UTC, ISO 8601. `others_cpu_percent`: of all cores, by others meanwhile."""
+    """A whole comparison. `created` is the time in UTC, ISO 8601. `others_cpu_percent` is the CPU that other processes
+    used meanwhile, 0 to 100 of all cores."""
 
     created: str
     machine: MachineFacts
@@ -124,12 +126,12 @@ class Report:
 
     @property
     def failed(self) -> bool:
-        """Some row has an error."""
+        """True if a row has an error."""
         return any(row.error is not None for row in (*self.rows, *(self.sweep.rows if self.sweep else ())))
 
 
 def row(strategy: str, rounds: list[Measurement]) -> Row:
-    """The figures of a strategy: of the round with the median tokens/s (the lower one of an even number)."""
+    """Returns the figures of the round with the median tokens/s (the lower median of an even number of rounds)."""
     speeds = [_tokens(measurement) / measurement.wall_s for measurement in rounds]
     measurement = sorted(zip(speeds, range(len(rounds)), rounds, strict=True))[(len(rounds) - 1) // 2][2]
     good = [output for output in measurement.outputs if output.error is None]
@@ -156,7 +158,7 @@ def row(strategy: str, rounds: list[Measurement]) -> Row:
 
 
 def compared(rows: Iterable[Row], against: Iterable[Row]) -> tuple[Row, ...]:
-    """The rows with `equal` and `speed_up` filled in, by sequential and baseline of `against`."""
+    """Returns the rows with `equal` and `speed_up`, from "sequential" and the baseline in `against`."""
     by_name = {row.strategy: row for row in against if row.measured}
     reference = by_name.get(REFERENCE)
     slow = by_name.get(BASELINE) or reference
@@ -181,11 +183,11 @@ def _equal(row: Row, reference: Row) -> float | None:
     return sum(a.error is None and a.token_ids == b.token_ids for a, b in pairs) / len(pairs)
 
 
-MIN_GAIN = 0.10  # throughput that a doubling must bring, to pay for its memory and its latency
+MIN_GAIN = 0.10  # the gain in throughput for which doubling the slots is worth its memory and latency
 
 
 def sweep(rows: Iterable[Row]) -> Sweep:
-    """Rows of the batched strategy, one for each number of slots, in rising order."""
+    """Returns the sweep of rows of the batched strategy, one row per number of slots, in any order."""
     ordered = tuple(sorted(rows, key=lambda row: row.n_slots))
     return Sweep(
         ordered, efficiency(ordered), knee([(row.n_slots, row.tokens_per_s) for row in ordered if row.measured])
@@ -193,9 +195,10 @@ def sweep(rows: Iterable[Row]) -> Sweep:
 
 
 def efficiency(rows: tuple[Row, ...]) -> tuple[float | None, ...]:
-    """Tokens/s per slot, relative to the smallest size that was measured: parallel efficiency, T(n) n0 / (T(n0) n).
+    """Returns tokens/s per slot, relative to the smallest measured size.
 
-    1 means that every slot is as fast as the first alone; 1/n that n slots are no faster than one.
+    This is the parallel efficiency, T(n) n0 / (T(n0) n). 1 means that every slot is as fast as one slot alone. 1/n
+    means that n slots are no faster than one.
     """
     first = next((row for row in rows if row.measured), None)
     if first is None:
@@ -205,11 +208,11 @@ def efficiency(rows: tuple[Row, ...]) -> tuple[float | None, ...]:
 
 
 def knee(points: list[tuple[int, float]]) -> int | None:
-    """The last size that still brought 10 % more throughput a doubling than the knee before it.
+    """Returns the last size with 10 % more throughput per doubling than the knee before it; None without points.
 
     From the smallest size on, a size n becomes the knee k if T(n) >= T(k) * 1.1 ** log2(n / k). The distance from the
-    chord (Kneedle: Satopää et al., 2011) is not used: step time is a staircase, on which it finds the first stair,
-    and a curve that still rises at its end has no such point, though its best size is then the last.
+    chord (Kneedle: Satopää et al., 2011) is not used for two reasons. Step time is a staircase, on which Kneedle finds
+    the first stair. And a curve that still rises at its end has no knee for Kneedle, though its last size is the best.
 
     Args:
         points: (slots, tokens/s) by rising slots.

@@ -1,4 +1,4 @@
-"""A whole comparison: the baseline, then each strategy, then each batch size, each alone on the machine."""
+"""Runs a whole comparison: the baseline, then each strategy, then each batch size, each alone on the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llamabatch.gguf.resolve import file_bytes, resolve
 from llamabatch.llama.library import extra_bufts_safe
 from llamabatch.llama.model import Model
 from llamabatch.request.sampling_params import SamplingParams
-from llamabatch.scheduler.policies import POLICIES, STRATEGIES
+from llamabatch.scheduler.policies import STRATEGIES, has_one_slot
 from llamabatch.tools.compare.advice import advise
 from llamabatch.tools.compare.measure import BASELINE, Measurement, measure
 from llamabatch.tools.compare.report import Report, Row, compared, row, sweep
@@ -30,29 +30,29 @@ MAX_ROUNDS = 100
 
 
 class Progress(Protocol):
-    """Receives the progress of a comparison."""
+    """A receiver of the progress of a comparison."""
 
     def start(self, label: str, total: int) -> None:
-        """The next row begins: its name, and its number of requests."""
+        """Starts the next row, which has this name and number of requests."""
 
     def advance(self) -> None:
-        """One request of the row is done."""
+        """Counts one request of the row as done."""
 
     def end(self, wall_s: float | None, error: str | None) -> None:
-        """The row is over: the seconds of its requests, or its error."""
+        """Ends the row with the seconds of its requests, or with its error."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of a comparison. Checked when made; raises ConfigError and SamplingError.
+    """The options of a comparison, which are checked here. Raises ConfigError and SamplingError.
 
     Attributes:
         model: path of a .gguf file, or "tiny".
         prompts: a file (see workload.load); None: the bundled prompts.
-        strategies: names, each once; () means all.
-        max_tokens: to generate for each prompt.
-        slots: none: as many as the plan gives; one: for every strategy that has slots; several: the batched strategy
-            is measured with each of them as well, and the others run with the largest.
+        strategies: names of strategies; () means all.
+        max_tokens: the most tokens to generate for each prompt.
+        slots: (): the plan decides. One number: for every strategy with slots. Several numbers: the batched strategy
+            is also measured with each number, and the other strategies run with the largest.
         baseline: measure the loop over llama_cpp.Llama as well.
         rounds: measurements of each row; the median counts.
         engine: options of EngineConfig.
@@ -83,19 +83,19 @@ class Settings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The strategies in the order in which they run."""
+        """The strategies in the order of their runs."""
         return tuple(dict.fromkeys(self.strategies)) or STRATEGIES
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The batch sizes to measure one by one; none for a single one."""
+        """The batch sizes to measure one by one; empty if `slots` has fewer than two."""
         sizes = tuple(sorted(set(self.slots)))
         return sizes if len(sizes) > 1 else ()
 
     def config(self, strategy: str, n_slots: int | None = None) -> EngineConfig:
-        """The options of one run."""
+        """Returns the options of one run."""
         options = {**self.engine, "strategy": strategy}
-        if strategy in POLICIES and POLICIES[strategy].one_slot:
+        if has_one_slot(strategy):
             options["n_slots"] = 1
         elif n_slots is not None or self.slots:
             options["n_slots"] = n_slots or max(self.slots)
@@ -104,19 +104,17 @@ class Settings:
 
 @dataclass(frozen=True)
 class _Job:
-    """One row before its measurement: its strategy and its options."""
-
     strategy: str
     label: str
     config: EngineConfig
 
 
 def run(settings: Settings, progress: Progress) -> Report:
-    """Measures everything. A strategy that fails gives a row with its error, and the others go on.
+    """Measures all rows. A strategy that fails gives a row with its error, and the other strategies still run.
 
     Raises:
         InputError: model, prompts or options are refused.
-        SetupError, MemoryPlanError: nothing can run here.
+        SetupError, MemoryPlanError: no engine can run here.
     """
     others = OtherProcesses()
     with no_child_left():
@@ -143,8 +141,8 @@ def run(settings: Settings, progress: Progress) -> Report:
 
 
 def _measure_all(settings: Settings, workload: Workload, progress: Progress) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-    """The rows of baseline and strategies, and those of the batch sizes."""
-    # once, here: each child would find out, and warn, for itself
+    """Returns the rows of the baseline and the strategies, and the rows of the batch sizes."""
+    # This is decided once here, since otherwise each child would find it out and warn again.
     chosen = settings.engine.get("extra_bufts", "auto")
     buffers = ("on" if extra_bufts_safe() else "off") if chosen == "auto" else chosen
     settings = Settings(**{**vars(settings), "engine": {**settings.engine, "extra_bufts": buffers}})
@@ -154,7 +152,7 @@ def _measure_all(settings: Settings, workload: Workload, progress: Progress) -> 
     jobs += [_Job("batched", f"batched, n_slots = {n}", settings.config("batched", n)) for n in settings.sizes]
     done: list[list[Measurement]] = [[] for _ in jobs]
     errors: dict[int, str] = {}
-    for _ in range(settings.rounds):  # all of them in each round, so that a machine that slows down slows all
+    for _ in range(settings.rounds):  # Each round runs all jobs, so that a machine that slows down slows all alike.
         for number, job in enumerate(jobs):
             if number not in errors:
                 outcome = _measure(job, workload, settings.max_tokens, progress)
@@ -172,7 +170,6 @@ def _measure_all(settings: Settings, workload: Workload, progress: Progress) -> 
 
 
 def _measure(job: _Job, workload: Workload, max_tokens: int, progress: Progress) -> Measurement | str:
-    """The measurement, or its error."""
     progress.start(job.label, len(workload.prompts))
     try:
         measurement = measure(

@@ -1,4 +1,4 @@
-"""A report as tables on a terminal, through rich."""
+"""Prints a comparison as tables on a terminal, through rich."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Column(NamedTuple):
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints machine, tables, errors and advice."""
+    """Prints the machine, the tables, the errors and the advice."""
     workload, machine = report.workload, report.machine
     n = len(workload.prompts)
     sentence(
@@ -57,14 +57,14 @@ def show(report: Report, console: Console) -> None:
 
 
 def _parted(report: Report) -> str:
-    """The reason for which texts differ from sequential's; "" where none does."""
+    """Returns the reason why texts differ from those of "sequential"; "" if none differs."""
     rows = (*report.rows, *(report.sweep.rows if report.sweep else ()))
     names = dict.fromkeys(row.name for row in rows if row.measured and row.equal is not None and row.equal < 1)
     if not names:
         return ""
     return (
-        f"Not all texts of {', '.join(names)} are those of {REFERENCE}: other kernels computed them, which round in "
-        "another way, and where two tokens are nearly equal a text takes the other. The line `Equal bits` of "
+        f"Some texts of {', '.join(names)} differ from those of {REFERENCE}: other kernels computed them and round in "
+        "another way, so that of two nearly equal tokens the other one may win. The line `Equal bits` of "
         "`llamabatch plan` has the reason, docs/equality.md the choices that make them equal."
     )
 
@@ -96,7 +96,7 @@ def _columns(report: Report, rows: tuple[Row, ...]) -> list[_Column]:
 
 
 def _spread(name: str, rows: tuple[Row, ...], of: Callable[[Row], Spread]) -> _Column:
-    """p50 and p95 in one column, in ms or s, whichever suits its largest figure."""
+    """Returns a column with p50 and p95, in ms if its largest figure is below 1 s, else in s."""
     largest = max((value for row in rows for value in (of(row).p50, of(row).p95) if value is not None), default=0.0)
     unit, scale = ("ms", 1000) if largest < 1 else ("s", 1)
 
@@ -112,7 +112,7 @@ def _number(value: float | None, write: Callable[[float], str]) -> str:
 
 
 def _share(value: float | None) -> str:
-    """Never rounded up to 100 %."""
+    """Formats a share in percent, never rounded up to 100 %."""
     if value is None:
         return "n/a"
     return "100 %" if value == 1 else f"{min(100 * value, 99.9):.1f} %"

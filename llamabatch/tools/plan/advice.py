@@ -1,4 +1,4 @@
-"""The strategy that suits, and the changes after which a plan fits. Pure Python."""
+"""Recommends a strategy, and changes after which a plan fits. Pure Python."""
 
 from __future__ import annotations
 
@@ -14,36 +14,32 @@ from llamabatch.planning.memory import mib
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.passes import padded
 from llamabatch.planning.profile import Profile
-from llamabatch.scheduler.policies import POLICIES
+from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.tools.plan.report import Change
 from llamabatch.utils.checks import counted
 
-_MANY_CORES = 16  # more than one context can use: a guess, since benchmarks/results has no figure for it
-_SMALLER = 4.85 / 8  # bytes a weight of Q4_K_M: llama.cpp's own tables
-_FEW = 32  # more slots than these are not searched for
+_MANY_CORES = 16  # a guess of more cores than one context can use; benchmarks/results has no figure for it
+_SMALLER = 4.85 / 8  # bytes per weight in Q4_K_M, from llama.cpp's own tables
+_FEW = 32  # the search for more slots ends here
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
 def lengths(facts: ModelFacts, *requested: int) -> tuple[int, ...]:
-    """Context lengths worth a row: powers of two up to what the model was trained for, or its scaled positions reach,
-    and those asked for."""
+    """Returns the context lengths for a table: powers of two, the longest of the model, and the requested lengths. The
+    longest is the length that the model was trained for, or that its scaled rotary embedding reaches."""
     most = facts.n_ctx_most
-    if most == MAX_CTX:  # another base frequency: no bound
+    if most == MAX_CTX:  # rope_freq_base gives no upper bound
         most = max((facts.n_ctx_train, *requested))
     return tuple(sorted({n for n in (*_LENGTHS, most, *requested) if 32 <= n <= most}))
-
-
-def has_one_slot(config: ResolvedConfig) -> bool:
-    """True if the strategy runs one request after another, with any number of slots."""
-    return config.strategy in POLICIES and POLICIES[config.strategy].one_slot
 
 
 def slots_that_fit(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine, share: float, most: int = MAX_SLOTS
 ) -> int:
-    """Slots of one engine with a split cache that fit, 0 to `most`; at most 1 with a strategy of one slot."""
+    """Returns how many slots of one engine with a split cache fit in `share` of the free memory, 0 to `most`. A
+    strategy with one slot gets at most 1."""
     split = replace(config, kv="split", kv_cells=0, instances=1)
-    limit = 1 if has_one_slot(config) else min(most, config.n_batch)
+    limit = 1 if has_one_slot(config.strategy) else min(most, config.n_batch)
     return bisect_right(
         range(1, limit + 1), 0, key=lambda n: not fits(facts, replace(split, n_slots=n), machine, share)
     )
@@ -52,11 +48,11 @@ def slots_that_fit(
 def strategy(
     plan: Plan, machine: Machine, profile: Profile | None, load: int | None, latency_ms: float | None
 ) -> tuple[str, str]:
-    """The strategy that suits this machine and load, and the reason.
+    """Returns the best strategy for this machine and load, and the reason.
 
     Args:
         load: requests that come at once; None: many.
-        latency_ms: limit of the p95 of the time between two tokens; None: none.
+        latency_ms: limit of the p95 of the time between two tokens; None: no limit.
     """
     slots = plan.config.n_slots
     if load == 1:
@@ -104,8 +100,8 @@ def _within(plan: Plan, profile: Profile, latency_ms: float) -> tuple[str, str]:
 
 
 def changes(facts: ModelFacts, config: ResolvedConfig, machine: Machine, fitting: bool) -> tuple[Change, ...]:
-    """Single changes, smallest first: after which it fits, or, where it does, that make room for more slots than
-    memory allows as it is."""
+    """Returns single changes after which the plan fits, or, if it fits already, that make room for more slots. The
+    smallest change comes first."""
     found = []
     if fitting:
         before, all_of_it = (slots_that_fit(facts, config, machine, share, _FEW) for share in (MEMORY_SHARE, 1.0))
@@ -135,7 +131,7 @@ def _slots(count: int) -> str:
 def _ways(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine
 ) -> Iterator[tuple[str, ResolvedConfig, ModelFacts]]:
-    """Each change in words, with the config and the model after it."""
+    """Yields each change in words, with the config and the model after the change."""
     yield from _fewer(facts, config, machine)
     if config.type_k == config.type_v == "f16":
         quantised: dict[str, Any] = {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}
@@ -160,7 +156,7 @@ def _ways(
 def _fewer(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine
 ) -> Iterator[tuple[str, ResolvedConfig, ModelFacts]]:
-    """Fewer slots, a shorter context, a unified cache, one engine: each with the rest as it is."""
+    """Yields changes to fewer slots, a shorter context, a unified cache, or one engine, each by itself."""
     n_ctx, n_slots, n = config.n_ctx, config.n_slots, config.instances
     split = replace(config, kv="split", kv_cells=0)
     slots = bisect_right(range(1, n_slots + 1), 0, key=lambda k: not fits(facts, replace(split, n_slots=k), machine))
@@ -180,7 +176,7 @@ def _fewer(
 
 
 def _cells(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> int:
-    """Cells of the largest unified cache that fits; 0 if n_ctx of them do not."""
+    """Returns the cells of the largest unified cache that fits; 0 if n_ctx cells do not fit."""
     least = padded(config.n_ctx)
     step, most = 256, least * config.n_slots
 

@@ -1,4 +1,4 @@
-"""`llamabatch plan --kubernetes`: a plan as a patch of kustomize, with the resources and options of a container."""
+"""`llamabatch plan --kubernetes`: writes a plan as a kustomize patch, with the resources and options of a container."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from llamabatch.planning.memory import MIB, PROCESS_BYTES
 from llamabatch.tools.plan.report import Report
 from llamabatch.utils.paths import TINY
 
-SERVER_BYTES = 96 * MIB  # the process that talks HTTP, or writes rows: 74 MiB, 83 with 1,000 connections, and results
-BODIES_BYTES = 256 * MIB  # four times --max-bodies-bytes: benchmarks/results/bodies.json has 200 MiB at most
-MARGIN = 0.05  # the largest difference between predicted and measured peaks, docs/plan.md
+SERVER_BYTES = 96 * MIB  # the process for HTTP, or for rows: 74 MiB, 83 MiB with 1,000 connections, and results
+BODIES_BYTES = 256 * MIB  # 4 x --max-bodies-bytes; the highest measured is 200 MiB (benchmarks/results/bodies.json)
+MARGIN = 0.05  # the largest difference between predicted and measured peaks (docs/plan.md)
 NVIDIA = "nvidia.com/gpu"
 MODELS = "/models"  # the folder of model files in a pod
 _CONTAINER = "/spec/template/spec/containers/0"
@@ -21,21 +21,22 @@ _PINNED = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads", "n_th
 
 
 def model_in_pod(model: str) -> str:
-    """The option --model of a container whose volume of models has this file. With it a patch can give no other model
-    the memory of this one."""
+    """Returns the option --model for a container that mounts this model file in MODELS. The patch sets the option, so
+    that its memory limit cannot meet another model."""
     return model if model == TINY else f"{MODELS}/{resolve(model).name}"
 
 
 def patch(report: Report, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A JSON patch (RFC 6902) for the first container of a Deployment or a Job, which must have a list `env`.
+    """Returns a JSON patch (RFC 6902) for the first container of a Deployment or a Job.
 
-    Requests equal limits, so that a pod has the quality of service "Guaranteed": memory in bytes, a CPU for each
-    thread, a GPU for each that the plan uses. Inside of such limits "auto" would take half of the memory, so that the
-    options of the plan come along as variables, which `llamabatch serve` and `run` read.
+    The container must have a list `env`. Resource requests equal the limits, so that a pod has the quality of service
+    "Guaranteed": memory in MiB, a CPU for each thread, and the GPUs that the plan uses. Within these limits "auto"
+    would take half of the memory. So the patch also sets the options of the plan, as environment variables that
+    `llamabatch serve` and `run` read.
 
     Args:
-        report: of a plan that fits.
-        given: options of the engine that were asked for.
+        report: the report of a plan that fits.
+        given: engine options of the user.
     """
     resources = {"cpu": str(_cpus(report)), "memory": f"{-(-_bytes(report) // MIB)}Mi"}
     if gpus := _gpus(report):
@@ -53,7 +54,7 @@ def patch(report: Report, given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def variables(report: Report, given: Mapping[str, Any]) -> dict[str, str]:
-    """The options of the plan as variables of the environment, those that were left open included."""
+    """Returns the options of the plan as environment variables, also the options that the user left open."""
     config = report.requested.config
     chosen = {**given, **{name: getattr(config, name) for name in _PINNED}}
     if config.kv == "unified":
@@ -62,7 +63,7 @@ def variables(report: Report, given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def yaml(operations: list[dict[str, Any]], report: Report) -> str:
-    """The patch as YAML with comments. Texts are in JSON's quotes, which YAML has, too."""
+    """Formats the patch as YAML with comments. Texts are quoted as in JSON, which is valid YAML."""
     config = report.requested.config
     lines = [
         f"# {_quoted(report.model)[1:-1]}: {config.n_slots} slots, {config.n_ctx} tokens each,",
@@ -92,17 +93,17 @@ def _block(value: Mapping[str, Any], indent: int) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """A text as YAML and JSON have it; three characters end a line in YAML alone."""
+    """Quotes a text for YAML as in JSON, and escapes the three characters that end a line in YAML but not in JSON."""
     quoted = json.dumps(text, ensure_ascii=False)
     return "".join(f"\\u{ord(each):04x}" if each in "\x85\u2028\u2029" else each for each in quoted)
 
 
 def _bytes(report: Report) -> int:
-    """Main memory of a pod: the peak of the engines in child processes, and what is around them."""
+    """Returns the main memory of a pod: the peak of the engines in child processes, the server, and request bodies."""
     requested = report.requested
     own = requested.memory
     engines = requested.peak_bytes + (0 if requested.in_children else PROCESS_BYTES)
-    if own.kv_cache:  # else the context for embeddings is the only one, and is counted
+    if own.kv_cache:  # Without a KV cache the context for embeddings is in peak_bytes already.
         engines += own.embeddings * requested.config.instances
     return int(engines * (1 + MARGIN)) + SERVER_BYTES + BODIES_BYTES
 
@@ -113,7 +114,7 @@ def _cpus(report: Report) -> int:
 
 
 def _gpus(report: Report) -> int:
-    """GPUs of all engines: children have one each, else all engines share those that the model is dealt out to."""
+    """Returns the number of GPUs: one for each engine with "multi-instance", else the GPUs of the model's layers."""
     used = sum(gpu.total > 0 for gpu in report.memory.gpus)
     children = report.requested.config.strategy == "multi-instance"
     return min(len(report.machine.gpus), used * report.requested.config.instances) if children else used

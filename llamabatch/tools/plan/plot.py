@@ -1,4 +1,4 @@
-"""The picture of a plan: memory against slots, a line for each context length."""
+"""Draws a plan: memory against slots, with a line for each context length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PARTS = ("#0072B2", "#56B4E9", OURS, "#E69F00", "#009E73", "#CC79A7", "#999999"
 
 
 def figure(report: Report) -> Figure:
-    """Slots and context on the left, the parts of the sum on the right."""
+    """Draws memory by slots and context length on the left, and the parts of the sum on the right."""
     fig = titled(f"{report.model}: memory of an engine", 14, 6.5, wspace=0.06)
     left, right = fig.subplots(1, 2, width_ratios=[2.1, 1])
     _slots(left, report)
@@ -69,14 +69,13 @@ def _finding(report: Report) -> str:
 
 
 def _chosen(report: Report) -> list[Row]:
-    """A few of the context lengths: the one asked for, and others around it."""
+    """Returns a few rows: the requested context length and lengths around it."""
     requested = next(i for i, row in enumerate(report.rows) if row.n_ctx == report.requested.config.n_ctx)
     start = max(0, min(requested - _MOST_LINES // 2, len(report.rows) - _MOST_LINES))
     return list(report.rows[start : start + _MOST_LINES])
 
 
 def _parts(ax: Any, report: Report) -> None:
-    """One bar for each part of the sum."""
     need, n = report.memory, report.requested.config.instances
     times = f", {n} engines" if n > 1 else ""
     parts = [

@@ -1,4 +1,4 @@
-"""The answer of `llamabatch plan`, as an object and as a JSON document."""
+"""The result of `llamabatch plan`, as an object and as a JSON document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENGINE = (
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of the prompts in a file, in tokens of the model's vocabulary; `output` is added to each."""
+    """The lengths of the prompts in a file, in tokens of the model. `output` counts the tokens of each output."""
 
     source: str
     count: int
@@ -33,7 +33,7 @@ class Lengths:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that the longest prompt needs with its output."""
+        """The tokens of the longest prompt with its output."""
         return self.longest + self.output
 
 
@@ -43,9 +43,9 @@ class Row:
 
     Attributes:
         n_ctx: tokens that one request may use.
-        slots: slots that fit in half of the free memory, as "auto" takes them.
-        most_slots: slots that fit in all of it.
-        memory: memory of one engine with `slots`, at least one.
+        slots: slots that fit in half of the free memory, the share that "auto" takes.
+        most_slots: slots that fit in all of the free memory.
+        memory: memory of one engine with `slots` slots, or with one if `slots` is 0.
         slot_bytes: memory of one more slot.
     """
 
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Change:
-    """One change that would help: `total_bytes` and `slots` are those after it."""
+    """A recommended change. `total_bytes` and `slots` are the values after the change."""
 
     what: str
     total_bytes: int
@@ -67,21 +67,21 @@ class Change:
 
 @dataclass(frozen=True)
 class Report:
-    """The whole answer.
+    """The whole result.
 
     Attributes:
         model, file_bytes: name of the model, size of its file.
-        machine: cores and memory that are free for engines, beside the process.
-        given_bytes: memory that was given as free, the process included; None: that of this machine.
+        machine: the machine; its free memory is without this process.
+        given_bytes: free memory of another machine, with the process; None: the report is about this machine.
         plan: the options with which an engine would run; None: they do not fit.
-        refusal: the reason why they do not fit, else None.
+        refusal: the reason why the options do not fit, else None.
         requested: the plan of the options as given, whether they fit or not.
-        total_bytes: memory of all its engines, without the process itself.
-        rows: by rising context length.
+        total_bytes: memory of all engines of `requested`, without the process itself.
+        rows: one row per context length, rising.
         instances: engines of the plan that fit as child processes, at most one for each core.
-        strategy, because: the strategy that suits, and why.
-        changes: changes after which it fits, or that make room for more slots.
-        prompts: lengths of --prompts.
+        strategy, because: the recommended strategy, and the reason.
+        changes: changes after which the options fit, or that make room for more slots.
+        prompts: lengths of the prompts in --prompts.
     """
 
     model: str
@@ -106,12 +106,12 @@ class Report:
 
     @property
     def memory(self) -> Memory:
-        """Memory of one engine as it was asked for, whether it fits or not."""
+        """The memory of one engine with the requested options, whether it fits or not."""
         return self.requested.memory
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The document of `--json`, described in docs/plan.md. All sizes are in bytes."""
+    """Returns the document of `--json`, which docs/plan.md describes. All sizes are in bytes."""
     config = report.requested.config
     return {
         "schema_version": SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""The answer to a Question, from the headers of a model, the machine and, with prompts, the vocabulary."""
+"""Answers a Question from the headers of a model, the machine and, with prompts, the vocabulary."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Question:
     Attributes:
         model: path of a .gguf file, or "tiny".
         engine: options of EngineConfig.
-        prompts: a file of prompts, one a line or JSONL; the longest decides n_ctx unless that is given.
-        max_tokens: tokens that each of them may generate.
-        memory_bytes: free memory of another machine to plan for; None: this one.
+        prompts: a file of prompts, one per line or JSONL. The longest prompt decides n_ctx unless n_ctx is given.
+        max_tokens: tokens that each prompt may generate.
+        memory_bytes: free memory of another machine to plan for; None: this machine.
         load: requests that come at once; None: many.
-        latency_ms: limit of the p95 of the time between two tokens, milliseconds; None: none.
+        latency_ms: limit of the p95 of the time between two tokens, in milliseconds; None: no limit.
     """
 
     model: str = "tiny"
@@ -69,7 +69,7 @@ class Question:
 
 
 def size_in_bytes(text: str) -> int:
-    """Bytes of "8G", "512M" or "1.5 GiB", in binary units. Raises ConfigError."""
+    """Returns the bytes of "8G", "512M" or "1.5 GiB", in binary units. Raises ConfigError."""
     match = _SIZE.match(text.strip())
     if match is None:
         raise ConfigError(f"memory is {show(text)}; give a size such as 8G or 512M")
@@ -77,7 +77,7 @@ def size_in_bytes(text: str) -> int:
 
 
 def answer(question: Question) -> Report:
-    """The report for a question. Loads llama.cpp's library, and with prompts a vocabulary, but no weights.
+    """Returns the report for a question. Loads llama.cpp's library, and with prompts a vocabulary, but no weights.
 
     Raises:
         InputError: the model's header is damaged, or an option is refused.
@@ -88,7 +88,7 @@ def answer(question: Question) -> Report:
     profile = profile_for(path, config)
     machine = machine_here(config, computes_here=False)
     if question.memory_bytes is not None:
-        free = max(0, question.memory_bytes - PROCESS_BYTES)  # free memory here excludes this process, too
+        free = max(0, question.memory_bytes - PROCESS_BYTES)  # free memory of this machine is without the process, too
         machine = replace(machine, available_bytes=free, address_space=None, data_bytes=None, gpus=())
     prompts = _lengths(question, path) if question.prompts is not None else None
     if prompts is not None and config.n_ctx == "auto":
@@ -100,12 +100,12 @@ def answer(question: Question) -> Report:
     except MemoryPlanError as error:
         refusal = str(error)
         least = replace(config, n_slots=1) if config.n_slots == "auto" else config
-        least = replace(least, cache_ram=0) if config.cache_ram == "auto" else least  # it takes what is left
+        least = replace(least, cache_ram=0) if config.cache_ram == "auto" else least  # "auto" takes only spare memory
         roomy = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
         requested = resolve(least, facts, roomy, profile)
     facts = facts.on(machine, requested.config.extra_bufts)
-    # "auto" is sequential where one slot fits; the rows of the report are about several, all of them from the start
-    # with prefixes in what the cells leave
+    # The rows of the report count slots, so they need a strategy of several slots ("auto" may be "sequential"), all
+    # slots from the start, and no cache_ram of "auto", which takes only the memory that the cells leave.
     many = replace(requested.config, start_slots=MAX_SLOTS)
     if config.cache_ram == "auto":
         many = replace(many, cache_ram=0)
@@ -131,10 +131,10 @@ def answer(question: Question) -> Report:
 
 
 def _context_for(prompts: Lengths, facts: ModelFacts) -> int:
-    """The n_ctx for these prompts. Raises ConfigError where it exceeds the model's training."""
+    """Returns the n_ctx for these prompts. Raises ConfigError if it exceeds the longest context of the model."""
     if prompts.n_ctx > facts.n_ctx_most:
         raise ConfigError(
-            f"the longest prompt of {prompts.source} has {prompts.longest} tokens, and {prompts.output} are to follow; "
+            f"the longest prompt of {prompts.source} has {prompts.longest} tokens and gets {prompts.output} more; "
             f"{facts.name} was trained for {facts.n_ctx_most}"
         )
     return max(32, prompts.n_ctx)
@@ -142,7 +142,7 @@ def _context_for(prompts: Lengths, facts: ModelFacts) -> int:
 
 def _lengths(question: Question, path: Path) -> Lengths:
     from llamabatch.llama.model import Model
-    from llamabatch.tools.workload import load  # with the library
+    from llamabatch.tools.workload import load  # imported late: loads llama.cpp's library
 
     assert question.prompts is not None
     with closing(Model(path, question.config(), vocab_only=True)) as vocabulary:
@@ -164,7 +164,7 @@ def _row(facts: ModelFacts, requested: ResolvedConfig, machine: Machine, n_ctx: 
 
 
 def _children(facts: ModelFacts, requested: ResolvedConfig, machine: Machine) -> int:
-    """Engines of the plan that fit as child processes into half of the free memory, at most one for each core."""
+    """Returns how many engines of the plan fit as child processes in half of the free memory, at most one per core."""
     config = replace(requested, strategy="multi-instance")
     most = 0
     for count in range(1, min(machine.cores, MAX_SLOTS) + 1):

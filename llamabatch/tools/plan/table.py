@@ -1,4 +1,4 @@
-"""A report as tables on a terminal, through rich."""
+"""Prints a plan's report as tables on a terminal, through rich."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from llamabatch.chat.named_templates import ON_A_LINE
 from llamabatch.chat.tool_formats import GENERIC
 from llamabatch.config import ResolvedConfig
 from llamabatch.planning.memory import MIB, PROCESS_BYTES, mib
-from llamabatch.tools.plan.advice import has_one_slot
+from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.tools.plan.report import Report
 from llamabatch.utils.checks import counted
 from llamabatch.utils.console import new_table, print_table, sentence
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints the sum, what fits, the strategy, and what to change."""
+    """Prints the sum, the slots that fit, the strategy, and the changes that help."""
     line = partial(sentence, console)
     machine, config = report.machine, report.requested.config
     free = f"{mib(machine.available_bytes)} free here"
@@ -65,8 +65,8 @@ def show(report: Report, console: Console) -> None:
 
 
 def slots(config: ResolvedConfig) -> str:
-    """The slots that the strategy uses, in words."""
-    n_slots = 1 if has_one_slot(config) else config.n_slots
+    """Returns the slots that the strategy uses, in words."""
+    n_slots = 1 if has_one_slot(config.strategy) else config.n_slots
     return counted(n_slots, "slot")
 
 
@@ -77,7 +77,6 @@ def _children(report: Report) -> str:
 
 
 def _sum(report: Report) -> Table:
-    """The memory of one engine, part by part, then of all engines with the process."""
     need, config = report.memory, report.requested.config
     gpus = (f"GPU {gpu.number}\nMiB" for gpu in need.gpus)
     table = new_table("of one engine" if config.instances != 1 else "memory", "MiB", *gpus)

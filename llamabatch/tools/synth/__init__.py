@@ -1,10 +1,10 @@
-"""`llamabatch synth`: a model file with random weights in a real shape, to measure speed without a download.
+"""`llamabatch synth`: writes a model file with random weights in a real shape, to measure speed without a download.
 
-The text of such a model means nothing, but every tensor has the size and the type that llama.cpp's own quantiser would
+The output of the model means nothing. But every tensor has the size and the type that llama.cpp's own quantiser would
 give it, so a step costs the same as with the real model.
 
-shapes (the numbers) -> architectures (metadata, names of tensors) -> types (as the quantiser chooses) -> file, with
-blocks (random weights in the layouts of ggml-common.h) and vocab (made up: right in kind and size).
+shapes (the numbers) -> architectures (metadata, names of tensors) -> types (the quantiser's choices) -> file, with
+blocks (random weights in the layouts of ggml-common.h) and vocab (made up, of the right kind and size).
 """
 
 from llamabatch.tools.synth.blocks import BlockType as BlockType

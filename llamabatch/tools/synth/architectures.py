@@ -1,4 +1,4 @@
-"""Metadata, and names and sizes of tensors, that llama.cpp reads of each architecture (src/models/*.cpp)."""
+"""The metadata, tensor names and tensor sizes that llama.cpp reads for each architecture (src/models/*.cpp)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from llamabatch.tools.synth.shapes import ATTENTION, FEED_FORWARD, RECURRENT, Shape, State
 
-_GAIN = 3.0  # of embeddings and output matrix: spreads the logits about as a trained model's, as samplers meet them
-_PLAIN = ("llama", "qwen2")  # what their files say is in the common metadata of file.py
+# This factor on embeddings and output matrix spreads the logits about as in a trained model, for realistic sampling.
+_GAIN = 3.0
+_PLAIN = ("llama", "qwen2")  # the common metadata of file.py is enough for these
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Weights:
 
 
 def metadata(shape: Shape) -> Iterator[tuple[str, Any]]:
-    """Keys below the name of the architecture, beyond those that every file has; a list has a value a layer."""
+    """Yields the keys of the architecture, without its name in front, that not every file has. A list has one value per
+    layer."""
     if shape.arch in _PLAIN:
         return
     yield "attention.key_length", shape.head_dim
@@ -52,7 +54,7 @@ def metadata(shape: Shape) -> Iterator[tuple[str, Any]]:
     if shape.arch == "nemotron_h":
         yield "attention.layer_norm_epsilon", shape.rms_eps
     if shape.arch == "granitehybrid":
-        yield "rope.scaling.finetuned", False  # no rotary embedding at all
+        yield "rope.scaling.finetuned", False  # llama.cpp then uses no rotary embedding
     if shape.state is None:
         return
     if shape.arch == "qwen35":
@@ -70,22 +72,22 @@ def metadata(shape: Shape) -> Iterator[tuple[str, Any]]:
 
 
 def head_count_kv(shape: Shape) -> int | list[int]:
-    """As the files say it: of each layer where 0 marks those without attention."""
+    """Returns the number of KV heads as real files have it; a list per layer if some layers (0) lack attention."""
     if shape.arch in {"granitehybrid", "lfm2", "nemotron_h"}:
         return [shape.n_head_kv if shape.kind(layer) == ATTENTION else 0 for layer in range(shape.n_layer)]
     return shape.n_head_kv
 
 
 def feed_forward_length(shape: Shape) -> int | list[int]:
-    """As the files say it: of each layer in Nemotron-H, where most layers have no feed-forward network."""
+    """Returns the length as real files have it; a list per layer for Nemotron-H, where most layers have no network."""
     if shape.arch == "nemotron_h":
         return [shape.n_ff if shape.kind(layer) == FEED_FORWARD else 0 for layer in range(shape.n_layer)]
     return shape.n_ff
 
 
 def weights_of(shape: Shape) -> Iterator[Weights]:
-    """The tensors, in the order of llama.cpp's own converter."""
-    # where the graph multiplies embeddings, or divides logits, a trained model's weights make up for it
+    """Yields the tensors, in the order of llama.cpp's own converter."""
+    # Some graphs multiply embeddings, or divide logits. The weights of a trained model make up for this, as do these.
     scale = shape.n_embd**0.5 if shape.arch == "gemma3" else shape.embedding_scale or 1.0
     if not shape.tied:
         yield _matrix("output", shape.n_vocab, shape.n_embd, gain=_GAIN)
@@ -123,7 +125,7 @@ def _layer(shape: Shape, at: str, kind: str) -> Iterator[Weights]:
 def _attention(shape: Shape, at: str) -> Iterator[Weights]:
     n_q, n_kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
     has_bias = shape.arch in {"gpt-oss", "qwen2"}
-    gated = 2 if shape.arch == "qwen35" else 1  # Q and the gate of its head, in one matrix
+    gated = 2 if shape.arch == "qwen35" else 1  # one matrix has Q and the gate of each head
     for letter, rows in (("q", gated * n_q), ("k", n_kv), ("v", n_kv)):
         yield _matrix(f"{at}attn_{letter}", rows, shape.n_embd)
         if has_bias:
@@ -200,18 +202,18 @@ def _bias(name: str, columns: int) -> Weights:
 
 
 def _decays(state: State) -> Any:
-    """Negative, or the state would grow without end: Mamba-2's 1 to 16 at the start of a training."""
+    """Returns the decays that Mamba-2's training starts with, -1 to -16. Negative, so that the state cannot grow."""
     return -np.linspace(1.0, 16.0, state.heads, dtype=np.float32)
 
 
 def _steps(state: State) -> Any:
-    """Before the softplus that makes steps of 0.001 to 0.1 of them, as at the start of a training."""
+    """Returns biases that softplus turns into steps of 0.001 to 0.1, the values at the start of a training."""
     return np.log(np.expm1(np.geomspace(0.001, 0.1, state.heads))).astype(np.float32)
 
 
 def _rope_factors(shape: Shape) -> Any:
-    """Llama 3's rope scaling, as llama.cpp's converter writes it: low frequencies are stretched by `rope_factor`."""
-    low_wavelength, high_wavelength = 8192 / 1.0, 8192 / 4.0  # trained context over low and high frequency factor
+    """Returns Llama 3's rope factors as llama.cpp's converter writes them: `rope_factor` stretches low frequencies."""
+    low_wavelength, high_wavelength = 8192 / 1.0, 8192 / 4.0  # trained context / low and high frequency factor
     frequencies = shape.rope_base ** -(np.arange(0, shape.head_dim, 2, dtype=np.float32) / shape.head_dim)
     wavelengths = 2 * np.pi / frequencies
     smooth = (8192 / wavelengths - 1.0) / (4.0 - 1.0)

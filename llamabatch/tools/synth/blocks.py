@@ -1,4 +1,4 @@
-"""Random weights in the layouts of ggml-common.h, a block of each type at a time."""
+"""Makes blocks of random weights in the layouts of ggml-common.h."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class RandomBits:
         self._generator = np.random.SFC64(np.random.SeedSequence([seed, index]))
 
     def bytes(self, rows: int, columns: int) -> Bytes:
-        """An array of random bytes."""
+        """Returns an array of random bytes."""
         count = rows * columns
         words = np.asarray(self._generator.random_raw(-(-count // 8)), np.uint64)
         return words.view(np.uint8)[:count].reshape(rows, columns)
 
     def scales(self, count: int, mean: float, *, signed: bool = False) -> Halves:
-        """Block scales from 0.5 to 1.5 times `mean`, unequal as in real models.
+        """Returns block scales from 0.5 to 1.5 times `mean`, unequal as in real models.
 
-        `signed` negates half of them: four-bit numbers go from -8 to 7, and the surplus on one side would add up over
-        the layers until every token gave the same logits.
+        `signed` negates half of the scales. Four-bit numbers go from -8 to 7, so that with positive scales the negative
+        surplus would add up over the layers until every token had the same logits.
         """
         raw = self.bytes(count, 1).astype(np.float32)
         scales = mean * (0.5 + raw / 255.0)
@@ -38,7 +38,7 @@ class RandomBits:
 
 @dataclass(frozen=True)
 class BlockType:
-    """One of ggml's tensor types. `fill(bits, rows, std)` makes `rows` blocks, one a row."""
+    """One of ggml's tensor types: the weights and bytes of a block. `fill(bits, rows, std)` returns `rows` blocks."""
 
     name: str
     weights: int
@@ -53,7 +53,7 @@ def _f32(bits: RandomBits, rows: int, std: float) -> Bytes:
 
 
 def _f16(bits: RandomBits, rows: int, std: float) -> Bytes:
-    """Random sign and fraction under one of two exponents, without arithmetic on floats."""
+    """Returns numbers with random sign and fraction and one of two exponents, without float arithmetic."""
     raw = bits.bytes(rows, 2).view(np.uint16)
     low = int(np.floor(np.log2(std / 1.7))) + 15  # 15 is the bias of a half's exponent
     exponent = np.uint16(max(1, low) << 10)
@@ -64,7 +64,7 @@ def _f16(bits: RandomBits, rows: int, std: float) -> Bytes:
 def _q8_0(bits: RandomBits, rows: int, std: float) -> Bytes:
     blocks = np.empty((rows, 34), np.uint8)
     blocks[:, :2] = bits.scales(rows, std / 73.9).view(np.uint8)
-    # no quantiser writes -128, and kernels may rely on it
+    # Quantisers never write -128, and kernels may rely on this.
     blocks[:, 2:] = np.maximum(bits.bytes(rows, 32).view(np.int8), -127).view(np.uint8)
     return blocks
 
@@ -84,14 +84,14 @@ def _q5_0(bits: RandomBits, rows: int, std: float) -> Bytes:
 
 
 def _q4_k(bits: RandomBits, rows: int, std: float) -> Bytes:
-    """A weight is d * s * q - dmin * m with q in 0..15; m = s and dmin = 7.5 d centre it."""
+    """Returns Q4_K blocks. A weight is d * s * q - dmin * m with q in 0..15; m = s and dmin = 7.5 d centre it at 0."""
     blocks = np.empty((rows, 144), np.uint8)
     d = bits.scales(rows, std / 4.6 / 40)
     blocks[:, 0:2] = d.view(np.uint8)
     blocks[:, 2:4] = (d.astype(np.float32) * 7.5).astype(np.float16).view(np.uint8)
     s = 32 + (bits.bytes(rows, 8) & 15)  # eight six-bit scales of 32..47
     blocks[:, 4:8] = blocks[:, 8:12] = s[:, :4] | ((s[:, 4:] >> 4) << 6)
-    blocks[:, 12:16] = (s[:, 4:] & 15) * 17  # low halves of the last four, for scale and minimum
+    blocks[:, 12:16] = (s[:, 4:] & 15) * 17  # low 4 bits of the last four scales and, equal to them, minimums
     blocks[:, 16:] = bits.bytes(rows, 128)
     return blocks
 
@@ -105,9 +105,9 @@ def _q6_k(bits: RandomBits, rows: int, std: float) -> Bytes:
 
 
 def _mxfp4(bits: RandomBits, rows: int, std: float) -> Bytes:
-    """A power of two a block, here one of two neighbours, and 32 numbers of four bits."""
+    """Returns MXFP4 blocks: a power of two, here one of two neighbours, and 32 numbers of four bits."""
     blocks = np.empty((rows, 17), np.uint8)
-    low = 127 + round(np.log2(std / (2.93 * 1.58)))  # the spread of the numbers, and of the powers 1 and 2
+    low = 127 + round(np.log2(std / (2.93 * 1.58)))  # RMS of the 16 numbers, and of the powers 1 and 2
     blocks[:, :1] = low + (bits.bytes(rows, 1) & 1)
     blocks[:, 1:] = bits.bytes(rows, 16)
     return blocks

@@ -1,4 +1,4 @@
-"""The file: header, vocabulary, and the weights, never more than a chunk of them in memory."""
+"""Writes the file: header, vocabulary, and the weights, one chunk at a time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _CHUNK_BYTES = 16 << 20
 def write_model(
     shape: Shape, path: Path, quant: str = "Q8_0", seed: int = 0, progress: Callable[[int, int], None] | None = None
 ) -> int:
-    """Write a GGUF file and return its size in bytes. The same arguments give the same file.
+    """Writes a GGUF file and returns its size in bytes. The same arguments give the same file.
 
-    `progress(done, total)` gets bytes of weights as they are written. The file gets its name only when it is whole.
-    Raises InputError for a bad argument or a full disk, SetupError without the gguf package.
+    `progress(done, total)` is called with bytes of weights as they are written. The file gets its name when it is
+    complete. Raises InputError for a bad argument or a full disk, SetupError without the gguf package.
     """
     if quant.upper() not in QUANTS:
         raise InputError(f"unknown quantisation {quant!r}{nearest(quant, QUANTS)}")
@@ -45,7 +45,7 @@ def write_file(
     shape: Shape, path: Path, file_type: int, tensors: list[Tensor], seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:  # fmt: skip
-    """As `write_model`, of tensors in types of the caller's choice; `file_type` is their llama_ftype."""
+    """Writes a file as `write_model` does, but with the given tensors and types. `file_type` is the llama_ftype."""
     path = Path(absolute(path))
     total = sum(tensor.size for tensor in tensors)
     _check_target(path, total)
@@ -72,7 +72,7 @@ def _check_target(path: Path, total: int) -> None:
 
 
 def write_header(path: str, shape: Shape, file_type: int, tensors: list[Tensor]) -> None:
-    """Write all that comes before the weights. Raises SetupError without the gguf package."""
+    """Writes everything before the weights. Raises SetupError without the gguf package."""
     try:
         import gguf
     except ImportError as error:
@@ -120,7 +120,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 
 def _write_tensors(file: BinaryIO, tensors: list[Tensor], seed: int, report: Callable[[int], None]) -> None:
-    """Append the weights, each tensor at a multiple of the alignment, never more than a chunk in memory."""
+    """Appends the weights, each tensor at a multiple of the alignment, with one chunk in memory at a time."""
     done = 0
     for index, tensor in enumerate(tensors):
         file.write(bytes(-file.tell() % _ALIGNMENT))
@@ -135,7 +135,7 @@ def _chunks(tensor: Tensor, bits: RandomBits) -> Iterator[memoryview]:
     if tensor.values is not None:
         yield memoryview(tensor.values.tobytes())
         return
-    step = _CHUNK_BYTES // tensor.kind.size // 8 * 8  # whole blocks, and whole words of the random stream
+    step = _CHUNK_BYTES // tensor.kind.size // 8 * 8  # a chunk has whole blocks and whole words of the random stream
     for start in range(0, tensor.blocks, step):
         rows = min(step, tensor.blocks - start)
         yield memoryview(np.ascontiguousarray(tensor.kind.fill(bits, rows, tensor.std)).reshape(-1).data)

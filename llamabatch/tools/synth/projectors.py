@@ -1,5 +1,5 @@
-"""mmproj files with random weights: encoders of pictures and of sounds in the form of real ones, for tests and for
-measuring speed."""
+"""Writes mmproj files with random weights and the layout of real encoders, of pictures and sounds, for tests and
+measurements of speed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llamabatch.utils.atomic_file import replacement
 from llamabatch.utils.paths import absolute
 
 _F16, _F32 = np.float16, np.float32
-_MEL, _FRAMES = 80, 3000  # of Whisper's encoder: bands of frequencies, and steps of 10 ms that it takes at once
+_MEL, _FRAMES = 80, 3000  # frequency bands of Whisper's encoder, and the steps of 10 ms that it takes at once
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class ProjectorShape:
     """The numbers of an encoder.
 
     Attributes:
-        kind: llama.cpp's name of the projector: "gemma3" (one image, whose tokens all attend to one another), "mlp"
-            (LLaVA: one image, causal), "idefics3" (SmolVLM: tiles, causal) or "qwen2vl_merger" (Qwen2-VL: any size,
-            positions in two dimensions); of sounds "ultravox" or "qwen2a" (Qwen2-Audio).
-        image_size: pixels of a side that the encoder takes. patch_size: of a patch.
-        n_merge: patches of a side that become one token; not for "mlp". Of "ultravox" steps in time.
+        kind: llama.cpp's name of the projector. For pictures: "gemma3" (one image, whose tokens all attend to one
+            another), "mlp" (LLaVA: one image, causal), "idefics3" (SmolVLM: tiles, causal) or "qwen2vl_merger"
+            (Qwen2-VL: any size, positions in two dimensions). For sounds: "ultravox" or "qwen2a" (Qwen2-Audio).
+        image_size, patch_size: pixels along a side of the picture, and of a patch.
+        n_merge: patches along a side that become one token, or for "ultravox" steps in time; unused for "mlp".
     """
 
     kind: str
@@ -51,7 +51,7 @@ class ProjectorShape:
 
 
 def write_projector(path: Path, shape: ProjectorShape, n_embd: int, seed: int = 0) -> int:
-    """Write an mmproj file for a text model of width `n_embd`; return its size in bytes.
+    """Writes an mmproj file for a text model of width `n_embd`, and returns its size in bytes.
 
     Raises SetupError without the gguf package.
     """
@@ -134,7 +134,7 @@ def _tensors(shape: ProjectorShape, n_embd: int, random: np.random.Generator) ->
         at = f"{prefix}.blk.{layer}"
         for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
             yield f"{at}.{name}.weight", matrix(width, width)
-            if not (shape.hears and name == "attn_k"):  # as in Whisper
+            if not (shape.hears and name == "attn_k"):  # Whisper has no bias for K
                 yield f"{at}.{name}.bias", np.zeros(width, _F32)
         yield from norm(f"{at}.ln1")
         yield from norm(f"{at}.ln2")

@@ -12,10 +12,10 @@ ATTENTION, RECURRENT, FEED_FORWARD = "*", "M", "-"
 
 @dataclass(frozen=True)
 class State:
-    """The state that a recurrent layer keeps of a sequence: of a delta net, of Mamba-2, or of a short convolution.
+    """The state that a recurrent layer keeps for a sequence: a delta net, Mamba-2, or a short convolution.
 
     Attributes:
-        conv: columns of the convolution over time, the newest one included.
+        conv: columns of the convolution over time, with the newest column.
         heads: heads of V (time_step_rank in llama.cpp); 0 for a convolution alone.
         head_dim: elements of a head of V.
         size: columns of the state of a head.
@@ -30,7 +30,7 @@ class State:
 
     @property
     def inner(self) -> int:
-        """Columns of V, all heads together."""
+        """The columns of V, in all heads together."""
         return self.heads * self.head_dim
 
 
@@ -40,15 +40,15 @@ class Shape:
 
     Attributes:
         arch: llama.cpp's name of the architecture.
-        rope_factor: of Llama 3's stretching of the slow rotary frequencies, and of YaRN in gpt-oss; 0: none.
+        rope_factor: the factor of Llama 3's scaling of low rotary frequencies, or of YaRN in gpt-oss; 0: no scaling.
         rope_dim: elements of a head that are rotated; 0: all.
-        layers: a letter a layer, in Nemotron-H's notation: * attention, M recurrent, - feed-forward alone; "": all have
-            attention.
-        state: of the recurrent layers.
-        window: tokens that a layer with a sliding window attends to; 0: no layer has one. Which layers do is a property
-            of the architecture.
-        n_expert, n_expert_used: feed-forward networks of a layer, and those that one token passes; 0: one for all.
-        embedding_scale, attention_scale, residual_scale, logit_scale: Granite's factors; 0: the file names none.
+        layers: one letter per layer, in Nemotron-H's notation: * attention, M recurrent, - feed-forward alone; "": all
+            layers have attention.
+        state: the state of the recurrent layers.
+        window: tokens that a layer with a sliding window attends to; 0: no layer has a window. The architecture decides
+            the layers that have one.
+        n_expert, n_expert_used: experts of a layer, and experts for each token; 0: a layer has one network.
+        embedding_scale, attention_scale, residual_scale, logit_scale: Granite's factors; 0: the file has no such key.
     """
 
     arch: str
@@ -76,7 +76,7 @@ class Shape:
     logit_scale: float = 0.0
 
     def kind(self, layer: int) -> str:
-        """ATTENTION, RECURRENT or FEED_FORWARD."""
+        """Returns the kind of a layer: ATTENTION, RECURRENT or FEED_FORWARD."""
         return self.layers[layer] if self.layers else ATTENTION
 
 
@@ -138,7 +138,7 @@ SHAPES: dict[str, Shape] = {
 
 
 def find_shape(name: str) -> Shape:
-    """The shape of that name, in upper or lower case. Raises InputError with the known names."""
+    """Returns the shape of a name in upper or lower case. Raises InputError, with close names, for an unknown name."""
     shape = SHAPES.get(name.lower())
     if shape is None:
         raise InputError(f"unknown shape {name!r}{nearest(name.lower(), SHAPES)}")

@@ -1,4 +1,4 @@
-"""Made-up vocabularies of the right kind and size: byte-level BPE, or SentencePiece's in Gemma 3."""
+"""Makes up vocabularies of the right kind and size: byte-level BPE, or SentencePiece for Gemma 3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llamabatch.tools.synth.shapes import Shape
 
 
 def _turns(before: str, after_role: str, after: str, role: str = "m['role']", assistant: str = "assistant") -> str:
-    """A chat template; `role` is an expression of it."""
+    """Returns a chat template. `role` is a jinja2 expression."""
     turn = f"{{{{ '{before}' + {role} + '{after_role}' + m['content'] + '{after}' }}}}"
     return (
         f"{{% for m in messages %}}{turn}{{% endfor %}}"
@@ -25,14 +25,14 @@ _CHATML = _turns("<|im_start|>", "\\n", "<|im_end|>\\n")
 
 @dataclass(frozen=True)
 class _Tokenizer:
-    """A byte-level BPE, with the special tokens behind the others.
+    """A byte-level BPE whose special tokens come after all other tokens.
 
     Attributes:
         pre: llama.cpp's name of the rule that cuts text into words.
-        n_behind: ids from the first special token to the end of the real vocabulary.
-        n_special: special tokens; those without a name are reserved ones.
-        names: of special tokens, by their place among these.
-        bos, eos, pad: places among the special tokens.
+        n_behind: number of ids from the first special token to the end of the real vocabulary.
+        n_special: number of special tokens; unnamed ones are reserved tokens.
+        names: index among the special tokens -> name.
+        bos, eos, pad: indexes among the special tokens.
     """
 
     pre: str
@@ -90,7 +90,7 @@ _GEMMA = _BOS + _turns(
 
 
 def add_vocab(writer: Any, shape: Shape) -> None:
-    """Write the vocabulary and the chat template of a shape's architecture."""
+    """Writes the vocabulary and the chat template of a shape's architecture."""
     if shape.arch == "gemma3":
         _add_sentencepiece(writer, shape.n_vocab)
         return
@@ -134,12 +134,12 @@ def _add_sentencepiece(writer: Any, n_vocab: int) -> None:
 
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # llama.cpp's token types
 _LETTERS = "etaoinshrdlucm"
-_SPACE, _SENTENCEPIECE_SPACE = "Ġ", "▁"  # how byte-level BPE and SentencePiece write a space
+_SPACE, _SENTENCEPIECE_SPACE = "Ġ", "▁"  # the space in tokens of byte-level BPE, and of SentencePiece
 
 
 @dataclass(frozen=True)
 class Vocab:
-    """Tokens by id with their types, and the merges that reach some of them from bytes."""
+    """The tokens by id, their types, and the merges that build some tokens from bytes."""
 
     tokens: list[str]
     types: list[int]
@@ -147,9 +147,9 @@ class Vocab:
 
 
 def make_vocab(size: int, special: Sequence[str], special_start: int) -> Vocab:
-    """`size` tokens: the 256 bytes, frequent pairs of letters, made-up words; `special` from id `special_start` on.
+    """Returns `size` tokens: the 256 bytes, frequent pairs of letters, made-up words, then `special`.
 
-    Ids behind the special tokens are padding of type UNUSED, as in the real files.
+    `special` starts at id `special_start`. Ids after the special tokens are padding of type UNUSED, as in real files.
     """
     tokens = [*_byte_tokens(), *_pairs()][:special_start]
     tokens += _words(special_start - len(tokens))
@@ -164,7 +164,7 @@ def make_vocab(size: int, special: Sequence[str], special_start: int) -> Vocab:
 
 
 def _byte_tokens() -> list[str]:
-    """GPT-2's letters for the 256 bytes: printable ones stand for themselves, the rest follow from U+0100 on."""
+    """Returns GPT-2's characters for the 256 bytes: printable bytes as themselves, the rest from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     stand_ins = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(stand_ins)) for byte in range(256)]
@@ -175,7 +175,7 @@ def _pairs() -> list[str]:
 
 
 def _words(count: int) -> list[str]:
-    """Different strings of one space and three syllables, about as long as the tokens of a real vocabulary."""
+    """Returns different strings of a space and three syllables, about as long as the tokens of a real vocabulary."""
     syllables = [c + v for c, v in product("bdfghjklmnprstvwyz", "aeiou")]
     words = (_SPACE + a + b + c for a, b, c in product(syllables, repeat=3))
     return [word for word, _ in zip(words, range(count), strict=False)]

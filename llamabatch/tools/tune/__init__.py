@@ -1,1 +1,1 @@
-"""`llamabatch tune`: measures the settings that decide a model's speed, and keeps the best in a profile."""
+"""`llamabatch tune`: measures the settings that decide a model's speed, and writes the best ones to a profile."""

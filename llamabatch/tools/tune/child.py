@@ -1,7 +1,7 @@
-"""A program, not a module to import: `python -m llamabatch.tools.tune.child` measures one model, job after job.
+"""Measures one model, job after job. A program, not a module to import: `python -m llamabatch.tools.tune.child`.
 
-A line of JSON in is a job, a line of JSON out its figures, or why there are none. It ends when its stdin does, so that
-nothing stays behind when the parent goes.
+Each line of stdin is a job as JSON. Each line of stdout is the answer as JSON: figures, or an error. The program exits
+when stdin ends, so that it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llamabatch.utils.lifetime import leave_signals_to_parent
 
 
 def main() -> None:
-    """Serves until there are no more jobs. The first line is the configuration of the load."""
+    """Loads the model with the configuration in the first line, then answers jobs until stdin ends."""
     leave_signals_to_parent()
     try:
         config = ResolvedConfig(**json.loads(sys.stdin.readline()))

@@ -1,4 +1,7 @@
-"""The processes that measure: one for each way to load a model, several at once if memory allows; a busy neighbour."""
+"""Runs the processes that measure, one for each way to load a model, and a busy process beside them.
+
+Several processes run at once if memory allows.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ Figures = dict[str, float]
 
 
 class Children:
-    """Measures settings, each in a process that was started for it. A context manager; it ends all processes.
+    """A pool of measuring processes, one for each `Setting.load`. A context manager that ends all processes.
 
     Args:
         base: the model, and the devices of its layers.
@@ -40,14 +43,14 @@ class Children:
     def __init__(self, base: EngineConfig, room: int) -> None:
         self._base = base
         self._room = max(1, min(room, _MOST))
-        self._running: dict[tuple[str, str, int], _Child] = {}  # the last one used is the last item
+        self._running: dict[tuple[str, str, int], _Child] = {}  # ordered by last use
 
     def measure(self, setting: Setting, job: Job) -> Figures:
-        """The figures of Bench.measure.
+        """Returns the figures of Bench.measure for a job.
 
         Raises:
-            EngineError: the context is refused, or the process died; the next call starts another.
-            As Model, from the load.
+            EngineError: the context is refused, or the process died; the next call starts another process.
+            Other errors of Model, from the load.
         """
         child = self._child(setting, job)
         try:
@@ -58,7 +61,7 @@ class Children:
             raise
 
     def spins_matter(self, setting: Setting, job: Job) -> bool:
-        """True if the library's threads wait as GOMP_SPINCOUNT says."""
+        """Returns True if the library uses libgomp, whose waiting threads obey GOMP_SPINCOUNT."""
         return self._child(setting, job).uses_libgomp
 
     def _child(self, setting: Setting, job: Job) -> _Child:
@@ -119,11 +122,11 @@ class _Child:
             late.set()
             self._process.kill()
 
-        clock = threading.Timer(_ANSWER_TIMEOUT_S, end)  # Windows waits for no pipe in a select
+        clock = threading.Timer(_ANSWER_TIMEOUT_S, end)  # a timer, since select does not work on pipes on Windows
         clock.daemon = True
         clock.start()
         try:
-            with contextlib.suppress(OSError):  # the process died, which readline shows
+            with contextlib.suppress(OSError):  # If the process died, readline returns "".
                 stdin.write(json.dumps(message) + "\n")
                 stdin.flush()
             line = stdout.readline()
@@ -157,14 +160,14 @@ def _end(process: subprocess.Popen[Any]) -> None:
     process.kill()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            with contextlib.suppress(OSError):  # what was not flushed has no reader
+            with contextlib.suppress(OSError):  # close() flushes stdin, which has no reader any more
                 stream.close()
     process.wait()
 
 
 @contextlib.contextmanager
 def busy_neighbour() -> Iterator[None]:
-    """Runs a process that wants a whole core; it ends with this block, or with this process."""
+    """Runs a process that keeps a core busy until the block or this process ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", _SPIN],
         stdin=subprocess.DEVNULL,

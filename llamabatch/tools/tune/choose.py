@@ -1,6 +1,4 @@
-"""Choices from measurements: the best of several candidates, and the number of slots for a latency limit. Pure
-Python: figures in, a choice out.
-"""
+"""Chooses the best candidate, and the number of slots for a latency limit, from measurements. Pure Python."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from llamabatch.scheduler.chunked_prefill import SHORT
 from llamabatch.utils.checks import counted
 
 Figures = Mapping[str, float]
-"""Milliseconds by workload: less is better."""
+"""Milliseconds by workload; less is better."""
 
 LEAST_ROUNDS = 2
 OUTPUT = 256  # max_tokens of a request that gives none
@@ -24,14 +22,14 @@ _P95 = 0.05
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidate to take, with all that was measured.
+    """The candidate to take, with all measurements.
 
     Attributes:
         default: label of the candidate that the rule would take.
         chosen: label of the candidate to take.
         gains: speed of each candidate as a multiple of the default's, the median over the rounds; None: not measured.
-        noise: for each candidate, the median distance of a round's gain from that median.
-        rounds: figures of each candidate, one item a round.
+        noise: for each candidate, the median distance of a round's gain from the median gain.
+        rounds: figures of each candidate, one item per round.
     """
 
     default: str
@@ -46,17 +44,17 @@ class Choice:
         return self.chosen != self.default
 
     def median(self, label: str) -> dict[str, float]:
-        """The median figures of a candidate; empty if it was not measured."""
+        """Returns the median figures of a candidate; empty if it was not measured."""
         return medians(self.rounds[label])
 
 
 def choose(rounds: Mapping[str, tuple[Figures, ...]], default: str, margin: float = MARGIN) -> Choice:
     """Chooses the fastest candidate if it beats the default by more than the margin and by more than twice the noise.
 
-    The gain of a candidate in a round is the geometric mean, over the workloads, of the default's time over its own in
-    that round: a disturbance of both cancels out, and all workloads count alike, long or short. Of the candidates
-    with gains within the margin of the best, the first wins. A candidate with fewer rounds than the default, or with
-    one, is not chosen.
+    The gain of a candidate in a round is the default's time divided by the candidate's time in the same round, as the
+    geometric mean over the workloads. So a disturbance of both cancels out, and long and short workloads count alike.
+    Of the candidates with gains within the margin of the best, the first wins. A candidate with fewer rounds than the
+    default, or with one round, is not chosen.
 
     Args:
         rounds: figures by label, in the order of preference; the figures of one round were measured together.
@@ -86,7 +84,7 @@ def choose(rounds: Mapping[str, tuple[Figures, ...]], default: str, margin: floa
 
 
 def medians(rounds: tuple[Figures, ...]) -> dict[str, float]:
-    """The median of each workload over the rounds that have it."""
+    """Returns the median of each workload over the rounds that have it."""
     names = dict.fromkeys(name for figures in rounds for name in figures)
     return {name: statistics.median(figures[name] for figures in rounds if name in figures) for name in names}
 
@@ -98,7 +96,7 @@ def _gain(before: Figures, after: Figures) -> float:
 
 @dataclass(frozen=True)
 class Gap:
-    """The p95 of the time between two tokens with this many rows, milliseconds."""
+    """The p95 of the time between two tokens, in milliseconds, with this many rows."""
 
     rows: int
     p95_ms: float
@@ -109,10 +107,10 @@ class Latency:
     """The number of slots that keeps a latency limit.
 
     Attributes:
-        limit_ms: limit of the p95 of the time between two tokens, milliseconds.
-        rows: slots: the fewest within 3 % of the most tokens/s that the limit allows.
-        gaps: by rising number of rows.
-        prompt_ms: time of one prompt token, milliseconds.
+        limit_ms: limit of the p95 of the time between two tokens, in milliseconds.
+        rows: the lowest number of slots within 3 % of the most tokens/s that the limit allows.
+        gaps: the measured numbers of rows, rising, each with its p95.
+        prompt_ms: time of one prompt token, in milliseconds.
     """
 
     limit_ms: float
@@ -122,19 +120,20 @@ class Latency:
 
     @property
     def p95_ms(self) -> float:
-        """The p95 with the chosen rows, milliseconds."""
+        """The p95 with the chosen rows, in milliseconds."""
         return next(gap.p95_ms for gap in self.gaps if gap.rows == self.rows)
 
 
 def gap_of(stair: Stair, prompt_ms: float) -> Gap:
-    """The p95 of the time between two tokens of one row, while all of `stair.rows` decode all the time."""
+    """Returns the p95 of the time between two tokens of a row, while all of `stair.rows` decode all the time."""
     step = stair.step_ms if stair.p95_ms is None else stair.p95_ms
-    # each request brings a prompt, and a short one is computed in one step
+    # Each of the rows gets a new request every OUTPUT steps. Its prompt, if short, is computed within one step.
     return Gap(stair.rows, step + (SHORT * prompt_ms if stair.rows / OUTPUT > _P95 else 0.0))
 
 
 def choose_rows(stairs: Iterable[Stair], prompt_ms: float, limit_ms: float) -> Latency:
-    """The number of slots for this limit. Raises ConfigError, with the least that is possible, where none keeps it."""
+    """Returns the number of slots for a latency limit. Raises ConfigError, which names the lowest possible latency, if
+    no number of rows keeps the limit."""
     stairs = sorted(stairs, key=lambda stair: stair.rows)
     gaps = tuple(gap_of(stair, prompt_ms) for stair in stairs)
     within = [stair for stair, gap in zip(stairs, gaps, strict=True) if gap.p95_ms <= limit_ms]

@@ -1,4 +1,4 @@
-"""The picture of tuning: the staircase, and the gain."""
+"""Draws a tuning report: step times by rows, and the gain."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from llamabatch.tools.tune.table import workload
 from llamabatch.utils.format import significant
 from llamabatch.utils.plotting import INK, OURS, THEIRS, doublings, tidy, tint, titled
 
-_ROOM_FOR_TEXT = 0.2  # share of the width; a shorter bar has its figure beside it
+_ROOM_FOR_TEXT = 0.2  # a bar shorter than this share of the width has its figure beside it, not inside
 
 
 def figure(report: Report) -> Figure:
-    """Tokens/s over step time on the left, the gain on the right."""
+    """Draws tokens/s above step times on the left, and the gain on the right."""
     fig = titled(f"{report.profile.model}: tuned on {report.machine.summary}", 14, 7, wspace=0.04)
     halves: Any = fig.subfigures(1, 2, width_ratios=[1.25, 1])
     upper, lower = halves[0].subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [1.3, 1]})
@@ -40,7 +40,7 @@ def _throughput(ax: Any, report: Report) -> None:
 
 
 def _steps(ax: Any, report: Report) -> None:
-    """Step times as stairs: one more row in a pass costs nothing, or as much as a whole group of rows."""
+    """Draws step times as stairs, since one more row in a pass costs nothing, or as much as a whole group of rows."""
     rows = [stair.rows for stair in report.stairs]
     steps = [stair.step_ms for stair in report.stairs]
     ax.step(rows, steps, where="pre", color=tint(OURS), lw=2)
@@ -66,7 +66,8 @@ def _by_rows(ax: Any, best: int) -> None:
 
 
 def _gain(ax: Any, report: Report) -> None:
-    """Two bars for each workload, scaled to the larger one: tokens/s of workloads lie orders of magnitude apart."""
+    """Draws two bars for each workload, scaled to the longer one. The workloads have no common scale, since their
+    tokens/s differ by orders of magnitude."""
     names = report.gain.measures[::-1]
     medians = [report.gain.choice.median(label) for label in (report.gain.choice.default, CHOSEN)]
     for at, name in enumerate(names):

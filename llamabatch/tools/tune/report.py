@@ -1,4 +1,4 @@
-"""The findings of tuning, as an object and as a JSON document."""
+"""The results of tuning, as an object and as a JSON document."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CHOSEN, LLAMA_CPP = "chosen", "llama.cpp"  # labels of the two candidates of `ga
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of one Stage.
+    """The result of one Stage.
 
     Attributes:
         title, measures, only_on_request: as in Stage.
-        failures: by label, the error of a candidate that could not be measured.
+        failures: label of a candidate that could not be measured -> its error.
     """
 
     title: str
@@ -35,18 +35,18 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings.
+    """All results of a tuning.
 
     Attributes:
-        results: in the order of the stages.
+        results: one result per stage, in the order of the stages.
         stairs: decode steps with the chosen setting, by rising number of rows.
         gain: the chosen setting against llama.cpp's defaults.
-        many: rows of the steps called "many".
-        file: file of the profile; None: it was not kept, since other processes computed meanwhile.
+        many: number of rows in the steps called "many".
+        file: file of the profile; None: not written, since other processes used the CPU meanwhile.
         seconds: duration of the tuning.
-        cut_short: something was measured less often than planned, since the time was over.
+        cut_short: the time was over before everything was measured as often as planned.
         others_cpu_percent: CPU that other processes used meanwhile, 0 to 100 of all cores.
-        latency: the slots for the latency limit, if one was given.
+        latency: the slots for the latency limit; None without a limit.
     """
 
     machine: MachineFacts
@@ -63,17 +63,17 @@ class Report:
 
     @property
     def best_rows(self) -> int:
-        """The best number of rows that keeps the latency limit, memory aside."""
+        """The best number of rows that keeps the latency limit, regardless of memory."""
         return self.latency.rows if self.latency is not None else best_rows(list(self.stairs)) or 1
 
     def speed_up(self, measure: str) -> float:
-        """The speed of the chosen setting as a multiple of that of llama.cpp's defaults."""
+        """Returns the speed of the chosen setting as a multiple of the speed of llama.cpp's defaults."""
         default, chosen = (self.gain.choice.median(label) for label in (self.gain.choice.default, CHOSEN))
         return default[measure] / chosen[measure]
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The document of `--json`, described in docs/tune.md."""
+    """Returns the document of `--json`, which docs/tune.md describes."""
     return {
         "schema_version": SCHEMA_VERSION,
         **report.machine.document(),

@@ -1,4 +1,4 @@
-"""Tuning from start to end: coordinate descent over the stages, the staircase of rows, the gain, the profile."""
+"""Tunes a model: coordinate descent over the stages, decode steps by number of rows, the gain, the profile."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from llamabatch.utils.checks import counted, number
 
 NORMAL_S, QUICK_S = 150.0, 40.0
 _CELLS = 256  # cells of each measured sequence
-_PROMPT = 192  # cells of them that the prompt fills; the rest is for steps
+_PROMPT = 192  # cells for the prompt; the rest of _CELLS is for steps
 _MANY = 32
 _LONG_PROMPT = 1024
-_LONG_PROMPT_S = 4.0  # a slow machine gets a shorter one
+_LONG_PROMPT_S = 4.0  # the long prompt is shortened on a slow machine, so that it takes no longer than this
 _STAIRS_SHARE, _GAIN_SHARE = 2.0, 2.0
 _STAIRS_ROUNDS, _GAIN_ROUNDS = 3, 3
-_HOPELESS = 0.67  # speed as a multiple of the default's
-_MOST_GAIN = 4.0  # choices are no better than this over the rules: a latency limit beyond it is refused at once
+_HOPELESS = 0.67  # a candidate below this multiple of the default's speed is measured once only
+_MOST_GAIN = 4.0  # no choices gain more than this over the rules, so a latency limit out of this reach is refused early
 _STEP_SHARE = 1 / 600  # share of the time for the steps of one number of rows
 
 
 class Progress(Protocol):
-    """Shows the progress of tuning."""
+    """A display of the progress of tuning."""
 
     def start(self, title: str, share: float) -> None:
-        """The next part begins; it takes this share of the whole."""
+        """Starts the next part, which takes this share of the whole."""
 
     def advance(self, share: float) -> None:
-        """One more share of the part is done."""
+        """Adds this share of the part as done."""
 
     def end(self, outcome: str) -> None:
-        """The part is over, with this result."""
+        """Ends the part with this result."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Settings:
 
     Attributes:
         model: path of a .gguf file, or "tiny".
-        seconds: approximate duration; a slow model takes longer for the least that must be measured.
+        seconds: approximate duration. A slow model takes longer, since a minimum must be measured.
         allow_numerics: True to choose also the types of the KV cache, which changes the output of a model.
-        p95_inter_token_ms: limit of the p95 of the time between two tokens, for the number of slots; None: none.
-        beside_load: write the profile even if other processes computed meanwhile.
+        p95_inter_token_ms: limit of the p95 of the time between two tokens, for the number of slots; None: no limit.
+        beside_load: write the profile even if other processes used the CPU meanwhile.
         engine: options of EngineConfig for the devices of layers, and the cache types to start from.
     """
 
@@ -84,12 +84,12 @@ class Settings:
         self.config()
 
     def config(self) -> EngineConfig:
-        """The options before tuning, without a profile."""
+        """Returns the options before tuning, without a profile."""
         return EngineConfig.from_options(self.model, {**self.engine, "profile": False})
 
 
 def run(settings: Settings, progress: Progress) -> Report:
-    """Measures the candidates, chooses, and writes the profile, unless other processes computed meanwhile.
+    """Measures the candidates, chooses, and writes the profile, unless other processes used the CPU meanwhile.
 
     Raises:
         InputError: the model or an option is refused.
@@ -130,7 +130,7 @@ def run(settings: Settings, progress: Progress) -> Report:
 
 
 def _room(facts: ModelFacts, config: ResolvedConfig) -> int:
-    """Processes with this model, each with its many sequences, that fit in half of the free memory."""
+    """Returns how many processes with this model and the most rows fit in half of the free memory."""
     each = memory(facts, _with_rows(config, _CELLS, STAIRS[-1])).total
     return int(Machine.here().available_bytes // 2 // each)
 
@@ -141,8 +141,8 @@ def _profile(
     def differs(*names: str) -> bool:
         return any(getattr(chosen, name) != getattr(rule, name) for name in names)
 
-    threads = differs("n_threads", "n_threads_batch")  # both or none: the rule for one depends on the other
-    flash = differs("flash_attn") and chosen.type_v == rule.type_v  # otherwise the cache types decide it
+    threads = differs("n_threads", "n_threads_batch")  # keep both or none, since the rule of one reads the other
+    flash = differs("flash_attn") and chosen.type_v == rule.type_v  # another V type decides flash_attn itself
     return Profile(
         key=profile_store.key_of(
             resolve(settings.model), replace(ruled, type_k=chosen.type_k, type_v=chosen.type_v, flash_attn="auto")
@@ -162,7 +162,7 @@ def _profile(
 
 
 class Tuner:
-    """Chooses stage by stage. Holds the choices so far, and the clock."""
+    """The course of a tuning, stage by stage, with the choices so far and the clock."""
 
     def __init__(
         self, settings: Settings, ruled: ResolvedConfig, facts: ModelFacts, children: Children, progress: Progress
@@ -187,17 +187,17 @@ class Tuner:
             amx="off" if amx_is_off() else "on",
         )
         self._start = time.monotonic()
-        self._used = 0.0  # shares of the parts so far, the current one included
+        self._used = 0.0  # sum of the shares of all parts so far, with the current one
         self.cut_short = False
         prompt_ms = self._figures(self.setting, ("prompt",))["prompt"]
-        self._prompt_ms = prompt_ms  # for each token, with the choices so far
+        self._prompt_ms = prompt_ms  # for one prompt token, with the choices so far
         self._check_limit()
         self._long_prompt = _rounded(min(_LONG_PROMPT, facts.n_ctx_train, int(_LONG_PROMPT_S * 1000 / prompt_ms)))
         self._stages = stages(self._cores, ruled, self._long_prompt, amx_can_be_off())
         self._shares = sum(stage.share for stage in self._stages) + _STAIRS_SHARE + _GAIN_SHARE
 
     def _check_limit(self) -> None:
-        """Raises ConfigError for a latency limit that no choice can reach, before anything else is measured."""
+        """Raises ConfigError, before anything else is measured, for a latency limit that no choice can reach."""
         limit = self._settings.p95_inter_token_ms
         if limit is not None:
             figures = self._children.measure(self.setting, self._job((1,)))
@@ -205,24 +205,24 @@ class Tuner:
             choose_rows([one], self._prompt_ms, limit * _MOST_GAIN)
 
     def latency(self, stairs: tuple[Stair, ...]) -> Latency | None:
-        """The slots that keep the latency limit; None without one. Raises ConfigError where none do."""
+        """Returns the slots for the latency limit; None without a limit. Raises ConfigError if none keep the limit."""
         limit = self._settings.p95_inter_token_ms
         return None if limit is None else choose_rows(stairs, self._prompt_ms, limit)
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
+        """The seconds since the start."""
         return time.monotonic() - self._start
 
     def choose_all(self) -> list[Result]:
-        """Runs all stages, each with the choices of those before it."""
+        """Runs all stages, each with the choices of the earlier stages."""
         return [self._stage(stage) for stage in self._stages]
 
     def _stage(self, stage: Stage) -> Result:
         self._begin(stage.title, stage.share)
         candidates = stage.candidates(self.setting)
         if stage.name == "spins" and not self._children.spins_matter(self.setting, self._job(())):
-            candidates = dict(list(candidates.items())[:1])  # another OpenMP, or none
+            candidates = dict(list(candidates.items())[:1])  # the build has another OpenMP, or none
         default = next(iter(candidates))
         failures: dict[str, str] = {}
         rounds: dict[str, tuple[Figures, ...]] = dict.fromkeys(candidates, ())
@@ -243,8 +243,9 @@ class Tuner:
         rounds: dict[str, tuple[Figures, ...]],
         failures: dict[str, str],
     ) -> None:
-        """Measures all candidates in each round, every other round backwards, so that a machine that slows down slows
-        all. Once the time is over, only those of `must` are measured, once."""
+        """Measures all candidates in each round. Every other round goes backwards, so that a machine that slows down
+        slows all candidates alike. When the time is over, no further round starts, and in the first round only the
+        candidates in `must` are measured."""
         default = must[0]
         for turn in range(stage.rounds):
             if turn and self._late:
@@ -264,7 +265,7 @@ class Tuner:
                 self._progress.advance(1 / stage.rounds / len(alive))
 
     def staircase(self) -> tuple[Stair, ...]:
-        """Measures decode steps with each number of rows that fits."""
+        """Measures decode steps with each number of rows that fits in memory."""
         self._begin("rows", _STAIRS_SHARE)
         rounds: list[Figures] = []
         for turn in range(_STAIRS_ROUNDS):
@@ -302,7 +303,7 @@ class Tuner:
 
     @property
     def _late(self) -> bool:
-        """True once the current part has used its time, and the time that others left over."""
+        """True if the current part has used its time, and the time that earlier parts left over."""
         return self.elapsed > self._settings.seconds * self._used / self._shares
 
     def _job(self, rows: Iterable[int], time_prompt: bool = False) -> Job:
@@ -337,14 +338,14 @@ def _with_rows(config: ResolvedConfig, n_ctx: int, rows: int) -> ResolvedConfig:
 
 
 def _in_the_race(label: str, default: str, rounds: Mapping[str, tuple[Figures, ...]]) -> bool:
-    """False for a candidate that was far slower than the default in its first round: it is not measured again."""
+    """Returns False for a candidate that was far slower than the default in its first round."""
     first = {name: figures[:1] for name, figures in rounds.items() if name in (label, default)}
     gain = choose(first, default).gains[label] if all(first.values()) else None
     return gain is None or gain >= _HOPELESS
 
 
 def _rounded(prompt: int) -> int:
-    """Rounded down to a multiple of 256, as llama.cpp's cells are; at least 256."""
+    """Rounds a prompt length down to a multiple of 256, the unit of llama.cpp's cells; at least 256."""
     return max(1, prompt // _CELLS) * _CELLS
 
 

@@ -1,5 +1,6 @@
-"""The stages of tuning, each with its candidates, in the order of influence: a later stage is measured with the choices
-of the earlier ones.
+"""The stages of tuning, each with its candidates, in the order of influence.
+
+A later stage is measured with the choices of the earlier stages.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ _UBATCHES = (256, 512, 1024)
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run the model; the names are EngineConfig's, `spins` is GOMP_SPINCOUNT, and `amx` is "off" if the
-    extra buffers are those of other kernels.
+    """One way to run the model. The fields are named as in EngineConfig.
 
-    extra_bufts, amx and spins are fixed by the load of a model or library; the rest can change in a running process.
+    extra_bufts, amx and spins are fixed when a model or library is loaded. The rest can change in a running process.
+
+    Attributes:
+        spins: the value of GOMP_SPINCOUNT.
+        amx: "off" if the extra buffers are for other kernels than AMX.
     """
 
     extra_bufts: str
@@ -42,15 +46,15 @@ class Setting:
 
     @property
     def load(self) -> tuple[str, str, int]:
-        """The part of the setting with which a process is started."""
+        """The part of the setting that is fixed when a process starts."""
         return self.extra_bufts, self.amx, self.spins
 
     def options(self) -> dict[str, Any]:
-        """The setting as options of EngineConfig."""
+        """Returns the setting as options of EngineConfig, without spins and amx."""
         return {name: value for name, value in vars(self).items() if name not in ("spins", "amx")}
 
     def environment(self) -> dict[str, str]:
-        """The rest of the setting, as environment variables."""
+        """Returns spins and amx as environment variables."""
         return environment_defaults(None, OnLoad(self.spins, self.amx))
 
 
@@ -60,10 +64,10 @@ class Job:
 
     Attributes:
         prompt: tokens of each sequence before its steps are timed.
-        rows: numbers of sequences; for each a decode step is timed.
+        rows: numbers of sequences; a decode step is timed for each number.
         n_ctx, n_slots: as in EngineConfig, for the context.
         seconds: time to spend on each number of rows.
-        time_prompt: True if the prompt itself is timed, too.
+        time_prompt: True if the prompt is timed, too.
     """
 
     prompt: int
@@ -75,7 +79,7 @@ class Job:
 
 
 def config_of(base: EngineConfig, setting: Setting, job: Job) -> ResolvedConfig:
-    """The options of a context that carries out a job; `base` names the model, and the places of its layers."""
+    """Returns the options of a context for a job. `base` names the model, and the places of its layers."""
     return ResolvedConfig(
         model=base.model,
         strategy="batched",
@@ -117,9 +121,9 @@ class Stage:
     Attributes:
         name: the field of Setting that is tuned.
         title: the stage in words, for people.
-        measures: figures that count, of "prompt", "one" (a step of one row), "many" (a step of many), and the same with
-            "busy " in front: beside a process that wants a whole core.
-        candidates: settings by label, from the setting chosen so far; the rule's comes first.
+        measures: the figures that count: "prompt", "one" (a step of one row), "many" (a step of many rows) and "long
+            prompt". "busy " in front: measured beside a process that keeps a core busy.
+        candidates: returns settings by label, made from the setting chosen so far, which comes first.
         rounds: number of measurements of each candidate.
         share: approximate share of the time.
         only_on_request: the figures are shown, but the first candidate stays unless the user allows other numerics.
@@ -135,11 +139,11 @@ class Stage:
 
 
 def stages(cores: int, config: ResolvedConfig, longest_prompt: int, amx: bool = False) -> tuple[Stage, ...]:
-    """All stages.
+    """Returns all stages.
 
     Args:
-        config: resolved without a profile, by the rules.
-        longest_prompt: tokens of the prompts of the stage for n_ubatch.
+        config: the options, resolved by the rules, without a profile.
+        longest_prompt: tokens of the prompts in the stage for n_ubatch.
         amx: AMX kernels are on, and can be turned off.
     """
     return (
@@ -160,15 +164,15 @@ def stages(cores: int, config: ResolvedConfig, longest_prompt: int, amx: bool = 
 
 
 def llama_cpp_defaults(setting: Setting, cores: int) -> Setting:
-    """The setting of llama.cpp's own programs: flash attention auto, which is on; libgomp's spin count; all cores.
-    Weights, cache types and extra buffers are those of `setting`, which are safe here."""
+    """Returns the setting of llama.cpp's own programs: flash attention "auto", libgomp's spin count, all cores. "auto"
+    turns flash attention on. Cache types and extra buffers are those of `setting`, which are safe here."""
     return replace(
         setting, flash_attn="auto", spins=LIBGOMP_SPINS, n_ubatch=512, n_threads=cores, n_threads_batch=cores
     )
 
 
 def _extra_bufts(setting: Setting, amx: bool) -> dict[str, Setting]:
-    if setting.extra_bufts == "off":  # as the user asked, or since they crash here
+    if setting.extra_bufts == "off":  # the user turned them off, or they crash here
         return {"off": setting}
     without_amx = {"on, no AMX": replace(setting, amx="off")} if amx else {}
     return {"on": setting, **without_amx, "off": replace(setting, extra_bufts="off")}
@@ -179,16 +183,15 @@ def _flash_attn(setting: Setting) -> dict[str, Setting]:
     if setting.type_v not in FLOAT_TYPES:
         return ways  # a quantised V cache needs it
     for other in ("off", "on"):
-        if other != setting.flash_attn and (setting.flash_attn, other) != ("auto", "on"):  # auto is on, where it can be
+        if other != setting.flash_attn and (setting.flash_attn, other) != ("auto", "on"):  # "auto" is on where possible
             ways[other] = replace(setting, flash_attn=other)
     return ways
 
 
 def _kv_types(setting: Setting) -> dict[str, Setting]:
-    """Types of K and V; a quantised V cache needs flash attention."""
     ways = {_kv_label(setting): setting}
     for type_k, type_v in _KV_TYPES:
-        flash = setting.flash_attn if type_v in FLOAT_TYPES else "on"
+        flash = setting.flash_attn if type_v in FLOAT_TYPES else "on"  # a quantised V cache needs flash attention
         way = replace(setting, type_k=type_k, type_v=type_v, flash_attn=flash)
         ways.setdefault(_kv_label(way), way)
     return ways
@@ -199,7 +202,7 @@ def _kv_label(setting: Setting) -> str:
 
 
 def _threads(setting: Setting, name: str, cores: int) -> dict[str, Setting]:
-    """One thread, half the cores, all cores, and both threads of each core where the process may use them."""
+    """Returns the current count, 1, half the cores, all cores, and twice the cores if the process may use them."""
     logical = affinity()
     counts = [getattr(setting, name), 1, max(1, cores // 2), cores, *([2 * cores] if 2 * cores <= logical else [])]
     return {str(count): replace(setting, **{name: count}) for count in dict.fromkeys(counts)}
@@ -211,7 +214,7 @@ def _spins(setting: Setting) -> dict[str, Setting]:
 
 
 def _ubatches(setting: Setting, n_batch: int, longest_prompt: int) -> dict[str, Setting]:
-    """Sizes that a prompt of this length can fill."""
+    """Returns the sizes that a prompt of this length can fill."""
     most = min(n_batch, longest_prompt, MAX_BATCH)
     counts = dict.fromkeys((setting.n_ubatch, *(count for count in _UBATCHES if count <= most)))
     return {str(count): replace(setting, n_ubatch=count) for count in counts}

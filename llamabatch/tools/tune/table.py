@@ -1,4 +1,4 @@
-"""A report as tables on a terminal, through rich."""
+"""Prints a tuning report as tables on a terminal, through rich."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def _tried(report: Report) -> Table:
-    """One row for each candidate. Steps in milliseconds, prompts in tokens/s."""
+    """Returns a table with one row for each candidate. Steps are in milliseconds, prompts in tokens/s."""
     many = f"{report.many} rows\n"
     steps = ("1 row\nms", f"{many}ms", "1 row\nbusy, ms", f"{many}busy, ms")
     table = new_table("", "tried", "prompt\ntokens/s", *steps, "gain", left=2)
@@ -81,7 +81,7 @@ def _cells(figures: Mapping[str, float]) -> list[str]:
 
 
 def _stairs(report: Report, longest: int) -> Table:
-    """`longest`: characters of the longest bar."""
+    """Returns the table of decode steps. `longest`: characters of the longest bar."""
     gaps = {} if report.latency is None else {gap.rows: gap.p95_ms for gap in report.latency.gaps}
     table = new_table("rows", "step\nms", *(["between\ntokens, p95"] if gaps else []), "tokens/s", left=0)
     mark = " ◀ more do not pay"
@@ -118,7 +118,7 @@ def _gain(report: Report) -> Table:
 
 
 def workload(name: str, many: int) -> str:
-    """A measure in words."""
+    """Returns a measure in words."""
     if name == "prompt":
         return "prompt"
     plain = "decode, 1 row" if name.endswith("one") else f"decode, {many} rows"

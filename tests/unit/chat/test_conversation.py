@@ -74,8 +74,8 @@ def test_what_stands_behind_all_messages_is_cut_off():
     [
         (ASKED, CHATML, "the last one is of role 'user'"),
         ([*ASKED, {"role": "assistant", "tool_calls": []}], CHATML, "the last one has no content"),
-        (BEGUN, "{{ messages[0].content }}", "does not write the last message as it is"),
-        (BEGUN, "{{ messages[-1].content | upper }}", "does not write the last message as it is"),
+        (BEGUN, "{{ messages[0].content }}", "changes the last message"),
+        (BEGUN, "{{ messages[-1].content | upper }}", "changes the last message"),
     ],
 )
 def test_what_cannot_be_continued_is_refused(conversation, template, says):
@@ -126,7 +126,7 @@ def test_what_is_no_template_says_so(tmp_path):
     with pytest.raises(ConfigError, match="the chat template cannot be compiled"):
         made(ASKED, template_source("{% if %}"))
     with pytest.raises(
-        ConfigError, match=r"compiled: unexpected '\.'; it looks like one of ollama's, in Go's language"
+        ConfigError, match=r"compiled: unexpected '\.'; it looks like an ollama template in Go's language"
     ):
         made(ASKED, "{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}")
     for nothing in ("", " \n"):

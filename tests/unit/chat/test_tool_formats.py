@@ -306,8 +306,8 @@ def of_properties(properties, **schema):
 @pytest.mark.parametrize(
     ("tool_format", "tools", "says"),
     [
-        (QWEN3_CODER, {"<|f|>": {}}, "a function has the name '<|f|>', which the calls of qwen3-coder cannot hold"),
-        (GPT_OSS, {"a b": {}}, "a function has the name 'a b', which the calls of gpt-oss"),
+        (QWEN3_CODER, {"<|f|>": {}}, "a function has the name '<|f|>', which calls of qwen3-coder cannot express"),
+        (GPT_OSS, {"a b": {}}, "a function has the name 'a b', which calls of gpt-oss"),
         (GENERIC, {"n" * 600: {}}, None),
         (QWEN3_CODER, {"n" * 600: {}}, "64 of them at most"),
         (QWEN3_CODER, of_properties({"a>b": {}}), "an argument of 'f' has the name 'a>b'"),

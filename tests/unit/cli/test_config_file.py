@@ -94,7 +94,7 @@ def test_config_shows_where_each_comes_from(write):
         ["file:", str(path)],
         ["model", "b.gguf", "LLAMABATCH_MODEL"],
         ["temperature", "0.2", "config.toml,", "line", "1"],
-        *[["model", "a.gguf", "config.toml,", "line", "2;", "LLAMABATCH_MODEL", "goes", "before", "it"]],
+        *[["model", "a.gguf", "config.toml,", "line", "2;", "LLAMABATCH_MODEL", "overrides", "it"]],
         ["run.order", "finished", "config.toml,", "line", "4"],
     ]
     document = json.loads(run("config", "--json", LLAMABATCH_MODEL="b.gguf").output)
@@ -110,8 +110,8 @@ def test_config_shows_the_variables_and_who_reads_them(write):
         "n-slots 2 LLAMABATCH_N_SLOTS, for run and serve",
         "n-ctx 1024 LLAMABATCH_N_CTX, for run and serve",
         "api-key (not shown) LLAMABATCH_API_KEY, for serve",
-        "n-slots 3 config.toml, line 1; LLAMABATCH_N_SLOTS goes before it for run and serve",
-        "run.n-ctx 512 config.toml, line 3; LLAMABATCH_N_CTX goes before it",
+        "n-slots 3 config.toml, line 1; LLAMABATCH_N_SLOTS overrides it for run and serve",
+        "run.n-ctx 512 config.toml, line 3; LLAMABATCH_N_CTX overrides it",
         "chat.n-ctx 256 config.toml, line 5",
     ]
     found = json.loads(run("config", "--json", LLAMABATCH_N_SLOTS="2", LLAMABATCH_N_CTX="1024").output)["defaults"]

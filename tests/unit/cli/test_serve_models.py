@@ -63,7 +63,7 @@ def test_the_models_of_a_folder(several, folder):
     assert all(isinstance(spec.config.n_slots, int) for spec in specs.values())
     assert pool.max_loaded == 0
     assert "2 models are served at http://127.0.0.1:8080" in result.stderr
-    assert "which fit together, without a key" in result.stderr
+    assert "all at once, without a key" in result.stderr
 
 
 def test_a_folder_with_an_mmproj_file_holds_a_model_that_reads_pictures(several, folder, tmp_path, monkeypatch):
@@ -119,7 +119,7 @@ def test_named_models_and_those_named_by_their_files(several, folder):
     assert result.exit_code == 0, result.output
     assert list(specs) == ["chat", "a c"]
     assert pool.max_loaded == 1
-    assert "that are free, by turns, without a key" in result.stderr
+    assert "that are free, taking turns, without a key" in result.stderr
 
 
 @pytest.mark.parametrize("kind", ["toml", "ini"])

@@ -230,7 +230,7 @@ def test_what_wakes_waits_for_the_load_and_looks_do_not_wake():
     client.submit([Request("a", (1,))], [].extend)
     assert list(made[0].in_flight) == ["a"]
     assert client.stats().decode_rows == 6  # of both engines
-    with pytest.raises(EngineError, match="in use, by 1 request at the moment"):
+    with pytest.raises(EngineError, match="in use by 1 request"):
         client.sleep()
 
 

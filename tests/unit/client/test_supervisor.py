@@ -215,8 +215,8 @@ def test_no_engine_is_started_on_another_file_of_the_same_name(monkeypatch):
     world.submit("a")
     found.append("another")
     child.die()
-    assert "another one than at the start" in world.end_of("a").error
-    with pytest.raises(EngineClosedError, match="another one than at the start"):
+    assert "replaced since the start" in world.end_of("a").error
+    with pytest.raises(EngineClosedError, match="replaced since the start"):
         world.submit("b")
     assert world.children.empty()
     world.supervisor.end()

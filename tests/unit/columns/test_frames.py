@@ -142,7 +142,7 @@ def test_a_query_that_fails_is_an_input_error(generate):
     duckdb = pytest.importorskip("duckdb", reason="needs duckdb")
     with duckdb.connect() as connection:
         relation = connection.sql("select case when i = 2 then error('broken') end as review from range(3) as t(i)")
-        with pytest.raises(InputError, match=r"^the rows of the relation of DuckDB cannot be had: .*broken"):
+        with pytest.raises(InputError, match=r"^the query of the DuckDB relation failed: .*broken"):
             generate(relation)
 
 

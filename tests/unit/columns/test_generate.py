@@ -137,8 +137,8 @@ def test_names_of_outputs():
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"prompt": "review"}, ConfigError, "which names no column"),
-        ({"prompt": "{{ 1 + 1 }}"}, ConfigError, "which names no column"),
+        ({"prompt": "review"}, ConfigError, "names no column"),
+        ({"prompt": "{{ 1 + 1 }}"}, ConfigError, "names no column"),
         ({"prompt": 5}, ConfigError, "prompt is 5"),
         ({"prompt": "{{ review"}, ConfigError, "the template of prompt cannot be compiled"),
         ({"system": "{{ x"}, ConfigError, "the template of system cannot be compiled"),
@@ -148,7 +148,7 @@ def test_names_of_outputs():
         ({"chat": False, "system": "Be calm."}, ConfigError, "leave chat=False out"),
         ({"chat": False, "image": "stars"}, ConfigError, "leave chat=False out"),
         ({"image": ["stars", 5]}, ConfigError, "give the name of a column, or a list of them"),
-        ({"chat_template_kwargs": {"tools": 1}}, InputError, "an argument of its own"),
+        ({"chat_template_kwargs": {"tools": 1}}, InputError, "a separate argument"),
         ({"params": 5}, InputError, "params is 5"),
         ({"params": {"n": 2}}, ConfigError, "n of params is 2"),
         ({"params": {"temprature": 1}}, SamplingError, "temperature"),

@@ -154,7 +154,7 @@ def test_options_become_those_of_an_engine(given, wanted):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"quantization": "awq"}, "quantization is 'awq', which is not there: the file has its quantisation"),
+        ({"quantization": "awq"}, "quantization is 'awq', which is not supported: the file has its quantisation"),
         ({"load_format": "dummy"}, "load_format is 'dummy'"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'"),
         ({"hf_overrides": {"a": 1}}, "hf_overrides is"),
@@ -280,7 +280,7 @@ def test_defaults_of_the_file_hold_unless_they_are_turned_off(monkeypatch):
     ("given", "error", "message"),
     [
         ({"temperature": -1}, ValueError, "temperature is -1"),
-        ({"flat_logprobs": True}, ValueError, "flat_logprobs is True, which is not there"),
+        ({"flat_logprobs": True}, ValueError, "flat_logprobs is True, which is not supported"),
         ({"extra_args": {"a": 1}}, ValueError, "extra_args is"),
         ({"use_beam_search": True}, TypeError, "there is no beam search"),
         ({"temprature": 1}, TypeError, "did you mean 'temperature'"),

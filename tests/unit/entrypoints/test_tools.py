@@ -204,7 +204,7 @@ def test_tools_work_for_asyncio():
     [
         ({"tool_choice": "maybe"}, "tool_choice is 'maybe'; give 'auto', 'none', 'required'"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice is {'type': 'allowed_tools'}; give"),
-        ({"tool_choice": {"function": {"name": "clok"}}}, "names 'clok', which is none of the tools; did you mean"),
+        ({"tool_choice": {"function": {"name": "clok"}}}, "names 'clok', which is not in tools; did you mean"),
         ({"tool_choice": "required", "tools": None}, "tool_choice is 'required', and there are no tools"),
         ({"tool_choice": "required", "tools": []}, "there are no tools"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls is 'no'"),
@@ -213,7 +213,7 @@ def test_tools_work_for_asyncio():
         ({"tools": [{**CLOCK, "type": "web_search"}]}, r"tools\[0\] is of type 'web_search'"),
         ({"tools": [{"function": {"name": "f", "parameters": [1]}}]}, r"the parameters of 'f' are \[1\]"),
         ({"tools": [{"function": {"name": "f", "parameters": {"a": {1}}}}]}, "'f' cannot be written as JSON"),
-        ({"chat_template_kwargs": {"tool_choice": "auto"}}, "'tool_choice', an argument of its own"),
+        ({"chat_template_kwargs": {"tool_choice": "auto"}}, "'tool_choice', which is a separate argument"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(options, words):

@@ -178,7 +178,7 @@ def test_parts_agree_with_each_other(tmp_path):
         ({"second": {"split.no": 1}}, "it must be 1, as uint16"),
         ({"second": {"split.no": None}}, "split.no is None"),
         ({"first": {"split.tensors.count": ("i32", 9)}}, "split.tensors.count is 9; its files have 3 tensors"),
-        ({"name": "blk.0.attn_q.weight"}, "blk.0.attn_q.weight stands in several of its files"),
+        ({"name": "blk.0.attn_q.weight"}, "blk.0.attn_q.weight occurs in several of its files"),
     ):
         with pytest.raises(ModelFileError, match=words):
             check_model(parts(tmp_path, **options))

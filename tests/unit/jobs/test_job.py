@@ -202,7 +202,7 @@ def test_the_output_of_another_shard_is_no_input(pattern, tmp_path, engines):
     two = Settings((given, str(tmp_path / pattern)), str(tmp_path / "two.jsonl"), reading=Reading(shard=(2, 2)))
     if pattern.startswith("*"):
         two = replace(two, inputs=two.inputs[1:])
-    with pytest.raises(InputError, match=r"the input .*one\.jsonl.* of another job, as one\.jsonl\.job\.json says"):
+    with pytest.raises(InputError, match=r"the input .*one\.jsonl.* of another job \(see one\.jsonl\.job\.json\)"):
         run(two)
     assert not (tmp_path / "two.jsonl").exists()
     assert run(replace(two, inputs=(given,))).counts.ok == 150
@@ -214,7 +214,7 @@ def test_a_table_of_results_that_is_named_is_an_input(tmp_path, engines):
     assert run(Settings(source(tmp_path, 3), table)).counts.ok == 3
     reading = Reading(template="{text}")
     assert run(Settings(table, str(tmp_path / "two.jsonl"), reading=reading)).counts.ok == 3
-    with pytest.raises(InputError, match=r"one\.parquet is of the output of another job"):
+    with pytest.raises(InputError, match=r"one\.parquet belongs to the output of another job"):
         run(Settings(str(tmp_path / "*.parquet"), str(tmp_path / "three.jsonl"), reading=reading))
 
 
@@ -228,7 +228,7 @@ def test_a_file_beside_an_input_that_is_no_manifest_means_nothing(tmp_path, engi
 def test_an_input_cannot_be_the_output(tmp_path, engines):
     given = source(tmp_path)
     for force in (False, True):
-        with pytest.raises(InputError, match="is of the output itself"):
+        with pytest.raises(InputError, match="is a file of the output"):
             run(Settings(given, given, writing=OutputOptions(force=force)))
     assert len((tmp_path / "in.jsonl").read_text().splitlines()) == 300
 
@@ -770,7 +770,7 @@ def test_rows_in_other_places_are_refused_by_force_too(order, name, tmp_path, en
         before = out.read_bytes()
         for _ in range(2):  # and the next time
             with pytest.raises(
-                ConfigError, match=r"row [01] of the inputs has the id '\w+', and in .* that of 'r[01]'"
+                ConfigError, match=r"row [01] of the inputs has the id '\w+', but row [01] of .* has the id 'r[01]'"
             ):
                 go_on(other, force=True)
         assert out.read_bytes() == before

@@ -80,7 +80,7 @@ def test_a_config_chooses(machine):
         ({"devices": "CPU"}, "devices names 'CPU'"),
         ({"split_mode": "none", "main_gpu": 2}, r"main_gpu is 2; allowed are 0 to 1 \(CUDA0, CUDA1\)"),
         ({"tensor_split": (1, 1, 1)}, "tensor_split has 3 shares; it may have 1 to 2"),
-        ({"devices": "Vulkan1", "split_mode": "row"}, r"'row', which Vulkan1 \(Vulkan\) cannot"),
+        ({"devices": "Vulkan1", "split_mode": "row"}, r"'row', which Vulkan1 \(Vulkan\) does not"),
     ],
 )
 def test_what_is_not_here_is_refused(machine, options, message):

@@ -279,7 +279,7 @@ def test_a_broken_verdict_is_no_verdict(amx_machine):
 def test_no_answer_is_caution_and_not_kept(amx_machine, end, caplog):
     amx_machine.ends_with = end
     assert not extra_buffers.safe(amx_machine.module)
-    assert "no answer" in caplog.text
+    assert "no result" in caplog.text
     assert extra_buffers.kept_verdict(amx_machine.library) is None
 
 

@@ -66,7 +66,7 @@ def test_a_file_is_held_as_it_is_and_a_path_by_its_name(tmp_path):
     with pytest.raises(EngineError, match="has changed since it was given"):
         pixels_of(of_path)
     path.unlink()
-    with pytest.raises(EngineError, match="No such file or directory, which it could be before"):
+    with pytest.raises(EngineError, match="No such file or directory, although it was readable"):
         pixels_of(of_path)
 
 

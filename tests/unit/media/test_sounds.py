@@ -91,9 +91,9 @@ def test_bytes_tell_what_they_are():
     given.add_part({"type": "input_audio", "input_audio": {"data": base64.b64encode(wav()).decode(), "format": "wav"}})
     given.add_part({"type": "audio", "audio": (TONE, RATE)})
     assert len({each.digest for each in given.media}) == 1
-    with pytest.raises(PromptError, match="reads sounds alone"):
+    with pytest.raises(PromptError, match="reads sounds only"):
         given.add(b"\x89PNG")
-    with pytest.raises(PromptError, match="reads pictures alone"):
+    with pytest.raises(PromptError, match="reads pictures only"):
         MediaInput(1, pictures=True, rate=0).add(wav())
     for part in ({"type": "audio_url", "audio_url": "/etc/hostname"}, {"type": "input_audio", "input_audio": "a.wav"}):
         with pytest.raises(PromptError, match=r"has the address|has no sound"):

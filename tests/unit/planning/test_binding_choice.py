@@ -136,7 +136,7 @@ def test_a_build_for_gpus_without_a_gpu_is_passed_over(place):
     ("end", "words", "kept"),
     [
         ((0, {"problem": "it has no llama_decode"}), "it has no llama_decode", True),
-        ((-signal.SIGILL, {}), r"kills the process that loads it \(SIGILL\)", True),
+        ((-signal.SIGILL, {}), r"crashes the process that loads it \(SIGILL\)", True),
         ((-signal.SIGKILL, {}), r"\(SIGKILL\)", False),
         ((-77, {}), r"\(signal 77\)", False),
         ((1, {}), "exit code 1", False),

@@ -92,7 +92,7 @@ def test_machines_that_forbid_it(changes, words):
         (replace(model(), head_sizes=(40, 40)), "heads of 40 elements.*multiple of 16"),
         (replace(model(), tensors=()), "tensors of m are not known"),
         (model("TQ1_0"), "2 matrices of TQ1_0 have not been tried"),
-        (model("Q2_K"), "2 matrices of Q2_K go through a kernel of their own"),
+        (model("Q2_K"), "2 matrices of Q2_K have a kernel of their own"),
         (model("Q5_K"), "2 matrices of Q5_K take another kernel from 8 rows on; GGML_CPU_TILED_MM=0"),
         (model(expert="Q6_K"), "1 matrix of Q6_K take another kernel"),
         (replace(model("Q4_K"), features=frozenset({"avx2", "rows"})), "CPUs without AVX-512"),

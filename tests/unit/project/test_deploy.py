@@ -60,7 +60,7 @@ def test_each_file_of_a_folder_is_used_and_each_name_is_there(name):
 
 
 def test_ray_serve_has_the_proxy_that_its_page_recommends():
-    page = (ROOT / "docs" / "ray.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "ray_serve.md").read_text(encoding="utf-8")
     wanted = dict(re.findall(r"\b(RAY_SERVE_[A-Z_]+)=(\w+)", page))
     cluster = rendered("ray-serve")["RayService/llamabatch"]["spec"]["rayClusterConfig"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
@@ -379,7 +379,7 @@ def test_the_job_has_a_shard_for_each_index(job):
     [index] = [each for each in job["spec"]["podFailurePolicy"]["rules"] if each["action"] == "FailIndex"]
     table = (ROOT / "docs" / "run.md").read_text(encoding="utf-8")
     for code in index["onExitCodes"]["values"]:  # the same command would end alike
-        assert re.search(rf"^\| {code} \| (some are errors|usage)", table, flags=re.M)
+        assert re.search(rf"^\| {code} \| (some rows are errors|usage)", table, flags=re.M)
 
 
 def test_the_readme_names_each_folder_and_says_what_was_not_tried():

@@ -40,4 +40,4 @@ def test_nine_in_ten_pass_and_each_failure_has_its_reason():
 
 
 def test_the_documentation_has_the_figures():
-    assert expectations.table() in (REPOSITORY / "docs" / "serve.md").read_text(encoding="utf-8")
+    assert expectations.table() in (REPOSITORY / "docs" / "conformance.md").read_text(encoding="utf-8")

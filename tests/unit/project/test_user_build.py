@@ -124,7 +124,7 @@ def test_a_build_is_made_once_and_asking_again_makes_it_the_newest(compiler, cac
     assert [each.portable for each in builds.kept()] == [True, False]
     assert json.loads((second / "llamabatch_build.json").read_text())["cpu_flags"] in (list(machine._PORTABLE_X86), [])
     again = run()
-    assert "It was there already" in again.stderr
+    assert "This build existed already" in again.stderr
     assert Path(again.stdout.strip()) == first
     assert [each.key for each in builds.kept()] == [first.parent.name, second.parent.name]
     assert sum("--build" in line for line in compiler.commands) == 2
@@ -154,7 +154,7 @@ def test_an_interrupted_build_leaves_nothing(compiler, cache, plan, capsys):
     compiler.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         builds.make(plan, __version__)
-    assert "stopping: what is not whole is removed" in capsys.readouterr().err
+    assert "stopping: the unfinished build is removed" in capsys.readouterr().err
     assert left(cache) == ["lock"]
     compiler.error = None
     assert builds.make(plan, __version__)[1]
@@ -178,7 +178,7 @@ def test_a_stopped_build_for_gpus_goes_on_where_it_was(error, compiler, cache, p
     with pytest.raises((KeyboardInterrupt, SetupFailure)):
         builds.make(cuda_plan, __version__)
     place = cache / "builds" / f"build-{cuda_plan.key}"
-    assert f"what is compiled stays in {place}" in capsys.readouterr().err
+    assert f"compiled files stay in {place}" in capsys.readouterr().err
     assert left(cache) == [place.name, "lock"]
     assert builds.kept() == []
     compiler.error, compiler.status = None, 0

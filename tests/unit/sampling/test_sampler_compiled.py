@@ -157,7 +157,7 @@ def test_a_variable_turns_it_off(monkeypatch):
 def test_a_missing_or_foreign_library_is_told(monkeypatch, tmp_path):
     monkeypatch.delenv("LLAMABATCH_NATIVE", raising=False)
     monkeypatch.setattr(native, "PATH", tmp_path / "lib.so")
-    assert native.why_not() == "missing, as llamabatch was installed without it"
+    assert native.why_not() == "missing: llamabatch was installed without it"
     (tmp_path / "lib.so").write_bytes(b"no library")
     native.forget()
     assert "cannot be loaded" in native.why_not()

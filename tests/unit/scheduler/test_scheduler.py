@@ -179,7 +179,7 @@ def test_a_failing_sequence_touches_no_other():
 
 def test_no_room_for_the_only_sequence_is_its_error():
     outputs, _, _ = run("sequential", [sequence("r", (1, 2))], no_room_every=1)
-    assert "no room" in outputs["r"].error
+    assert "too small" in outputs["r"].error
 
 
 def test_no_room_preempts_the_youngest_and_loses_nothing():

@@ -356,7 +356,7 @@ def test_thinking_that_the_model_has_no_use_for_is_ignored_by_name():
     own = Rules(trust_templates=True, variables=frozenset())
     body = chat(own, chat_template="{{ reasoning_effort }}", reasoning_effort="low")
     assert (dict(body.options.kwargs), body.ignored) == ({"reasoning_effort": "low"}, ())
-    with pytest.raises(ApiError, match="reasoning_effort is 'high', which would change nothing: the chat template"):
+    with pytest.raises(ApiError, match="reasoning_effort is 'high', which has no effect: the chat template"):
         chat(replace(silent, strict=True), reasoning_effort="high")
 
 

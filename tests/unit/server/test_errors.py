@@ -140,7 +140,7 @@ def test_a_prompt_that_is_too_long_names_the_option_and_what_it_costs():
         return str(found)
 
     assert cured(5000, 2**17) == (
-        "too long; a server with -c 8192 -np 1 takes it, and each slot (-np) of 8192 tokens takes 128 MiB there"
+        "too long; start the server with -c 8192 -np 1: each slot (-np) of 8192 tokens takes 128 MiB"
     )
     assert "-c 32768 -np 1" in cured(20_000, 2**17)
     assert "-c 22000 -np 1" in cured(20_000, 22_000)

@@ -186,7 +186,7 @@ def test_thinking_is_a_wish_that_a_model_may_have_no_use_for(rules, fields, kwar
     body = read(rules, **fields)
     assert (dict(body.options.kwargs), body.params.thinking_token_budget, body.ignored) == (kwargs, budget, ignored)
     if ignored:
-        with pytest.raises(ApiError, match=f"{ignored[0]} is .*, which would change nothing") as caught:
+        with pytest.raises(ApiError, match=f"{ignored[0]} is .*, which has no effect") as caught:
             read(replace(rules, strict=True), **fields)
         assert (caught.value.status, caught.value.param) == (400, ignored[0].partition(".")[0])
 

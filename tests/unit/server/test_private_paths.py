@@ -109,7 +109,7 @@ def test_a_load_that_failed_names_no_folder_and_the_log_does(tmp_path, caplog):
         assert "x.gguf cannot be loaded" in answer.text or answer.status_code == 400, answer.text
         assert str(tmp_path) not in answer.text
         assert "deep er" not in answer.text
-    assert f"the engine is gone: {path} cannot be loaded" in caplog.text
+    assert f"the engine has ended: {path} cannot be loaded" in caplog.text
 
 
 def raising(error):

@@ -98,7 +98,7 @@ def test_parameters():
         ),
         ({"input": [{"type": "function_call", "name": "f"}]}, r"input\[0\]\.call_id is null"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice is"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id is 'resp_1', which is not kept"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id is 'resp_1', which is not stored"),
         ({"conversation": "conv_1"}, "there are no stored conversations"),
         ({"background": True}, "background is True"),
         ({"include": "all"}, "include is 'all'"),
@@ -248,7 +248,7 @@ def test_items_may_be_named_by_their_ids(client):
     for wrong in ("msg_5_0", "msg_a_b.c_1_7", "x", ""):
         answer = client.post("/v1/responses", json={"input": [{"type": "item_reference", "id": wrong}]})
         assert answer.status_code == 404
-        assert f"input[0] refers to item '{wrong}', which is not kept" in answer.json()["error"]["message"]
+        assert f"input[0] refers to item '{wrong}', which is not stored" in answer.json()["error"]["message"]
     not_kept = client.post("/v1/responses", json={"input": "one two", "store": False}).json()
     assert not_kept["store"] is False
     assert client.get(f"/v1/responses/{not_kept['id']}").status_code == 404

@@ -155,7 +155,7 @@ def test_a_missing_driver_is_the_cure(machine, monkeypatch):
 @pytest.mark.parametrize(
     ("reason", "cure"),
     [
-        ("missing, as llamabatch was installed without it", "install a C++ compiler"),
+        ("missing: llamabatch was installed without it", "install a C++ compiler"),
         ("LLAMABATCH_NATIVE is 0", "unset"),
     ],
 )

@@ -1,4 +1,4 @@
-"""LoRARequest: an adapter that a request of vLLM's names, with its file."""
+"""LoRARequest: vLLM's class for the adapter of a request, with the adapter's name and file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from llamabatch.utils.checks import integer, show
 
 @dataclass(eq=False)
 class LoRARequest:
-    """An adapter, which the first request with it loads.
+    """An adapter. The first request that uses it loads it.
 
     Attributes:
-        lora_name: its name; two adapters of one name are refused.
-        lora_int_id: its number, at least 1; changes nothing here.
+        lora_name: the adapter's name; a second adapter with the same name is refused.
+        lora_int_id: the adapter's number, at least 1; changes nothing here.
         lora_path: a GGUF file, as llama.cpp's convert_lora_to_gguf.py writes it, or a folder with one such file.
         long_lora_max_len, base_model_name, tensorizer_config_dict, load_inplace: change nothing.
 
     Raises:
-        AdapterError (ValueError): there is no path, or the number is below 1.
+        AdapterError (ValueError): the path is empty, or the number is below 1.
     """
 
     lora_name: str
@@ -39,17 +39,17 @@ class LoRARequest:
 
     @property
     def name(self) -> str:
-        """lora_name."""
+        """The same as lora_name."""
         return self.lora_name
 
     @property
     def path(self) -> str:
-        """lora_path."""
+        """The same as lora_path."""
         return self.lora_path
 
     @property
     def adapter_id(self) -> int:
-        """lora_int_id."""
+        """The same as lora_int_id."""
         return self.lora_int_id
 
     def __eq__(self, other: object) -> bool:
@@ -59,7 +59,7 @@ class LoRARequest:
         return hash(self.lora_name)
 
     def file(self) -> str:
-        """The path of the GGUF file. Raises AdapterError for a folder without one, or with several."""
+        """Returns the path of the GGUF file. Raises AdapterError for a folder with no GGUF file or with several."""
         path = Path(self.lora_path)
         if not path.is_dir():
             return str(path)

@@ -291,7 +291,7 @@ def test_a_file_that_is_not_named_as_lines_of_json_must_begin_as_such(name, tmp_
         path.write_bytes(pack(content))
         rows = list(read(find([path])))
         assert len(rows) == 3 * bool(content)
-    no_json = r"begins with .*, no JSON object; write each row"
+    no_json = r"begins with .*, which is no JSON object; write each row"
     for content, message in (
         *([("Tell me a story\nAnd another\n", no_json)] if ".txt" not in name else []),
         ("[\n{}]", "is a JSON list; write one object a line"),

@@ -199,7 +199,7 @@ def test_a_template_writes_values_of_any_kind_as_text(tmp_path):
     path = parquet(tmp_path / "a.parquet", columns)
     first, second = rows_of(path, prompt="{{ raw }} {{ part }} {{ n }}")
     assert first.prompt == 'a b {"x": "ä", "y": null} 1.5'
-    assert r"a value that it writes is b'\xff', which is no text" in second.error
+    assert r"it writes b'\xff', which is no text" in second.error
 
 
 def test_columns_without_a_name_are_passed_over(tmp_path):
@@ -343,7 +343,7 @@ def test_without_fastexcel_it_says_what_to_install(tmp_path, monkeypatch, missin
 @pytest.mark.parametrize("given", [{"task": "embedding"}, {"task": "chat", "system": "s"}])
 def test_options_for_prompts_of_a_template_are_refused_where_nothing_makes_them(given, tmp_path):
     lines = write(tmp_path / "a.jsonl", '{"prompt": "a"}\n')
-    with pytest.raises(ConfigError, match="is for tables and a template, and there is none of these"):
+    with pytest.raises(ConfigError, match="needs a table or a template"):
         read(find([lines]), ReadOptions(**given))
     assert read(find([lines]), ReadOptions(template="{prompt}", **given))
     assert read(find([lines, write(tmp_path / "b.csv", "a,prompt\n1,2\n")]), ReadOptions(**given))
@@ -483,7 +483,7 @@ def test_params_from_names_columns_that_are_there_and_parameters(given, message,
         with pytest.raises(ConfigError, match=message.replace("a.csv", re.escape(path.name))):
             read(find([path]), ReadOptions(**given))
     lines = write(tmp_path / "a.jsonl", '{"prompt": "a"}\n')
-    with pytest.raises(ConfigError, match=r"params_from is \('seed',\), which is for tables and a template"):
+    with pytest.raises(ConfigError, match=r"params_from is \('seed',\), which needs a table or a template"):
         read(find([lines]), ReadOptions(params_from=("seed",)))
 
 
@@ -541,7 +541,7 @@ def test_a_failed_row_without_an_id_has_its_number(tmp_path):
         (["a", "b", "a"], 3, "holds 'a', the id of {path}, row 1, already"),
         (["a", None], 2, "holds None, which is no id"),
         (["a", ""], 2, "holds '', which is no id"),
-        ([1.5, 2.5], 1, "holds 1.5, which is no id; that is a text or a whole number"),
+        ([1.5, 2.5], 1, "holds 1.5, which is no id; an id is a text or a whole number"),
         ([True, False], 1, "holds True, which is no id"),
         ([["a"]], 1, r"holds ['a'], which is no id"),
         (["a", "x" * 600], 2, "a text of 1 to 512 characters"),
@@ -646,7 +646,7 @@ def test_kept_values_of_parquet_are_values_of_json(tmp_path):
     ("keep", "message"),
     [
         (("lable",), "has no column 'lable' to keep; did you mean 'label'"),
-        (("text",), "the column 'text' cannot be kept: the output has one of that name; give the answer another name"),
+        (("text",), "the column 'text' cannot be kept: the output has its own column of that name; give"),
         ("all", "the column 'text' cannot be kept"),
     ],
 )

@@ -163,11 +163,11 @@ def test_an_output_that_is_removed_begins_anew(tmp_path):
 @pytest.mark.parametrize(
     ("edit", "what"),
     [
-        (lambda lines: [*lines[:3], *lines[4:]], "line 4 is of row 4, where row 3 is due"),
-        (lambda lines: lines[::-1], "line 1 is of row 9, where row 0 is due"),
+        (lambda lines: [*lines[:3], *lines[4:]], "line 4 is of row 4, but row 3 must come next"),
+        (lambda lines: lines[::-1], "line 1 is of row 9, but row 0 must come next"),
         (lambda lines: [*lines[:3], b"note to self\n", *lines[3:]], "line 4 is not one that this job has written"),
         (lambda lines: [*lines[:3], b"\0" * 40 + b"\n", *lines[3:]], "line 5 follows one that is torn"),
-        (lambda lines: [*lines, lines[3]], "line 11 is of row 3, where row 10 is due"),
+        (lambda lines: [*lines, lines[3]], "line 11 is of row 3, but row 10 must come next"),
     ],
 )
 def test_an_output_that_was_edited_is_refused_and_by_force_mended(tmp_path, edit, what):

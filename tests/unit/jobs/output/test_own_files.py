@@ -395,7 +395,7 @@ def test_an_output_that_was_edited_within_its_frame_is_refused_and_by_force_kept
     lines = out.read_bytes().splitlines(keepends=True)
     lines[which] = edited(lines[which])
     out.write_bytes(b"".join(lines))
-    with pytest.raises(ConfigError, match=r"not as the job has written it.*--force"):
+    with pytest.raises(ConfigError, match=r"has changed since the job wrote it.*--force"):
         fake_job.run(out, 23, options)
     assert out.read_bytes() == b"".join(lines)
     fake_job.run(out, 23, replace(options, force=True))
@@ -409,7 +409,7 @@ def test_an_edit_of_the_same_size_after_the_end_is_noticed(tmp_path):
     fake_job.run(out, 3000, OutputOptions())
     content = out.read_bytes()
     out.write_bytes(content.replace(b'"id": "id-1500"', b'"id": "ID-1500"'))
-    with pytest.raises(ConfigError, match="line 2048 or one of those before it is not as the job has written it"):
+    with pytest.raises(ConfigError, match="line 2048 or a line before it has changed since the job wrote it"):
         fake_job.run(out, 3000, OutputOptions())
     out.write_bytes(content[:-9])  # cut, and otherwise whole
     assert fake_job.run(out, 3000, OutputOptions()) == [2999]
@@ -422,7 +422,7 @@ def test_a_table_that_was_edited_after_the_end_is_refused(tmp_path):
     fake_job.run(out, 9, OutputOptions())
     table = pq.read_table(out)
     pq.write_table(table.slice(0, 8), out)
-    with pytest.raises(ConfigError, match="is not as the job has written it"):
+    with pytest.raises(ConfigError, match="has changed since the job wrote it"):
         fake_job.run(out, 9, OutputOptions())
     assert fake_job.run(out, 9, OutputOptions(force=True)) == [8]
 

@@ -253,7 +253,7 @@ def test_an_output_that_was_changed_after_its_end_is_refused(name, tmp_path):
     content = bytearray(out.read_bytes())
     content[len(content) // 2] ^= 1
     out.write_bytes(content)
-    with pytest.raises(ConfigError, match="it is not as the job has written it"):
+    with pytest.raises(ConfigError, match="it has changed since the job wrote it"):
         Output(out, {}, OutputOptions(records=RecordOptions(answer="said")))
 
 
