@@ -179,7 +179,7 @@ class _Words:
         self._look(schema, set())
 
     def expressions(self) -> list[str]:
-        """Returns the words that fit, as expressions of a terminal; no numbers if `is_bounded`."""
+        """Returns the words that the schema allows, as expressions of a terminal; without numbers if `is_bounded`."""
         words = [value for value in (None, True, False) if self._fits(self._schema, value)]
         found = [quoted(json.dumps(value)) for value in words]
         if self.is_bounded:

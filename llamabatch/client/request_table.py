@@ -46,7 +46,7 @@ class InFlight:
 
     Attributes:
         n_copies: number of its continuations.
-        background: the request counts in the background queue of max_queue.
+        background: the request counts towards the max_queue of background requests.
     """
 
     __slots__ = ("_parsers", "background", "call", "n_copies", "request")

@@ -1,4 +1,5 @@
-"""Columns: adds columns written by a model to a table of any common kind. Imports `jobs` and all packages below it.
+"""Tables in memory: adds columns that a model writes to a table of any common kind. Imports `jobs` and
+all packages below it.
 
 ::
 

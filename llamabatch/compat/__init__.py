@@ -1,4 +1,4 @@
-"""llama_cpp's names over one batched engine: `from llamabatch.compat import Llama` in place of `from llama_cpp`."""
+"""Names of llama_cpp and vLLM: `from llamabatch.compat import Llama` in place of `from llama_cpp`."""
 
 from typing import Any
 

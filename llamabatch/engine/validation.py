@@ -233,7 +233,7 @@ def requested_logprobs(request: Request, n_ctx: int, n_vocab: int) -> int:
 
 
 def _requested_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int, n_vocab: int) -> tuple[int, int]:
-    """Returns the most tokens of all outputs, and the most logprobs of these tokens and of the prompt."""
+    """Returns two upper limits: the tokens of all outputs, and the logprobs of outputs and prompt together."""
     n_output = min(n_ctx + 1 - n_prompt, params.max_tokens or n_ctx) * params.n_copies
     of_prompt, of_output = (n_vocab if top == -1 else top or 0 for top in (params.prompt_logprobs, params.logprobs))
     return n_output, n_prompt * of_prompt + n_output * (of_output + len(params.logprob_ids))

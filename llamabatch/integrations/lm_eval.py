@@ -250,7 +250,7 @@ class LlamaBatchLM(TemplateLM):
         return found
 
     def _fitted(self, context: list[int], continuation: list[int]) -> _TokenPair:
-        """Cuts the beginning of the context, but for its last token, so that both fit in max_length."""
+        """Cuts the beginning of the context so that both fit in max_length. Keeps the last token of the context."""
         if len(continuation) >= self.max_length:
             raise PromptError(
                 f"a continuation has {len(continuation):,} tokens; with one token before it, n_ctx allows 1 to "

@@ -446,7 +446,7 @@ class Engines:
     def check_health(self) -> None:
         """Raises RuntimeError if the engine has failed for good, but not while it is being replaced. Serve calls it."""
         if self._serving.state == "failed":
-            raise RuntimeError(f"the engine is gone: {self._serving.error}")
+            raise RuntimeError(f"the engine has ended: {self._serving.error}")
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Returns figures for the router, and takes the folder of batches if it is free. Serve calls it."""

@@ -1,4 +1,5 @@
-"""Jobs compute each row of a file once, unattended. Imports `client`, `monitor`, `entrypoints` and all below them.
+"""Files of prompts: a job computes each row once, unattended. Imports `client`, `monitor`, `entrypoints` and
+all packages below them.
 
 ::
 

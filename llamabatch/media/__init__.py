@@ -1,1 +1,1 @@
-"""Media: reads pictures and sounds (paths, bytes, data: addresses, PIL images, arrays, message parts) into Media."""
+"""Pictures and sounds: reads them (paths, bytes, data: addresses, PIL images, arrays, message parts) into Media."""

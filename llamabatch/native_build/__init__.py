@@ -1,1 +1,1 @@
-"""Builds llama.cpp with the patches and kernels of native_patches/. Uses only the standard library: it runs first."""
+"""Build of llama.cpp: applies patches and kernels of native_patches/. Uses only the standard library."""

@@ -354,7 +354,7 @@ class SamplingParams:
 
     @classmethod
     def from_options(cls, **options: object) -> SamplingParams:
-        """Returns SamplingParams(**options), for type checkers, which know only the names of the fields."""
+        """Returns SamplingParams(**options). Type checkers accept only field names there, but any name here."""
         return cls(**options)  # type: ignore[arg-type]  # checked by __post_init__
 
     @property

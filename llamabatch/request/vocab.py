@@ -25,8 +25,8 @@ class TokenSource(Protocol):
 
 
 class Vocab:
-    """The vocabulary of a model. len() counts its tokens; iteration yields them by rising id, as the vocabulary has
-    them.
+    """The vocabulary of a model. len() counts its tokens; iteration yields them as the vocabulary writes them, in
+    the order of their ids.
 
     A token as the vocabulary writes it is not text: a space may be "Ġ" or "▁", a byte "<0x0A>". `bytes` returns the
     text. The vocabulary of an engine in a child process is read in this process. After close(), methods raise

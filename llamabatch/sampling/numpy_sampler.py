@@ -113,7 +113,7 @@ def penalise(values: Floats, params: FilledParams, counts: TokenCounts) -> None:
 
 
 def nucleus(values: Floats, top: Any, top_p: float) -> Ids:
-    """Returns the fewest likeliest tokens whose weights reach the share top_p of all weights."""
+    """Returns the smallest set of likeliest tokens whose weights reach the share top_p of all weights."""
     target = top_p * weights_of(values, top).sum()
     for look in (_FIRST_LOOK, len(values)):
         ids = top_of(values, look)

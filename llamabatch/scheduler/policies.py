@@ -1,7 +1,7 @@
-"""The strategies: policies of one step loop, each with an order of admission and a choice of rows to compute.
+"""The strategies: policies for the same step loop, each with an order of admission and a choice of rows to compute.
 
 To add a policy, add its row to POLICIES. `llamabatch compare` then treats it as the most complex one and draws it in
-ink: tools/compare/advice.py and plot.py have an order and colors only for the policies that they know.
+black: tools/compare/advice.py and plot.py have an order and colors only for the policies that they know.
 """
 
 from __future__ import annotations

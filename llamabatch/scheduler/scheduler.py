@@ -50,7 +50,7 @@ from llamabatch.scheduler.step_costs import StepCosts
 
 logger = logging.getLogger(__name__)
 
-# Each row is compared with these: looking a member up in its enum takes 0.1 us before Python 3.12.
+# Each row is compared with these names: before Python 3.12 the lookup of a member in its enum takes 0.1 us.
 _OK = DecodeStatus.OK
 _NO_ROOM = DecodeStatus.NO_ROOM
 _NOT_YET = DecodeStatus.NOT_YET
@@ -153,7 +153,8 @@ class Scheduler:
         self._n_background += sequence.background
 
     def wait_s(self) -> float | None:
-        """Returns the seconds to wait for more requests: 0 if requests run or enough wait, None without requests."""
+        """Returns the seconds to wait for more requests. 0: requests are running, or enough requests are waiting. None:
+        there are no requests."""
         if not self._sequences:
             return None
         if not self._max_wait_s or self.running or len(self._waiting) >= self.most_slots:

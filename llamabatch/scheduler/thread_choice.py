@@ -34,7 +34,7 @@ class ThreadChoice:
         self.threads = most
         self._most = most
         self._tries = tries and most > 1
-        # stair of rows -> average seconds of its steps with the current number of threads
+        # range of row counts -> average seconds of its steps with the current number of threads
         self._seconds: dict[int, float] = {}
         self._usual: dict[int, float] = {}  # the same at the end of the last trial
         self._steps, self._since_s = 0, 0.0  # steps and seconds since the last trial

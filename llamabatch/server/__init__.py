@@ -1,4 +1,4 @@
-"""The server: OpenAI's, llama-server's and vLLM's HTTP endpoints over one loaded model. Needs llamabatch[server].
+"""The HTTP server: OpenAI's, llama-server's and vLLM's HTTP endpoints over one loaded model. Needs llamabatch[server].
 
 ::
 

@@ -37,7 +37,7 @@ TEMPLATE_KWARGS = (
     *("tools_in_user_message", "xml_tools"),
 )
 
-# ChatML. The list at the top reads these variables, so that none of them is refused.
+# ChatML. The list at the top reads every variable of TEMPLATE_KWARGS, so that none of them is refused as unknown.
 _TEMPLATE = f"{{% set known = [{', '.join(TEMPLATE_KWARGS)}] %}}" + (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"

@@ -1,1 +1,1 @@
-"""Programs that measure and explain: compare, tune, plan, doctor, synth. Imports everything but `cli`."""
+"""Measuring and planning: compare, tune, plan, doctor, synth. Imports everything but `cli`."""

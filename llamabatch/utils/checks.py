@@ -28,7 +28,7 @@ _short = _Short()
 
 
 def show(value: object) -> str:
-    """Returns any value for a message, short and on one line."""
+    """Returns a value as a short text on one line, for messages."""
     try:
         text = _short.repr(value)
     except Exception:  # a caller's class can raise anything
@@ -128,7 +128,7 @@ def pairs(value: object, most: int) -> list[tuple[Any, Any]] | None:
 
 
 def plain(value: object) -> object:
-    """Returns a number of numpy or a subclass as a plain number, other values unchanged, and None if reading raises."""
+    """Turns a number of numpy, or of a subclass, into a plain number; None: that raised. Other values are unchanged."""
     if type(value) in (int, float, bool):
         return value
     numpy = sys.modules.get("numpy")  # without an imported numpy there are no numbers of numpy

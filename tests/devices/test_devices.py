@@ -111,7 +111,7 @@ REFUSED = [
     ({"main_gpu": 1}, "main_gpu is 1; it is for split_mode='none'"),
     ({"devices": "CUDA0"}, "devices names 'CUDA0', which is no GPU of this machine; here are RPC0, RPC1"),
     ({"tensor_split": [1, 1, 1]}, "tensor_split has 3 shares; it may have 1 to 2"),
-    ({"split_mode": "row"}, "split_mode is 'row', which RPC0 (RPC) cannot"),
+    ({"split_mode": "row"}, "split_mode is 'row', which RPC0 (RPC) does not support"),
     ({"devices": "RPC0", "override_tensor": "output=RPC1"}, "override_tensor puts tensors on 'RPC1'"),
     ({"strategy": "multi-instance", "tensor_split": [1, 1]}, "multi-instance puts each engine on one GPU"),
     ({"strategy": "multi-instance", "override_tensor": "output=RPC1"}, "one GPU of its own"),

@@ -211,7 +211,7 @@ def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
 
 
 def _fields(given: Body) -> Json:
-    """Returns the fields of a Generation that a body and its options set."""
+    """Returns the fields of a Generation whose values come from a body or its `options`."""
     found = {**_options(given), "model": given.label("model"), "stream": given.boolean("stream", True)}
     found["cache_salt"] = given.take("cache_salt")
     form = given.take("format")

@@ -130,7 +130,8 @@ async def show(request: HttpRequest) -> Any:
 
 
 async def alive(request: HttpRequest) -> Any:
-    """Answers 200, because ollama's clients check here if a server runs. If the page is on, it answers instead."""
+    """Answers 200, because ollama's clients check here if a server runs. The web page of the server,
+    if it is on, is the response instead."""
     return PlainTextResponse("llamabatch is running")
 
 

@@ -150,7 +150,7 @@ class ResponsesBody:
     items: tuple[Any, ...] | None = None
 
     def called(self, name: str) -> Json:
-        """Returns the fields of an output item that name the called function."""
+        """Returns the fields of an output item for the name of the called function."""
         if name not in self.namespaced:
             return {"name": name}
         namespace, plain = self.namespaced[name]

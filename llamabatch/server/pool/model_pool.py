@@ -245,7 +245,7 @@ class ModelPool:
             self._look()
 
     def is_open(self, model: PooledModel) -> bool:
-        """Returns True if a request for the model runs at once."""
+        """Returns True if a request for the model would start without waiting."""
         return model.state == "loaded" and not model.is_leaving and model not in self._closing
 
     def load(self, model: PooledModel) -> None:

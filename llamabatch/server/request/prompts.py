@@ -174,7 +174,7 @@ def _token(name: str, given: object) -> int:
 
 
 def mixed_ids(prompt: Mixed, processor: InputProcessor) -> list[int]:
-    """Returns the token ids of a prompt. A text at its beginning gets the special tokens of the vocabulary (as BOS)."""
+    """Returns the token ids of a prompt. A text at the beginning of the prompt gets special tokens, such as BOS."""
     found: list[int] = []
     for place, part in enumerate((prompt,) if isinstance(prompt, str) else prompt):
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""The figures of a comparison: one row per strategy, ratios between rows, and the batched strategy by size."""
+"""The figures of a comparison: a row per strategy, ratios of rows, the batched strategy for each number of slots."""
 
 from __future__ import annotations
 
