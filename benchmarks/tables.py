@@ -67,12 +67,21 @@ _IS_STOCK = (
 )
 _MEANINGS = {
     report.STOCK: f"{_IS_STOCK} It has its defaults with `-np 32`.",
-    report.STOCK_BEST: "Best flags are the best of its defaults and eight combinations.",
     report.PATCHED: "The patched llama-server has our kernels, and its defaults with `-np 32`.",
     report.OPENVINO: "OpenVINO GenAI reads the same file with its defaults, among them a KV cache of 8 bits.",
-    report.OPENVINO_BEST: "Best settings of OpenVINO GenAI are the better of its defaults and 2,048 tokens in a batch "
-    "with the prefix cache; its KV cache has 8 bits.",
     report.LIMIT: "The limit is llama-batched-bench of the patched tree, which samples nothing.",
+}
+# whether the best flags and settings were searched -> peer -> meaning
+_BEST = {
+    True: {
+        report.STOCK_BEST: "Best flags are the best of its defaults and eight combinations.",
+        report.OPENVINO_BEST: "Best settings of OpenVINO GenAI are the best that a search found.",
+    },
+    False: {
+        report.STOCK_BEST: "Best flags are its defaults or `-no-kvu -fa on --cache-ram 0 -ub 512`.",
+        report.OPENVINO_BEST: "Best settings of OpenVINO GenAI are its defaults or 2,048 tokens in a batch with the "
+        "prefix cache; its KV cache has 8 bits.",
+    },
 }
 _NO_STOCK = "The stock llama-server was not measured."
 _OLDER = (
@@ -89,6 +98,7 @@ class Figures:
         names: of the files.
         medians: (workload, peer) -> figure -> value.
         rounds: the numbers of rounds, in ascending order.
+        searched: the best flags and settings of other programs were searched.
         notes: sentences about figures that are older than a change.
     """
 
@@ -96,6 +106,7 @@ class Figures:
     medians: Mapping[tuple[str, str], Mapping[str, float | None]]
     rounds: tuple[int, ...]
     machine: str
+    searched: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -116,6 +127,7 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
     rounds: set[int] = set()
     machines: list[str] = []
     notes: list[str] = []
+    searched = False
     for name in names:
         path = folder / f"{name}.json"
         if not path.is_file():
@@ -125,6 +137,7 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
         about = document["machine"]
         machines.append(f"{about['cores']} cores of {about['cpu']}{_amx(document)}")
         rounds.add(document["options"]["rounds"])
+        searched |= "llama_server_grid" in document or "--grid" in document.get("command", "")
         stopped = _stopped(document)
         for row in document["series"]:
             if row["workload"] in stopped:
@@ -135,7 +148,7 @@ def read(names: Sequence[str], folder: Path = RESULTS) -> Figures:
                 notes = [_OLDER]
     if len(set(machines)) > 1:
         raise click.ClickException(f"{', '.join(names)} are of more than one machine: {'; '.join(machines)}")
-    return Figures(tuple(names), medians, tuple(sorted(rounds)), machines[0], tuple(notes))
+    return Figures(tuple(names), medians, tuple(sorted(rounds)), machines[0], searched, tuple(notes))
 
 
 def _amx(document: Mapping[str, Any]) -> str:
@@ -175,7 +188,8 @@ def block(figures: Figures, peers: Sequence[str], results: str) -> str:
     stock = figures.peers & {*_STOCK}
     wanted = peers if stock or report.PATCHED in peers else (peers[0], report.PATCHED, *peers[1:])
     columns = [peer for peer in wanted if peer in figures.peers]
-    meanings = [_MEANINGS[peer] for peer in columns if peer in _MEANINGS]
+    known = {**_MEANINGS, **_BEST[figures.searched]}
+    meanings = [known[peer] for peer in columns if peer in known]
     if report.STOCK_BEST in columns and report.STOCK not in columns:
         meanings = [_IS_STOCK, *meanings]
     sentences = [*meanings, *([] if stock else [_NO_STOCK]), *figures.notes]

@@ -141,8 +141,10 @@ _LONG = (
 )
 _SAMPLING_OPTIONS = (
     click.option("--top-k", type=int, help=_help("Draw from the k likeliest tokens.", "top_k")),
-    click.option("--top-p", type=float, help=_help("Draw from the likeliest tokens that sum to p.", "top_p")),
-    click.option("--min-p", type=float, help=_help("Draw from tokens p times as likely as the likeliest.", "min_p")),
+    click.option("--top-p", type=float, help=_help("Draw from the likeliest tokens that together have p.", "top_p")),
+    click.option(
+        "--min-p", type=float, help=_help("Draw from tokens with at least p times the best probability.", "min_p")
+    ),
     click.option(
         "--repetition-penalty",
         type=float,
@@ -170,7 +172,7 @@ _SAMPLING_OPTIONS = (
         help="""Any other field of SamplingParams, its value as JSON: -P n=2 -P bad_words='["foo"]'; see """
         "docs/names.md.",
     ),
-    click.option("--seed", type=int, help="Same seed, same text; without one each run draws anew."),
+    click.option("--seed", type=int, help="Same seed, same text; without one each run differs."),
     click.option("--stop", multiple=True, help="End the text before this string; may be given several times."),
     click.option("--ignore-eos", is_flag=True, default=None, help="Go on after an end-of-generation token."),
 )

@@ -507,7 +507,10 @@ def _context(total: int, engine: Mapping[str, Any], model: str) -> dict[str, Any
         raise click.UsageError(f"--ctx-size {total} leaves {each} tokens to each slot; at least {MIN_CTX} are needed")
     cells = {"kv_cells": total} if kv == "unified" and "kv_cells" not in engine else {}
     if each > trained:
-        echo_wrapped(f"--ctx-size gives each slot {each:,} tokens; each gets {trained:,}, the model's limit")
+        echo_wrapped(
+            f"--ctx-size gives each slot {each:,} tokens, but the model was trained for {trained:,}: each slot gets "
+            f"{trained:,}"
+        )
     return {"n_ctx": min(each, trained), **cells}
 
 

@@ -210,7 +210,8 @@ class _Loop:
         while True:
             wait_s = engine.wait_s()
             if wait_s is None and self._in_flight:  # without this error, callers would wait forever
-                raise EngineError(f"the engine has lost {counted(len(self._in_flight), 'request')}: a bug")
+                lost = counted(len(self._in_flight), "request")
+                raise EngineError(f"the engine has lost {lost}: a bug in llamabatch")
             if wait_s is None and engine.keep_idle():
                 wait_s = _IDLE_S
             try:

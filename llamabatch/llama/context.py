@@ -208,7 +208,9 @@ class Context:
             EngineError: there are no rows, or the device kept them and llama.cpp would return rows that it never wrote.
         """
         if self.samples_on_device:
-            raise EngineError("the logits are still on the device, which returned the likeliest tokens: a bug")
+            raise EngineError(
+                "the logits are still on the device, which returned only the likeliest tokens: a bug in llamabatch"
+            )
         pointer = self._lib.llama_get_logits(self.handle)
         return _rows(pointer, ctypes.c_float, n_rows, self._n_vocab)
 

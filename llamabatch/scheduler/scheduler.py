@@ -408,7 +408,7 @@ class Scheduler:
         return sum(s.most_cells for s in self.running)
 
     def _admit_next(self) -> bool:
-        """Gives a slot to a waiting sequence. Returns False if the KV cache has room for none of them."""
+        """Gives a slot to one of the waiting sequences. Returns False if the KV cache has room for none of them."""
         sequence = self._waiting.pop(self._has_cells_for)
         if sequence is None:
             return False

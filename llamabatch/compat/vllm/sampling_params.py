@@ -234,7 +234,8 @@ class SamplingParams:
         """
         for name, why in REFUSED.items():
             if getattr(self, name) != _DEFAULTS[name]:
-                raise SamplingError(f"{name} is {show(getattr(self, name))}, which is not supported: {why}; drop it")
+                value = show(getattr(self, name))
+                raise SamplingError(f"{name} is {value}, which is not supported: {why}; leave it out")
         if self.truncate_prompt_tokens is not None:
             integer(SamplingError, "truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1, ", or None")
         for process in self.logits_processors or ():
