@@ -91,7 +91,7 @@ test-pages: setup ## the Python of each page of docs/ with only the packages tha
 test-browser: setup ## the page of the server in Chromium, skipped where there is none (ARGS="tests/browser/test_page.py")
 	@.venv/bin/python -m tests.browser $(ARGS)
 
-test-agents: setup ## Codex, Claude Code, OpenCode, Qwen Code, aider and llm before the server, each without a network (ARGS="-k codex")
+test-agents: setup ## Codex, Claude Code, OpenCode, Qwen Code, aider, llm and (with Chromium) Open WebUI before the server, without a network (ARGS="-k codex")
 	@.venv/bin/python -m tests.agents $(ARGS)
 
 test-notebook: setup ## the bars of an executed notebook, with Jupyter installed into .venv

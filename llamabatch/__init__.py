@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from llamabatch.gguf.header import MetadataArray
     from llamabatch.monitor.monitor import Monitor
-    from llamabatch.planning.capacity import Plan
+    from llamabatch.planning.plan import Plan
     from llamabatch.request.logprobs import Logprob
     from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
     from llamabatch.request.request import Request
@@ -121,7 +121,7 @@ _NAMES = {
     ),
     "gguf.header": ("MetadataArray",),
     "monitor.monitor": ("Monitor",),
-    "planning.capacity": ("Plan",),
+    "planning.plan": ("Plan",),
     "request.logprobs": ("Logprob",),
     "request.outputs": (
         "CompletionOutput",

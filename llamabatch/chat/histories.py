@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llamabatch.chat import tool_prompts
+from llamabatch.chat.messages import Message, Tools
 from llamabatch.chat.tool_formats import ToolFormat, written
 from llamabatch.errors import PromptError
 from llamabatch.request.tool_calls import object_of
@@ -24,9 +25,6 @@ from llamabatch.utils.checks import show
 
 if TYPE_CHECKING:
     from llamabatch.chat.template import BoundedTemplate
-
-Message = Mapping[str, Any]
-Tools = Sequence[Mapping[str, Any]]
 
 _NINE = re.compile("[0-9A-Za-z]{9}")
 _NATIVE: tuple[Literal["values", "text"], ...] = ("values", "text")
@@ -198,7 +196,7 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
     Args:
         several: one message has two calls.
     """
-    from llamabatch.chat.template import TemplateLimit  # imports jinja2, which only chats need
+    from llamabatch.chat.template_prices import TemplateLimit  # imports jinja2, which only chats need
 
     messages, words = _trial(several)
     tool_format = ToolFormat.of(source)

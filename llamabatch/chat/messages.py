@@ -12,6 +12,7 @@ from llamabatch.request.media import IMAGE, SOUND, Kind
 from llamabatch.utils.checks import show
 
 Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]
 PICTURE_TYPES = ("image_url", "input_image", "image", "image_pil")
 """The `type` of a part with a picture: in OpenAI's chats, in its responses, in transformers and in vLLM."""
 SOUND_TYPES = ("input_audio", "audio_url", "audio")

@@ -10,7 +10,7 @@ from typing import Any
 
 from llamabatch.chat.tagged_values import Values
 from llamabatch.chat.text_patterns import found_in_text
-from llamabatch.chat.tool_schemas import Budget, TypesOf, checked_parts, count, lists_of_values, unknown_type
+from llamabatch.chat.tool_schemas import Budget, TypesOf, checked_parts, count, lists_of_values, refused, unknown_type
 from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import referred
 from llamabatch.request.lark_rules import MAX_CHARS, PARAMETERS, Raw, Rules, quoted
@@ -74,18 +74,18 @@ class Forms:
     def of(self, schema: object, depth: int = 0) -> list[Form]:
         self._budget.spend(self._about)
         if depth > _DEEPEST:
-            raise self._error("refer to themselves, or are nested too deeply")
+            raise refused(self._about, "refer to themselves, or are nested too deeply")
         if isinstance(schema, bool):
             return [Form({})] if schema else []
         if not isinstance(schema, Mapping):
-            raise self._error(f"have {show(schema)}; give a JSON schema")
+            raise refused(self._about, f"have {show(schema)}; give a JSON schema")
         if (unknown := unknown_type(schema)) is not None:
-            raise self._error(f'are of type {show(unknown)}; give "object"')
+            raise refused(self._about, f'are of type {show(unknown)}; give "object"')
         found = [self._own(schema)] if "object" in self._types_of(schema) else []
         if isinstance(reference := schema.get("$ref"), str):
             target = referred(reference, self._root)
             if target is None:
-                raise self._error(f"have the $ref {show(reference)}, which the schema does not have")
+                raise refused(self._about, f"have the $ref {show(reference)}, which the schema does not have")
             found = self._both(found, self.of(target, depth + 1))
         for part in checked_parts(schema, "allOf", self._about):
             found = self._both(found, self.of(part, depth + 1))
@@ -105,9 +105,9 @@ class Forms:
         named, patterns = self._by_name(schema, "properties"), self._by_name(schema, "patternProperties")
         required = schema.get("required", ())
         if not isinstance(required, (list, tuple)) or not all(isinstance(each, str) for each in required):
-            raise self._error(f"have {show(required)} for required; give a list of names")
+            raise refused(self._about, f"have {show(required)} for required; give a list of names")
         if patterns and (named or required):
-            raise self._error("have patternProperties beside other names, which this notation cannot express")
+            raise refused(self._about, "have patternProperties beside other names, which this notation cannot express")
         self._budget.spend(self._about, len(named) + len(patterns))
         return Form(
             named,
@@ -122,7 +122,7 @@ class Forms:
     def _by_name(self, schema: Mapping[str, Any], key: str) -> dict[str, Any]:
         given = schema.get(key, {})
         if not isinstance(given, Mapping):
-            raise self._error(f"have {show(given)} for {key}; give schemas by name")
+            raise refused(self._about, f"have {show(given)} for {key}; give schemas by name")
         return dict(given)
 
     def _both(self, some: list[Form], others: list[Form]) -> list[Form]:
@@ -131,12 +131,12 @@ class Forms:
 
     def _check_number(self, n_forms: int) -> None:
         if n_forms > _MOST_FORMS:
-            raise self._error(f"have more than {_MOST_FORMS} combinations of anyOf and oneOf")
+            raise refused(self._about, f"have more than {_MOST_FORMS} combinations of anyOf and oneOf")
 
     def _met(self, one: Form, other: Form) -> Form:
         names = [*one.named, *one.required, *other.named, *other.required]
         if (one.patterns or other.patterns) and (names or (one.patterns and other.patterns)):
-            raise self._error("have patternProperties beside other names, which this notation cannot express")
+            raise refused(self._about, "have patternProperties beside other names, which this notation cannot express")
         self._budget.spend(self._about, len(one.named) + len(other.named))
         counts = [each for each in (one.most, other.most) if each is not None]
         patterns = [
@@ -158,7 +158,9 @@ class Forms:
         """Raises SamplingError unless arguments can fit at most one of these schemas."""
         for some, others in itertools.combinations(each, 2):
             if not all(self._are_apart(one, other) for one in some for other in others):
-                raise self._error("have a oneOf of which two parts may fit at once; give anyOf, or a const to each")
+                raise refused(
+                    self._about, "have a oneOf of which two parts may fit at once; give anyOf, or a const to each"
+                )
 
     def _are_apart(self, one: Form, other: Form) -> bool:
         return any(self._exclude(one.of(name), other.of(name)) for name in {*one.required, *other.required})
@@ -175,9 +177,6 @@ class Forms:
         return any(
             not any(value in others for value in values) for values in lists for others in other_lists
         )  # 0 == False in Python, so these two count as the same value
-
-    def _error(self, what: str) -> SamplingError:
-        return SamplingError(f"tools are refused: {self._about} {what}")
 
 
 def _both(one: object, other: object) -> object:
@@ -275,7 +274,7 @@ class _Arguments:
         if most is not None and most < 0:
             return None
         if least > 1 and free:
-            raise self._error(f"have minProperties {form.least}; required must then name all but one")
+            raise refused(self._about, f"have minProperties {form.least}; required must then name all but one")
         self._rules.about = self._about
         if least <= 0 and (most is None or (most >= len(items) - n_required and not free)):
             parts = [text if is_required else f"({text})?" for text, is_required in items]
@@ -286,7 +285,7 @@ class _Arguments:
         """Yields the rules of arguments that the schema does not name: for each pattern, then for all other names."""
         patterns = {pattern: f"({found_in_text(pattern)})" for pattern in form.patterns or ()}
         if len(patterns) * sum(map(len, patterns.values())) > MAX_CHARS:
-            raise self._error(f"have {len(patterns)} patternProperties, which are too many")
+            raise refused(self._about, f"have {len(patterns)} patternProperties, which are too many")
         schemas = [*(form.patterns or {}).values(), form.other]
         for k, schema in enumerate(schemas):
             if schema is False:
@@ -307,7 +306,7 @@ class _Arguments:
         n_counts = 1 + (least if most is None else most)
         if (len(items) + 1) * n_counts > _MOST_COUNTS:
             many = f"{len(items)} arguments up to {n_counts - 1}"
-            raise self._error(f"count {many}, by minProperties and maxProperties, which is too much")
+            raise refused(self._about, f"count {many}, by minProperties and maxProperties, which is too much")
         after: list[str | None] = []
         for n_before in range(n_counts):
             still = max(0, least - n_before), None if most is None else most - n_before
@@ -328,6 +327,3 @@ class _Arguments:
                 here.append(self._rules.rule(name, " | ".join(ways)) if ways else None)
             after = here
         return after[0]
-
-    def _error(self, what: str) -> SamplingError:
-        return SamplingError(f"tools are refused: {self._about} {what}")

@@ -23,11 +23,11 @@ from llamabatch.chat.tool_schemas import (
     lists_of_values,
     of_argument,
     parts,
+    refused,
     types_named,
     types_of_value,
     unknown_type,
 )
-from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import referred, with_parts
 from llamabatch.request.lark_rules import ANY, GUIDANCE, MAX_CHARS, Rules, quoted
 from llamabatch.utils.checks import show
@@ -150,12 +150,8 @@ def _allows_all(schema: object) -> bool:
 def _target(reference: str, root: object, about: str) -> object:
     found = referred(reference, root)
     if found is None:
-        raise _refused(about, f"has the $ref {show(reference)}, where its schema has nothing")
+        raise refused(about, f"has the $ref {show(reference)}, where its schema has nothing")
     return found
-
-
-def _refused(about: str, what: str) -> SamplingError:
-    return SamplingError(f"tools are refused: {about} {what}")
 
 
 class _Words:
@@ -267,13 +263,13 @@ class Texts:
         """Returns an expression of the strings that fit a schema; None: none fits."""
         self._budget.spend(self._about)
         if len(references) > _DEEPEST:
-            raise _refused(self._about, f"has a chain of more than {_DEEPEST} $refs")
+            raise refused(self._about, f"has a chain of more than {_DEEPEST} $refs")
         if isinstance(schema, bool):
             return ANY if schema else None
         if not isinstance(schema, Mapping):
-            raise _refused(self._about, f"has {show(schema)}; give a JSON schema")
+            raise refused(self._about, f"has {show(schema)}; give a JSON schema")
         if (unknown := unknown_type(schema)) is not None:
-            raise _refused(self._about, f"is of type {show(unknown)}; JSON has {', '.join(sorted(TYPES))}")
+            raise refused(self._about, f"is of type {show(unknown)}; JSON has {', '.join(sorted(TYPES))}")
         if "string" not in types_named(schema):
             return None
         terms = [*self._choices(schema), *self._plain(schema)]
@@ -300,7 +296,7 @@ class Texts:
 
     def _check_size(self, n_chars: int) -> None:
         if n_chars > MAX_CHARS:
-            raise _refused(self._about, f"is a grammar of more than {MAX_CHARS:,} characters")
+            raise refused(self._about, f"is a grammar of more than {MAX_CHARS:,} characters")
 
     def _choices(self, schema: Mapping[str, Any]) -> Iterator[str | None]:
         for choices in lists_of_values(schema):
@@ -311,7 +307,7 @@ class Texts:
         if is_read and self._read_as != STRING:
             is_read = json.loads(to_json(text, self._read_as)) == text
         if not is_read:
-            raise _refused(self._about, f"may be {show(text)}, which no call in this notation can hold; leave it out")
+            raise refused(self._about, f"may be {show(text)}, which no call in this notation can hold; leave it out")
         return quoted(text)
 
     def _plain(self, schema: Mapping[str, Any]) -> Iterator[str]:
@@ -320,7 +316,7 @@ class Texts:
             yield f"/(?s:.{{{least or 0},{'' if most is None else most}}})/"
         if (pattern := schema.get("pattern")) is not None:
             if not isinstance(pattern, str):
-                raise _refused(self._about, f"has the pattern {show(pattern)}; give a regular expression")
+                raise refused(self._about, f"has the pattern {show(pattern)}; give a regular expression")
             yield found_in_text(pattern)
         if isinstance(name := schema.get("format"), str):
             yield of_format(name)

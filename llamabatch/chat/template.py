@@ -12,9 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-import sys
 import threading
-from collections import abc
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from datetime import datetime
@@ -24,14 +22,24 @@ from typing import Any, NoReturn
 import jinja2
 import jinja2.meta
 from jinja2 import nodes, pass_context
-from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
-from jinja2.utils import Namespace
 from markupsafe import EscapeFormatter, Markup
 
+from llamabatch.chat.template_code import Generator
+from llamabatch.chat.template_prices import (
+    LETTER,
+    MAX_VALUE,
+    TemplateLimit,
+    growth,
+    price_of_method,
+    price_of_percent,
+    shallow,
+    weight,
+    widths,
+)
 from llamabatch.errors import ConfigError
 from llamabatch.utils.checks import show
 
@@ -40,21 +48,14 @@ MAX_SOURCE = 256 * 2**10  # characters; longer templates take seconds to compile
 BUDGET = 128 * 2**20
 PER_BYTE = 2048  # added for each byte of the conversation: templates may walk all of it for each message
 MAX_BUDGET = 2**31
-MAX_DEPTH = 100  # levels of lists in lists
 MAX_BITS = 2**14  # of a whole number
-MAX_VALUE = 2**27  # units of one value that is worked on as a whole
-_STEP, _NODE, _CALL, _ITEM, _HELD = 128, 48, 256, 64, 64
-_LETTER = 84  # for each letter of a text that becomes a list: most letters are objects of their own
+_CALL, _ITEM = 256, 64
 _LOOK_EVERY = 2**20  # units between two calls of `cancelled`
 
 _CHANGES = ("append", "pop")  # allowed on lists that the template itself has made; Kimi-K2's template uses them
 
 # No chat template needs these filters, and their cost is unknown before they run.
 _NO_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
-
-
-class TemplateLimit(Exception):
-    """The error of a template that needs more than it may use."""
 
 
 class Meter:
@@ -137,51 +138,11 @@ def describe(error: BaseException) -> str:
         return "it nests too deeply"
     if isinstance(error, MemoryError):
         return "it runs out of memory"
-    text = str(error) or type(error).__name__
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        text = f"line {error.lineno}: {error.message}"
+    else:
+        text = str(error) or type(error).__name__
     return text if len(text) <= 500 else f"{text[:500]}…"
-
-
-def weight(value: Any, most: int) -> int:
-    """Returns the approximate bytes of a value with all items in it; each item counts as often as it occurs.
-
-    Raises:
-        TemplateLimit: the value weighs more than `most`, or its lists nest deeper than MAX_DEPTH.
-    """
-    total, level, depth = 0, [value], 0
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise TemplateLimit(f"lists are nested more than {MAX_DEPTH} deep")
-        below: list[Any] = []
-        for item in level:
-            total += _HELD
-            if isinstance(item, str):
-                total += len(item) if item.isascii() else 4 * len(item)
-            elif item is None or isinstance(item, (bool, float)):
-                continue
-            elif isinstance(item, int):
-                total += item.bit_length() >> 3
-            elif isinstance(item, (list, tuple, set, frozenset, abc.KeysView, abc.ValuesView, abc.ItemsView)):
-                if total + _HELD * len(item) <= most:
-                    below.extend(item)
-                else:
-                    total = most + 1
-            elif isinstance(item, Mapping):
-                if total + 2 * _HELD * len(item) > most:
-                    total = most + 1
-                else:
-                    below.extend(item.keys())
-                    below.extend(item.values())
-            elif isinstance(item, (bytes, bytearray)):
-                total += len(item)
-            elif isinstance(item, range):
-                total += 32 * len(item)
-            elif isinstance(item, Namespace):
-                below.append(object.__getattribute__(item, "_Namespace__attrs"))
-            if total > most:
-                raise TemplateLimit("a value is too large")
-        level = below
-    return total
 
 
 def _lists(value: Any) -> Iterator[int]:
@@ -236,6 +197,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     """The jinja2 environment that Hugging Face's templates are written for (transformers, chat_template_utils.py),
     tojson included. It adds the prices."""
 
+    code_generator_class = Generator
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self, written: Written | None = None) -> None:
@@ -273,8 +235,6 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         jinja2 would put lines of the template into the traceback, in a cycle that keeps the template's values alive.
         """
-        if isinstance(sys.exc_info()[1], jinja2.TemplateSyntaxError):  # jinja2 takes the line number out of its text
-            super().handle_exception(source)
         raise  # a variable for the exception would make a cycle, too
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -321,14 +281,14 @@ class _Environment(ImmutableSandboxedEnvironment):
     def cut(self, value: Any, where: slice) -> Any:
         """Returns value[where], and pays for it."""
         piece = value[where]  # the piece is no larger than the value, which is paid for already
-        self.spend(_CALL + _shallow(piece))
+        self.spend(_CALL + shallow(piece))
         return piece
 
     def spread(self, value: Any) -> Any:
         """Pays for `*value` or `**value` of a call, which copies the value; returns the value."""
         if isinstance(value, _Items):
             return list(value)
-        self.spend(_LETTER * len(value) if isinstance(value, str) else 2 * _shallow(value))
+        self.spend(LETTER * len(value) if isinstance(value, str) else 2 * shallow(value))
         return value
 
     def concat(self, pieces: Any) -> str:  # type: ignore[override]  # a function there
@@ -344,37 +304,22 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, str) and operator == "%":
-            self.pay_for_percent(left, right)
+            self.spend(price_of_percent(left, right))
         elif isinstance(left, (int, float)) and isinstance(right, (int, float)):
-            self._check_numbers(operator, left, right)
+            _check_size(left)
+            _check_size(right)
+            if operator == "**" and isinstance(left, int) and isinstance(right, int):
+                _check_bits(left.bit_length() * abs(right))
         elif operator == "*":
             sequence, times = (right, left) if isinstance(left, int) else (left, right)
             if isinstance(times, int):
-                self.spend(_shallow(sequence) * max(0, times))
+                self.spend(shallow(sequence) * max(0, times))
         else:
             is_escaped = isinstance(left, Markup) or isinstance(right, Markup)
-            self.spend((_shallow(left) + _shallow(right)) * (6 if is_escaped else 1))
+            self.spend((shallow(left) + shallow(right)) * (6 if is_escaped else 1))
         result = super().call_binop(context, operator, left, right)
-        self.check_result(result)
+        _check_size(result)
         return result
-
-    def _check_numbers(self, operator: str, left: float, right: float) -> None:
-        self.check_result(left)
-        self.check_result(right)
-        is_power = operator == "**" and isinstance(left, int) and isinstance(right, int)
-        if is_power and int(left).bit_length() * abs(right) > MAX_BITS:
-            raise TemplateLimit(f"a whole number has more than {MAX_BITS:,} bits")
-
-    def check_result(self, value: Any) -> None:
-        if isinstance(value, int) and value.bit_length() > MAX_BITS:
-            raise TemplateLimit(f"a whole number has more than {MAX_BITS:,} bits")
-
-    def pay_for_percent(self, form: str, values: Any) -> None:
-        """Pays for `form % values`: any number in the form may be a width."""
-        if "*" in form:
-            raise TemplateLimit("a format has '*' for its width; write the width")
-        n_uses = form.count("%") if isinstance(values, Mapping) else 1
-        self.spend(_numbers(form) + _shallow(form) + 4 * max(1, n_uses) * weight(values, MAX_VALUE))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
@@ -387,7 +332,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         def formatted(*args: Any, **kwargs: Any) -> str:
             if by_mapping:
                 [kwargs], args = args, ()  # type: ignore[assignment]  # ValueError as of any wrong call
-            self.spend(_CALL + _shallow(text))
+            self.spend(_CALL + shallow(text))
             made: str = type(text)(formatter.vformat(text, args, kwargs))
             return made
 
@@ -404,20 +349,10 @@ class _Environment(ImmutableSandboxedEnvironment):
             if isinstance(owner, Markup):  # Markup escapes its arguments
                 self.light([*args, *kwargs.values()], 6)
             if owner is not None and (isinstance(owner, Markup) or not isinstance(obj, MethodType)):
-                self._pay_for_method(owner, obj.__name__, (*args, *kwargs.values()))
+                self.spend(price_of_method(owner, obj.__name__, (*args, *kwargs.values())))
         result = super().call(context, obj, *args, **kwargs)
-        self.spend(_shallow(result))
+        self.spend(shallow(result))
         return result
-
-    def _pay_for_method(self, owner: Any, name: str, values: tuple[Any, ...]) -> None:
-        """Pays for a method of a built-in type; a method without a price is refused."""
-        for kinds, prices in _METHODS:
-            if isinstance(owner, kinds) and name in prices:
-                self.spend(prices[name](owner, values))
-                return
-        if isinstance(owner, _BUILT_IN) or (isinstance(owner, type) and issubclass(owner, _BUILT_IN)):
-            kind = owner if isinstance(owner, type) else type(owner)
-            raise jinja2.exceptions.SecurityError(f"{name!r} of {kind.__name__!r} cannot be called in a chat template")
 
     def _now(self, form: str) -> str:
         self.spend(256 * len(form))  # one character of the form may become this much text
@@ -444,7 +379,7 @@ class _Formatter(SandboxedFormatter):
     def format_field(self, value: Any, format_spec: str) -> Any:
         environment: Any = self._env
         environment.light(value)
-        environment.spend(_CALL + _numbers(str(format_spec)))
+        environment.spend(_CALL + widths(str(format_spec)))
         return super().format_field(value, format_spec)
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
@@ -457,206 +392,18 @@ class _MarkupFormatter(_Formatter, EscapeFormatter):
     pass
 
 
-class _Generator(CodeGenerator):
-    """A code generator that adds the payments to the compiled code."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._wrapped: dict[int, str] = {}  # id of an expression -> the text that opens the call around it
-
-    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
-        opening = self._wrapped.pop(id(node), None)
-        if opening is not None:
-            self.write(opening)
-        result = super().visit(node, *args, **kwargs)
-        if opening is not None:
-            self.write(")")
-        return result
-
-    def blockvisit(self, body: abc.Iterable[nodes.Node], frame: Frame) -> None:
-        body = list(body)
-        self.writeline(f"environment.spend({_price(body)})")
-        super().blockvisit(body, frame)
-
-    def visit_For(self, node: nodes.For, frame: Frame) -> None:
-        if node.test is not None:  # the test also runs for items that never reach the body
-            self._wrapped[id(node.test)] = f"(environment.tick({_price([node.test])}) and "
-        super().visit_For(node, frame)
-
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        for operand in node.nodes:
-            self._lighten(operand)
-        super().visit_Concat(node, frame)
-
-    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        self._lighten(node.expr)
-        for operand in node.ops:
-            self._lighten(operand.expr, "holder" if operand.op in ("in", "notin") else "light")
-        super().visit_Compare(node, frame)
-
-    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        for pair in node.items:
-            self._lighten(pair.key)
-        super().visit_Dict(node, frame)
-
-    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        if not isinstance(node.arg, nodes.Slice):
-            super().visit_Getitem(node, frame)
-            return
-        self.write("environment.cut(")
-        self.visit(node.node, frame)
-        self.write(", slice(")
-        for part in (node.arg.start, node.arg.stop, node.arg.step):
-            if part is None:
-                self.write("None")
-            else:
-                self.visit(part, frame)
-            self.write(", ")
-        self.write("))")
-
-    def signature(self, node: Any, frame: Frame, extra_kwargs: Any = None) -> None:
-        for spread in (node.dyn_args, node.dyn_kwargs):
-            if spread is not None:
-                self._wrapped[id(spread)] = "environment.spread("
-        super().signature(node, frame, extra_kwargs)
-
-    def visit_EvalContextModifier(self, node: nodes.EvalContextModifier, frame: Frame) -> None:
-        self.fail("autoescape is for HTML, and not for chat templates", node.lineno)
-
-    def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier, frame: Frame) -> None:
-        self.fail("autoescape is for HTML, and not for chat templates", node.lineno)
-
-    def _lighten(self, node: nodes.Node, by: str = "light") -> None:
-        is_constant = isinstance(node, nodes.Const) or (
-            isinstance(node, (nodes.List, nodes.Tuple)) and all(isinstance(item, nodes.Const) for item in node.items)
-        )
-        if not is_constant:  # the price of a block covers the length of its constants
-            self._wrapped[id(node)] = f"environment.{by}("
+def _check_size(value: Any) -> None:
+    if isinstance(value, int):
+        _check_bits(value.bit_length())
 
 
-_Environment.code_generator_class = _Generator
-
-
-def _price(body: list[nodes.Node]) -> int:
-    """Returns the units for running these nodes once. The blocks inside them pay for themselves."""
-    price, left = _STEP, list(body)
-    while left:
-        node = left.pop()
-        price += _NODE
-        if isinstance(node, nodes.TemplateData):
-            price += len(node.data)
-        elif isinstance(node, nodes.Const) and isinstance(node.value, str):
-            price += len(node.value)
-        for name, value in node.iter_fields():
-            if isinstance(value, nodes.Node):
-                left.append(value)
-            elif isinstance(value, list) and name not in ("body", "else_"):
-                left.extend(item for item in value if isinstance(item, nodes.Node))
-    return price
-
-
-def _shallow(value: Any) -> int:
-    """Returns the approximate bytes of a copy of the value, without its items."""
-    if isinstance(value, str):
-        size = len(value) if value.isascii() else 4 * len(value)
-        return 6 * size if isinstance(value, Markup) else size  # text that is added to Markup is escaped
-    if isinstance(value, (list, tuple)):
-        return 8 * len(value)
-    if isinstance(value, (dict, bytes, abc.MappingView)):
-        return 32 * len(value)
-    return 8
-
-
-def _numbers(form: str) -> int:
-    """Returns the sum of all numbers in a format, as an upper bound of its widths."""
-    found = re.findall(r"\d+", form)
-    if any(len(number) > 9 for number in found):
-        raise TemplateLimit(f"a format has a width of {max(map(len, found))} digits")
-    return sum(map(int, found))
+def _check_bits(n_bits: int) -> None:
+    if n_bits > MAX_BITS:
+        raise TemplateLimit(f"a whole number has more than {MAX_BITS:,} bits")
 
 
 def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-# Prices of methods cover the input and the output of a method. `call` pays for the arguments.
-
-
-def _integers(values: abc.Iterable[Any]) -> int:
-    return sum(abs(value) for value in values if isinstance(value, int))
-
-
-def _search(text: Any, values: tuple[Any, ...]) -> int:
-    needle = len(values[0]) if values and isinstance(values[0], (str, bytes)) else 1
-    return _shallow(text) * (1 + min(needle, 128) // 8)
-
-
-def _split(text: Any, values: tuple[Any, ...]) -> int:
-    separator = values[0] if values else None
-    n_parts = text.count(separator) + 1 if separator and isinstance(separator, str) else len(text)
-    return _search(text, values) + 64 * int(n_parts)
-
-
-def _replace(text: Any, values: tuple[Any, ...]) -> int:
-    if len(values) < 2 or not isinstance(values[0], str) or not isinstance(values[1], str):
-        return 0  # Python refuses the call
-    n_found = text.count(values[0])  # an empty text is found between all characters
-    return _search(text, values) + int(n_found) * max(_shallow(values[1]), 8) * (4 if not text.isascii() else 1)
-
-
-def _join(text: Any, values: tuple[Any, ...]) -> int:
-    items = values[0] if values else None
-    letters = _LETTER * len(items) if isinstance(items, str) else 0
-    return letters + (len(items) if isinstance(items, abc.Sized) else 0) * _shallow(text)
-
-
-def _few(value: Any, values: tuple[Any, ...]) -> int:
-    return 0
-
-
-def _copied(value: Any, values: tuple[Any, ...]) -> int:
-    return 4 * _shallow(value)
-
-
-def _padded(text: Any, values: tuple[Any, ...]) -> int:
-    return _shallow(text) + 4 * _integers(values)
-
-
-def _compared(value: Any, values: tuple[Any, ...]) -> int:
-    return weight(value, MAX_VALUE)
-
-
-def _tabs(text: Any, values: tuple[Any, ...]) -> int:
-    return _shallow(text) + int(text.count("\t")) * (_integers(values) or 8) * 4
-
-
-_BUILT_IN = (str, bytes, list, tuple, dict, int, float, range, set, frozenset, abc.MappingView)
-_Price = Callable[[Any, tuple[Any, ...]], int]
-_METHODS: tuple[tuple[Any, dict[str, _Price]], ...] = (
-    (
-        str,
-        {
-            **dict.fromkeys(("startswith", "endswith"), _few),
-            **dict.fromkeys(("capitalize", "casefold", "lower", "upper", "title", "swapcase", "encode"), _copied),
-            **dict.fromkeys(("strip", "lstrip", "rstrip", "removeprefix", "removesuffix"), _copied),
-            **dict.fromkeys(("isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier"), _copied),
-            **dict.fromkeys(("islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper"), _copied),
-            **dict.fromkeys(("find", "rfind", "index", "rindex", "count", "partition", "rpartition"), _search),
-            **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _padded),
-            **dict.fromkeys(("split", "rsplit", "splitlines"), _split),
-            "expandtabs": _tabs,
-            "join": _join,
-            "replace": _replace,
-        },
-    ),
-    (bytes, dict.fromkeys(("decode", "hex"), _copied)),
-    ((list, tuple, range), dict.fromkeys(("index", "count"), _compared)),
-    ((list, dict, set, frozenset), {"copy": _copied}),
-    (list, {"append": _few, "pop": _copied}),
-    (dict, dict.fromkeys(("get", "keys", "values", "items"), _few)),
-    (int, dict.fromkeys(("bit_length", "bit_count", "as_integer_ratio", "conjugate", "is_integer"), _few)),
-    (float, dict.fromkeys(("is_integer", "as_integer_ratio", "hex", "conjugate"), _few)),
-)
 
 
 # Prices of filters and tests.
@@ -690,54 +437,20 @@ def _priced_filter(environment: _Environment, name: str, function: Callable[...,
             if isinstance(values[0], _Items) and name not in (*_LAZY, *_AT_ONCE, "string"):
                 values[0] = list(values[0])
             if name == "list":
-                environment.spend(_LETTER * len(values[0]) if isinstance(values[0], str) else 2 * _shallow(values[0]))
+                environment.spend(LETTER * len(values[0]) if isinstance(values[0], str) else 2 * shallow(values[0]))
             elif name not in _LAZY and name not in _AT_ONCE:
                 environment.light(values[0], factor)
                 if isinstance(values[0], str) and name in _LETTER_BY_LETTER:
-                    environment.spend(_LETTER * len(values[0]))
-            environment.spend(_growth(environment, name, values, kwargs))
+                    environment.spend(LETTER * len(values[0]))
+            environment.spend(growth(name, values, kwargs))
         result = function(*before, *values, **kwargs)
         if isinstance(result, Iterator):
             return _Items(result, environment.spend)
-        environment.spend(_shallow(result) if name not in _AT_ONCE else 0)
-        environment.check_result(result)
+        environment.spend(shallow(result) if name not in _AT_ONCE else 0)
+        _check_size(result)
         return result
 
     return functools.update_wrapper(priced, function, updated=("__dict__",) if n_before else ())
-
-
-def _growth(environment: _Environment, name: str, values: list[Any], kwargs: dict[str, Any]) -> int:
-    """Returns the units for the output of a filter beyond its input, which depends on the filter's parameters."""
-    value, parameters = values[0], (*values[1:], *kwargs.values())
-    text = value if isinstance(value, str) else ""
-    numbers = 4 * _integers(parameters)
-    longest = max((_shallow(each) for each in parameters if isinstance(each, str)), default=0)
-    if name in ("center", "batch", "slice", "truncate"):
-        return 16 * numbers
-    if name == "round":
-        if _integers(parameters) > 1000:
-            raise TemplateLimit(f"a number is rounded to {_integers(parameters)} digits; allowed are up to 1000")
-    elif name == "indent":
-        lines = len(text.splitlines()) if text else weight(value, MAX_VALUE)
-        environment.spend(64 * lines)
-        return (lines + 1) * (numbers + longest + 16)
-    elif name == "replace":
-        form = str(value)  # paid for
-        return _replace(form, tuple(map(str, values[1:3])) if len(values) > 2 else tuple(map(str, parameters[:2])))
-    elif name == "join":
-        return (len(value) if isinstance(value, abc.Sized) else 0) * longest
-    elif name == "tojson":
-        separators = sum(map(len, map(str, kwargs.get("separators") or ())))
-        indent = _integers((kwargs.get("indent"),)) + (longest if isinstance(kwargs.get("indent"), str) else 0)
-        if indent or separators:
-            return weight(value, MAX_VALUE) // _HELD * (indent * MAX_DEPTH + separators)
-    elif name == "format":
-        environment.pay_for_percent(str(value), kwargs or tuple(values[1:]))
-    elif name == "sum":
-        start = [each for each in parameters if isinstance(each, (list, tuple))]
-        if start:  # each item is added to a copy of all before it
-            return weight(value, MAX_VALUE) * (len(value) if isinstance(value, abc.Sized) else 1)
-    return 0
 
 
 def _priced_test(environment: _Environment, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -747,7 +460,7 @@ def _priced_test(environment: _Environment, name: str, function: Callable[..., A
         values = (*args[n_before:], *kwargs.values())
         environment.spend(_CALL)
         if name in ("odd", "even", "divisibleby") and values and isinstance(values[0], str):
-            environment.pay_for_percent(values[0], values[1:])  # Python's % formats a text
+            environment.spend(price_of_percent(values[0], values[1:]))  # Python's % formats a text
         for position, value in enumerate(values):
             if position == 1 and name == "in":  # a mapping finds its key at once
                 environment.holder(value)

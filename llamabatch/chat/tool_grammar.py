@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from llamabatch.chat import tool_parsers
 from llamabatch.chat.tagged_arguments import Tags, arguments
 from llamabatch.chat.tool_formats import JsonNotation, TaggedNotation, ToolFormat, written
-from llamabatch.chat.tool_schemas import Budget, Schemas, names_of
+from llamabatch.chat.tool_schemas import Budget, Schemas, names_of, refused
 from llamabatch.errors import SamplingError
 from llamabatch.request.json_schema import held
 from llamabatch.request.lark_rules import ANY, CALL, GUIDANCE, PARAMETERS, Rules, Spell, quoted
@@ -116,8 +116,7 @@ def _grammar(
             formats = _add_call(own, tool_format, notation, n, name, given, budget, beside_form=form is not None)
         except (SamplingError, RecursionError) as error:
             if isinstance(error, RecursionError):
-                about = f"{PARAMETERS} of {show(name)}"
-                error = SamplingError(f"tools are refused: {about} are nested too deeply")
+                error = refused(f"{PARAMETERS} of {show(name)}", "are nested too deeply")
             if not may_leave_out:
                 raise error from None
             errors.append(error)
@@ -233,7 +232,7 @@ def _held(schema: Mapping[str, Any], function: str) -> tuple[Mapping[str, Any], 
         found, formats = held(schema, f"tools are refused: {about}: ")
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise SamplingError(f"tools are refused: {about} have a lone surrogate, half a character") from None
+        raise refused(about, "have a lone surrogate, half a character") from None
     return found, formats
 
 

@@ -211,29 +211,11 @@ def deepseek(p: ToolParser) -> Reading[None]:
 
     V3 and R1 write `function` in place of the name, and behind the separator the name and a Markdown block.
     """
-    s = p.scanner
-    section, begin, end, last = (
-        f"<｜tool▁{each}｜>" for each in ("calls▁begin", "call▁begin", "call▁end", "calls▁end")
-    )
-    while marker := (yield from s.until((section, begin), p.text)):
-        s.mark(len(marker))
-        if marker == section:
-            yield from s.spaces()
-            yield from s.accept(begin)
-        found = yield from _deepseek_call(p, (end,))
-        if found == _NO:
-            p.not_a_call(marker)
-            continue
-        if found == _WHOLE:
-            yield from s.spaces()
-            if (yield from s.accept("```")):
-                yield from s.spaces()
-            yield from s.accept(end)
-        yield from s.spaces()
-        yield from s.accept(last)
+    marks = (f"<｜tool▁{each}｜>" for each in ("calls▁begin", "call▁begin", "call▁end", "calls▁end"))
+    return _sections(p, _deepseek_call, *marks)
 
 
-def _deepseek_call(p: ToolParser, ends: tuple[str, ...]) -> Reading[int]:
+def _deepseek_call(p: ToolParser, end: str) -> Reading[int]:
     s = p.scanner
     name, marker = yield from s.text_until(("<｜tool▁sep｜>",), _MOST_HEADER)
     if not marker:
@@ -242,24 +224,42 @@ def _deepseek_call(p: ToolParser, ends: tuple[str, ...]) -> Reading[int]:
         name, marker = yield from s.text_until(("```json", "{"), _MOST_HEADER)
         s.at -= marker == "{"
     yield from s.spaces()
-    return (yield from _arguments(p, name.strip(), ends))
+    found = yield from _arguments(p, name.strip(), (end,))
+    if found == _WHOLE:
+        yield from s.spaces()
+        yield from s.accept("```")
+    return found
 
 
 def kimi(p: ToolParser) -> Reading[None]:
     """Reads <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>, in section markers."""
+    marks = (f"<|tool_{each}|>" for each in ("calls_section_begin", "call_begin", "call_end", "calls_section_end"))
+    return _sections(p, _kimi_call, *marks)
+
+
+def _kimi_call(p: ToolParser, end: str) -> Reading[int]:
+    header, _ = yield from p.scanner.text_until(("<|tool_call_argument_begin|>",), _MOST_HEADER)
+    call_id = header.strip()
+    name = call_id.removeprefix("functions.").rpartition(":")[0]
+    yield from p.scanner.spaces()
+    return (yield from _arguments(p, name, (end,), call_id))
+
+
+def _sections(
+    p: ToolParser, read: Callable[[ToolParser, str], Reading[int]], section: str, begin: str, end: str, last: str
+) -> Reading[None]:
+    """Reads sections of calls: the marker `section`, for each call `begin`, the call and `end`, and the marker `last`.
+
+    Args:
+        read: reads a call, up to the marker `end`, which it gets.
+    """
     s = p.scanner
-    section, begin = "<|tool_calls_section_begin|>", "<|tool_call_begin|>"
-    end, last = "<|tool_call_end|>", "<|tool_calls_section_end|>"
     while marker := (yield from s.until((section, begin), p.text)):
         s.mark(len(marker))
         if marker == section:
             yield from s.spaces()
             yield from s.accept(begin)
-        header, _ = yield from s.text_until(("<|tool_call_argument_begin|>",), _MOST_HEADER)
-        call_id = header.strip()
-        name = call_id.removeprefix("functions.").rpartition(":")[0]
-        yield from s.spaces()
-        found = yield from _arguments(p, name, (end,), call_id)
+        found = yield from read(p, end)
         if found == _NO:
             p.not_a_call(marker)
             continue

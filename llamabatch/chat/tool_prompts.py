@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from llamabatch.chat.messages import Message, Tools
 from llamabatch.chat.tool_formats import ToolFormat, example
-
-Message = Mapping[str, Any]
-Tools = Sequence[Mapping[str, Any]]
 
 
 def described(messages: Sequence[Message], tools: Tools, tool_format: ToolFormat) -> list[list[Message]]:

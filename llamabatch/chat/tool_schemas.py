@@ -20,6 +20,15 @@ _MOST_LOOKS = 50_000  # schemas looked at; usual tools take about ten for each a
 _MOST_PARTS = 2000  # parts of a schema looked at for one name
 
 
+def refused(about: str, what: str) -> SamplingError:
+    """Returns the error of tools whose calls no grammar can express.
+
+    Args:
+        about: the part of the tools at fault, as "argument 'x' of 'f'". what: its fault, from the verb on.
+    """
+    return SamplingError(f"tools are refused: {about} {what}")
+
+
 class Budget:
     """A limit of the work on the schemas of one request, as schemas may refer to one another again and again."""
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from llamabatch.chat.conversation import template_source
 from llamabatch.chat.named_templates import ON_A_LINE
+from llamabatch.chat.options import template_source
 from llamabatch.cli import echo_wrapped
 from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from llamabatch.chat.conversation import template_source
+from llamabatch.chat.options import template_source
 from llamabatch.cli import echo_wrapped
 from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.cli.options import (
@@ -28,7 +28,7 @@ from llamabatch.jobs.output.output import ORDERS, OutputOptions
 from llamabatch.jobs.output.parquet import COMPRESSIONS
 from llamabatch.jobs.output.records import SHAPES, RecordOptions
 from llamabatch.jobs.progress import StderrProgress
-from llamabatch.jobs.rows import ReadOptions
+from llamabatch.jobs.rows import ReadOptions, Task
 from llamabatch.jobs.settings import Settings
 from llamabatch.jobs.summary import Summary
 from llamabatch.request.sampling_params import SamplingParams
@@ -127,28 +127,8 @@ def run(
     if address is not None and plot_file is not None:
         raise click.UsageError("--plot draws the run of one engine; leave it out with --ray, --json has the figures")
     check_targets(json_file, plot_file)
-    seed = sampling.pop("seed", None)
-    if (form := _form(given.pop("json_schema"), given.pop("choice"), given.pop("regex"))) is not None:
-        if any(name in sampling for name in FORMS):
-            raise click.UsageError("the form of the answers is given twice, by an option and by -P; give it once")
-        sampling["structured_outputs"] = form
-    reading = ReadOptions(
-        SamplingParams.from_options(**sampling),
-        task="chat" if chat else "embedding" if embed else "completion",
-        chat_template=template_source(given.pop("chat_template")),
-        **{name: given.pop(name) for name in ("template", "prompt", "system", "id_column", "keep", "params_from")},
-        image_columns=given.pop("image_columns"),
-        audio_columns=given.pop("audio_columns"),
-        **{name: given.pop(name) for name in ("shard", "limit")},
-    )
-    records = RecordOptions(**{name: given.pop(name) for name in ("shape", "token_ids", "times", "answer", "parse")})
-    writing = OutputOptions(
-        records=records, **{name: given.pop(name) for name in ("order", "retry_errors", "force", "compression")}
-    )
-    if reading.has_media:
-        given["engine"].setdefault("mmproj", AUTO)
-    given["engine"]["adapters"], scales = adapters_of(loras)
-    settings = Settings(inputs, output, reading=reading, writing=writing, seed=seed, adapters=scales, **given)
+    task: Task = "chat" if chat else "embedding" if embed else "completion"
+    settings = _settings(inputs, output, task, sampling, loras, given)
     context = click.get_current_context()
     if dry_run:
         found = preview(settings, sample)
@@ -174,6 +154,35 @@ def run(
             raise
     _report(summary, json_file, plot_file)
     context.exit(summary.exit_code)
+
+
+def _settings(
+    inputs: tuple[str, ...], output: str, task: Task, sampling: dict[str, Any], loras: tuple[tuple[str, float], ...],
+    given: dict[str, Any],
+) -> Settings:  # fmt: skip
+    """Returns the settings of a job. Takes the options out of `sampling` and `given`. Raises UsageError."""
+    seed = sampling.pop("seed", None)
+    if (form := _form(given.pop("json_schema"), given.pop("choice"), given.pop("regex"))) is not None:
+        if any(name in sampling for name in FORMS):
+            raise click.UsageError("the form of the answers is given twice, by an option and by -P; give it once")
+        sampling["structured_outputs"] = form
+    reading = ReadOptions(
+        SamplingParams.from_options(**sampling),
+        task=task,
+        chat_template=template_source(given.pop("chat_template")),
+        **{name: given.pop(name) for name in ("template", "prompt", "system", "id_column", "keep", "params_from")},
+        image_columns=given.pop("image_columns"),
+        audio_columns=given.pop("audio_columns"),
+        **{name: given.pop(name) for name in ("shard", "limit")},
+    )
+    records = RecordOptions(**{name: given.pop(name) for name in ("shape", "token_ids", "times", "answer", "parse")})
+    writing = OutputOptions(
+        records=records, **{name: given.pop(name) for name in ("order", "retry_errors", "force", "compression")}
+    )
+    if reading.has_media:
+        given["engine"].setdefault("mmproj", AUTO)
+    given["engine"]["adapters"], scales = adapters_of(loras)
+    return Settings(inputs, output, reading=reading, writing=writing, seed=seed, adapters=scales, **given)
 
 
 def _form(json_schema: str | None, choice: tuple[str, ...] | None, regex: str | None) -> dict[str, Any] | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -26,17 +25,14 @@ from llamabatch.cli.options import (
 from llamabatch.cli.param_types import ModelName, Text
 from llamabatch.cli.serve_flags import Translated, from_environment, translate
 from llamabatch.cli.serve_models import NamedModel, named_models, options_of
+from llamabatch.cli.serve_runs import OneOfSeveral, serve_one, serve_several
 from llamabatch.config import MIN_CTX, EngineConfig
-from llamabatch.errors import ConfigError, LlamaBatchError, MemoryPlanError, ModelFileError
+from llamabatch.errors import ConfigError
 from llamabatch.gguf.resolve import local, resolve
-from llamabatch.planning.memory import mib
 from llamabatch.request.samplers import KNOWN, known_samplers
 from llamabatch.server.options import LOG_LEVELS, ServerOptions
 from llamabatch.utils.checks import nearest, show
-from llamabatch.utils.paths import TINY, one_line
-
-if TYPE_CHECKING:
-    from llamabatch.server.pool.options import Found, ModelSpec
+from llamabatch.utils.paths import TINY
 
 Command = Callable[..., Any]
 
@@ -98,11 +94,7 @@ class ServeCommand(GroupedCommand):
         if ctx.resilient_parsing:  # a shell completes an incomplete line
             return super().parse_args(ctx, args)
         ctx.meta.setdefault(_LINE, tuple(args))
-        options = {flag: each for each in self.params if isinstance(each, click.Option) for flag in each.opts}
-        negatives = {
-            flag: each for each in self.params if isinstance(each, click.Option) for flag in each.secondary_opts
-        }
-        takes = {flag: 0 if each.is_flag else each.nargs for flag, each in options.items()}
+        options, negatives, takes = _flags(self)
         given = translate(args, takes | dict.fromkeys(negatives, 0))
         named = (each.envvar for each in self.params if each.envvar)
         known = {name for one in named for name in ([one] if isinstance(one, str) else one)}
@@ -124,6 +116,15 @@ class ServeCommand(GroupedCommand):
         for note in (*theirs.notes, *given.notes) if is_first else ():
             echo_wrapped(note)
         return super().parse_args(ctx, given.args)
+
+
+def _flags(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option], dict[str, int]]:
+    """Returns the options of a command by their flags and by their negative flags, and the number of values of each
+    flag that is not negative."""
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    positive = {flag: each for each in options for flag in each.opts}
+    negative = {flag: each for each in options for flag in each.secondary_opts}
+    return positive, negative, {flag: 0 if each.is_flag else each.nargs for flag, each in positive.items()}
 
 
 def _as_defaults(
@@ -257,17 +258,17 @@ def serve(
     if named is None and (models_max is not None or models_autoload is not None or models_fifo):
         echo_wrapped("--models-max, --models-autoload and --models-fifo have no effect on a single model")
     if named is None and sleep_idle_seconds is None:
-        _serve_one(*_read(NamedModel("", tagged[0]), **given))
+        serve_one(*_read(NamedModel("", tagged[0]), **given))
         return None
     wanted: dict[str, Any] = {"max_loaded": models_max, "autoload": models_autoload, "sleep_idle_s": sleep_idle_seconds}
     pool = {name: value for name, value in wanted.items() if value is not None} | {"in_order": models_fifo}
     _, options = _read(NamedModel("", TINY), **{**given, "ctx_size": None})
     if named is None:
-        _serve_several([NamedModel("", tagged[0], on_startup=True)], options, pool)
+        serve_several([NamedModel("", tagged[0], on_startup=True)], _of_one, options, pool)
         return None
     can_change = models_dir is not None or models_preset is not None
     look_again = (lambda: named_models(tagged, models_dir, models_preset) or []) if can_change else None
-    _serve_several(named, options, pool, look_again)
+    serve_several(named, _of_one, options, pool, look_again)
     return None
 
 
@@ -306,128 +307,11 @@ def _read(
     return engine_config(path, engine), options
 
 
-def _serve_one(config: EngineConfig, options: ServerOptions) -> None:
-    from llamabatch.server.http.logs import configure  # imported late: needs the extra `server`
-    from llamabatch.server.run import serve as run
-
-    configure(options)
-    try:
-        plan = _planned(config)
-    except MemoryPlanError as error:
-        echo_wrapped(f"Error: {error}")
-        click.get_current_context().exit(1)
-    n_engines = plan.config.instances
-    of_each = f" for each of {n_engines} engines" if n_engines > 1 else ""
-    echo_wrapped(f"memory: {plan.memory.describe()}{of_each}; {mib(plan.total_bytes)} with the processes")
-
-    def started(urls: list[str]) -> None:
-        slots = f"{plan.config.n_slots} slots of {plan.config.n_ctx:,} tokens"
-        name = one_line(Path(config.model).name)
-        echo_wrapped(f"{name} is served at {', '.join(urls)}: {slots}, {_key(options)}; the model is being loaded")
-
-    run(config, options, started, _say_ready)
-
-
-def _key(options: ServerOptions) -> str:
-    return "with a key" if options.api_keys else "without a key"
-
-
-def _say_ready(seconds: float) -> None:
-    echo_wrapped(f"ready after {seconds:.1f} s")
-
-
-def _serve_several(
-    models: list[NamedModel],
-    options: ServerOptions,
-    pool: dict[str, Any],
-    look_again: Callable[[], list[NamedModel]] | None = None,
-) -> None:
-    """Serves several models. A request loads the model that it names.
-
-    Args:
-        options: options of the server, for all models.
-        pool: options of a ModelPool.
-        look_again: returns the models that exist now; None: the models never change.
-    """
-    from llamabatch.server.http.logs import configure  # imported late: needs the extra `server`
-    from llamabatch.server.pool.options import Found, PoolOptions
-    from llamabatch.server.pool.specs import free_bytes, spec_of
-    from llamabatch.server.run import serve_several as run
-
-    checked = PoolOptions((0,), **pool)
-    context, told = click.get_current_context(), set[str]()
-
-    def read_all(models: Iterable[NamedModel]) -> list[tuple[NamedModel, EngineConfig, ServerOptions]]:
-        read = []
-        for model in models:
-            with _left_out(model, told, ModelFileError, MemoryPlanError):
-                read.append(_of_one(model))
-        return read
-
-    def planned(read: Iterable[tuple[NamedModel, EngineConfig, ServerOptions]]) -> list[ModelSpec]:
-        specs = []
-        for model, config, server in read:
-            with _left_out(model, told, LlamaBatchError):
-                found = spec_of(config, server, share, on_startup=model.on_startup, sleep_idle_s=model.sleep_idle_s)
-                specs.append(found)
-                slots = f"{found.plan.config.n_slots} slots of {found.plan.config.n_ctx:,} tokens"
-                echo_wrapped(f"{_shown(found)}: {mib(found.plan.total_bytes)}, {slots}")
-        return specs
-
-    def looked_again(known: Collection[str]) -> Found:
-        there = look_again() if look_again is not None else []
-        with context.scope(cleanup=False):  # this runs in another thread, which has no click context of its own
-            new = planned(read_all(model for model in there if model.name not in known))
-        return Found(frozenset(model.name for model in there), tuple(new))
-
-    read = read_all(models)
-    configure(options)
-    free = free_bytes(read[0][1]) if read else (0,)
-    share = 1 / max(1, min(checked.max_loaded or len(read), len(read)))
-    specs = planned(read)
-    if not specs:
-        echo_wrapped("Error: there is no model to serve")
-        context.exit(1)
-    together = sum(spec.bytes[0] for spec in specs)
-    fit = together <= free[0] and not 0 < checked.max_loaded < len(specs)
-
-    def started(urls: list[str]) -> None:
-        where = f"served at {', '.join(urls)}"
-        if len(specs) == 1:
-            echo_wrapped(f"{_shown(specs[0])} is {where}, {_key(options)}")
-            return
-        memory = f"{mib(together)} of the {mib(free[0])} that are free, {'all at once' if fit else 'taking turns'}"
-        echo_wrapped(f"{len(specs)} models are {where}: {memory}, {_key(options)}; requests load their model")
-
-    run(specs, options, PoolOptions(free, **pool), started, None if look_again is None else looked_again)
-
-
-def _shown(spec: ModelSpec) -> str:
-    names = spec.options.served_model_names
-    return one_line(names[0] if names else Path(spec.config.model).name)
-
-
-@contextlib.contextmanager
-def _left_out(model: NamedModel, told: set[str], *errors: type[LlamaBatchError]) -> Iterator[None]:
-    """Leaves a model out if the block raises one of `errors`, so that the other models can be served. Prints the error,
-    unless `told` has the line already."""
-    try:
-        yield
-    except errors as error:
-        line = f"{show(model.name) if model.name else 'the model'} is left out: {error}"
-        if line not in told:
-            told.add(line)
-            echo_wrapped(line)
-
-
-def _of_one(model: NamedModel) -> tuple[NamedModel, EngineConfig, ServerOptions]:
+def _of_one(model: NamedModel) -> OneOfSeveral:
     """Returns the options of one of several models. The command line overrides the model's section."""
     context = click.get_current_context()
     command = context.command
-    options = [each for each in command.params if isinstance(each, click.Option)]
-    positive = {flag: each for each in options for flag in each.opts}
-    negative = {flag: each for each in options for flag in each.secondary_opts}
-    takes = {flag: 0 if each.is_flag else each.nargs for flag, each in positive.items()}
+    positive, negative, takes = _flags(command)
     theirs = options_of(model, takes, negative)
     defaults = _as_defaults(theirs, positive, negative)
     path = defaults.pop("model", [model.path])[-1]
@@ -465,13 +349,6 @@ def _number(text: str | None) -> float | None:
         return None if text is None else float(text)
     except ValueError:
         raise ConfigError(f"sleep_idle_seconds is {show(text)}; give a number") from None
-
-
-def _planned(config: Any) -> Any:
-    """Returns the plan without loading the model. Raises MemoryPlanError with the sum."""
-    from llamabatch.engine.resolve_config import plan  # imported late: loads llama.cpp's library
-
-    return plan(config, resolve(config.model))
 
 
 def _tagged(tag: str | None, models: tuple[str, ...], repo: str | None, file: str | None) -> list[str]:

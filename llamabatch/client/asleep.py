@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from llamabatch.client.base import EngineMethod, Outage
+from llamabatch.client.base import CLOSED, EngineMethod, Outage
 from llamabatch.client.loaded_resources import LoadedResources
 from llamabatch.client.thread_client import LocalClient
 from llamabatch.engine.engine_state import EngineState
@@ -13,10 +13,8 @@ from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError
 from llamabatch.llama.model import Model
-from llamabatch.planning.capacity import Plan
+from llamabatch.planning.plan import Plan
 from llamabatch.request.request import Request
-
-_CLOSED = "the engine is closed"
 
 
 class AsleepClient(LocalClient):
@@ -34,7 +32,7 @@ class AsleepClient(LocalClient):
         self._is_closed = False
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> NoReturn:
-        raise EngineClosedError(_CLOSED)
+        raise EngineClosedError(CLOSED)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Does nothing: engines with requests do not sleep."""
@@ -48,11 +46,11 @@ class AsleepClient(LocalClient):
         return []
 
     def call(self, method: EngineMethod, *arguments: Any) -> NoReturn:
-        raise EngineClosedError(_CLOSED)
+        raise EngineClosedError(CLOSED)
 
     @property
     def outage(self) -> Outage | None:
-        return Outage(_CLOSED) if self._is_closed else None
+        return Outage(CLOSED) if self._is_closed else None
 
     @property
     def adapters(self) -> list[str]:
@@ -63,4 +61,4 @@ class AsleepClient(LocalClient):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise EngineClosedError(_CLOSED)
+            raise EngineClosedError(CLOSED)

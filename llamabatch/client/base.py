@@ -20,7 +20,7 @@ from llamabatch.engine.hooks import Sink
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import describe
 from llamabatch.llama.model import Model
-from llamabatch.planning.capacity import Plan
+from llamabatch.planning.plan import Plan
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
 
@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 # Seconds, for a last output whose sink raises: the wait before its third delivery; the longest wait, as each wait is
 # twice the one before; and the time after which the sink is assumed to raise always.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _PATIENCE_S = 0.05, 10.0, 60.0
+
+CLOSED = "the engine is closed"
 
 EngineMethod = Literal[
     "save_prefix", "load_prefix", "unload_prefix", "reset_prefix_cache", "load_adapter", "unload_adapter"

@@ -16,6 +16,7 @@ from typing import Any
 
 from llamabatch.client.asleep import AsleepClient
 from llamabatch.client.base import (
+    CLOSED,
     EngineClient,
     EngineMethod,
     Heartbeat,
@@ -177,7 +178,7 @@ class FrontClient:
             while self._is_moving:
                 self._changed.wait()
             if self._is_closed:
-                raise EngineClosedError("the engine is closed")
+                raise EngineClosedError(CLOSED)
             if self.is_asleep:
                 self._move(self._wake)
             self._n_users += 1
@@ -201,7 +202,7 @@ class FrontClient:
             while self._is_moving:
                 self._changed.wait()
             if self._is_closed:
-                raise EngineClosedError("the engine is closed")
+                raise EngineClosedError(CLOSED)
             if self.is_asleep:
                 return
             if self._connect is None:

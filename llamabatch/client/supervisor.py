@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from llamabatch.client.base import EngineMethod, Heartbeat, Outage, emit, in_a_sink
+from llamabatch.client.base import CLOSED, EngineMethod, Heartbeat, Outage, emit, in_a_sink
 from llamabatch.client.crash_triage import CrashTriage, TrackedRequest
 from llamabatch.client.loaded_resources import LoadedResources
 from llamabatch.client.restart_policy import RESTARTS, RestartPolicy, Restarts, Silence, none_can_start
@@ -36,7 +36,6 @@ from llamabatch.utils.lifetime import ForkGuard
 
 logger = logging.getLogger(__name__)
 
-_CLOSED = "the engine is closed"
 _TICK_S = 1.0
 _SHORT_TICK_S = 0.1  # while requests wait here without a child
 
@@ -114,7 +113,7 @@ class Supervisor:
         """The reason why it takes no requests; see EngineClient.outage."""
         with self._lock:
             if self._end_reason is None:
-                return Outage(_CLOSED) if self._closing else None
+                return Outage(CLOSED) if self._closing else None
             return Outage(self._end_reason, self._retry_in())
 
     @property
@@ -284,7 +283,7 @@ class Supervisor:
 
     def _run(self) -> None:
         """Runs one child after another, until there is a reason to stop."""
-        reason = _CLOSED
+        reason = CLOSED
         try:
             while not self._closing:
                 if self._has_other_model():
@@ -292,7 +291,7 @@ class Supervisor:
                     reason = none_can_start("the model file was replaced since the start; load the model again")
                     if not self._pause(reason):
                         break
-                    reason = _CLOSED
+                    reason = CLOSED
                     continue
                 exit_reason, never_ready = self._run_child()
                 if self._closing:
@@ -310,7 +309,7 @@ class Supervisor:
                 if wait_s is None:
                     if not self._pause(reason):
                         break
-                    reason = _CLOSED
+                    reason = CLOSED
                     continue
                 logger.warning("the engine process ended: %s; another one is started", exit_reason)
                 self._on_child_death()
@@ -463,7 +462,7 @@ class Supervisor:
             when = "" if retry_in is None else f"; another one is started in {math.ceil(retry_in)} s"
             raise EngineClosedError(self._end_reason + when)
         if self._closing:
-            raise EngineClosedError(_CLOSED)
+            raise EngineClosedError(CLOSED)
 
     def _retry_in(self) -> float | None:
         """Returns the seconds until another child starts; None: none will start."""

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llamabatch.client.base import EngineMethod, Heartbeat, Outage, emit, emit_last, errors_logged, failure
+from llamabatch.client.base import CLOSED, EngineMethod, Heartbeat, Outage, emit, emit_last, errors_logged, failure
 from llamabatch.config import EngineConfig
 from llamabatch.engine.engine import Engine
 from llamabatch.engine.engine_state import EngineState
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 _IDLE_S = 0.02  # between two prefixes that an idle engine writes to the disk
 
-_CLOSED = "the engine is closed"
 _END_FAILED = "the engine could not be ended in good order"
 _TRIES = 2  # attempts to answer the remaining requests when an engine ends
 
@@ -277,7 +276,7 @@ class _Loop:
 
     def _end(self, engine: Engine, error: str | None) -> None:
         """Answers every caller that still waits, with the tokens so far, and frees the memory."""
-        reason = error or _CLOSED
+        reason = error or CLOSED
         try:
             for _ in range(_TRIES):  # the second attempt is for requests that the first one could not answer
                 for owned in list(self._in_flight.values()):
@@ -293,7 +292,7 @@ class _Loop:
             output = engine.abort(request.request_id, error)
         except BaseException:  # the failure may have left the engine in any state
             output = None
-        return failure(request, error or _CLOSED) if output is None or output.finished is None else output
+        return failure(request, error or CLOSED) if output is None or output.finished is None else output
 
     def _refuse_commands(self, reason: str) -> None:
         for command in self._commands.shut(reason):

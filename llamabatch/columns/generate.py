@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from llamabatch.chat.conversation import ChatOptions
+from llamabatch.chat.options import ChatOptions
 from llamabatch.client.restart_policy import gave_up
 from llamabatch.columns.frames import Batch, open_batch, rows_of
 from llamabatch.columns.prompts import PromptFunction, Prompts, RowPrompt

@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 from jinja2 import Undefined
 from jinja2.exceptions import UndefinedError
 
+from llamabatch.chat.messages import Message
 from llamabatch.chat.template import BoundedTemplate, describe
-from llamabatch.errors import ConfigError
+from llamabatch.errors import ConfigError, PromptError
 from llamabatch.errors import describe as describe_error
-from llamabatch.media.parts import parts_of_cell
+from llamabatch.media.parts import message_with_media
 from llamabatch.request.media import IMAGE, SOUND, Kind
 from llamabatch.utils.checks import nearest, show
 
-Message = Mapping[str, Any]
 Content = str | list[Message] | list[int]
 PromptFunction = Callable[[dict[str, Any]], Content]
 
@@ -148,7 +148,7 @@ class Prompts:
             try:
                 identity = self._identity(row)
                 yield self._of_row(row, identity)
-            except _RowError as error:
+            except PromptError as error:
                 yield RowPrompt(id=identity, error=str(error))
 
     def _of_row(self, row: dict[str, Any], identity: str | int | None) -> RowPrompt:
@@ -164,17 +164,12 @@ class Prompts:
 
     def _with_media(self, content: Content, row: Mapping[str, Any]) -> Content:
         """Returns a user's message with the pictures and sounds of a row before the text."""
-        media: list[Any] = []
-        for kind, names in self._media_columns.items():
-            what, listed = "picture" if kind == IMAGE else "sound", ", ".join(map(show, names))
-            if not isinstance(content, str):
-                raise _RowError(f"the prompt is {show(content)}; beside a {what} of {listed} give a text")
-            found = [part for name in names for part in parts_of_cell(row[name], kind)]
-            if not found:
-                raise _RowError(f"there is no {what} in {listed}")
-            media += found
-        message: Message = {"role": "user", "content": [*media, {"type": "text", "text": content}]}
-        return [message]
+        if isinstance(content, str):
+            message: Message = message_with_media(content, row, self._media_columns)
+            return [message]
+        kind, names = next(iter(self._media_columns.items()))
+        what, listed = "picture" if kind == IMAGE else "sound", ", ".join(map(show, names))
+        raise PromptError(f"the prompt is {show(content)}; beside a {what} of {listed} give a text")
 
     def _identity(self, row: Mapping[str, Any]) -> str | int | None:
         if self._id_column is None:
@@ -183,7 +178,7 @@ class Prompts:
         if isinstance(value, float) and value.is_integer():  # pandas may turn whole numbers into floats
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, (int, str)):
-            raise _RowError(f"the id in {show(self._id_column)} is {_null(value)}; give a text or a whole number")
+            raise PromptError(f"the id in {show(self._id_column)} is {_null(value)}; give a text or a whole number")
         return value
 
 
@@ -191,10 +186,6 @@ def seed_of(seed: int, source: object) -> int:
     """Returns the seed of a row, 0 .. 2**64 - 1, made of the seed of all rows and the row's id or prompt (`source`)."""
     digest = hashlib.blake2b(_canonical([seed, source]), digest_size=8, person=b"llamabatch row").digest()
     return int.from_bytes(digest, "big")
-
-
-class _RowError(Exception):
-    """The error of a row that cannot be run."""
 
 
 class _Null(Undefined):
@@ -214,23 +205,23 @@ def _rendered(argument: str, source: str, row: Mapping[str, Any]) -> str:
     try:
         return _compiled(argument, source).render({ROW: cells, **cells})
     except Exception as error:  # a template is a program and can raise any exception
-        raise _RowError(f"the {argument} cannot be made: {describe(error)}") from error
+        raise PromptError(f"the {argument} cannot be made: {describe(error)}") from error
 
 
 def _called(function: PromptFunction, row: dict[str, Any]) -> Content:
     try:
         content: Any = function(dict(row))
     except Exception as error:
-        raise _RowError(f"the prompt cannot be made: {describe_error(error)}") from error
+        raise PromptError(f"the prompt cannot be made: {describe_error(error)}") from error
     if isinstance(content, str):
         return content
     if isinstance(content, (list, tuple)):
         try:
             _canonical(content)
         except (TypeError, ValueError, RecursionError) as error:
-            raise _RowError(f"the prompt is {show(content)}, which has no form in JSON: {error}") from error
+            raise PromptError(f"the prompt is {show(content)}, which has no form in JSON: {error}") from error
         return list(content)
-    raise _RowError(f"the prompt is {_null(content)}; give a text, a list of messages, or token ids")
+    raise PromptError(f"the prompt is {_null(content)}; give a text, a list of messages, or token ids")
 
 
 def _null(value: object) -> str:

@@ -90,8 +90,9 @@ class OutputColumns:
     def of(self, results: Sequence[Result]) -> list[Column]:
         """Returns the columns, with one value for each result."""
         found = list(results)
-        columns: dict[str, list[Any]] = {name: [] for name in (() if self._schema is None else self._fields)}
+        columns: dict[str, list[Any]] = {}
         if self._schema is not None:
+            columns = {field.name: [] for field in self._schema.fields}
             nothing = dict.fromkeys(columns)
             for index, result in enumerate(found):
                 values: Mapping[str, Any] = nothing
@@ -106,10 +107,6 @@ class OutputColumns:
         if self._schema is not None:
             made += [Column(each.name, each.kind, columns[each.name]) for each in self._schema.fields]
         return [*made, Column(self._error, _KINDS["error"], [each.error for each in found])]
-
-    @property
-    def _fields(self) -> list[str]:
-        return [] if self._schema is None else [field.name for field in self._schema.fields]
 
 
 def _reason(result: Result, error: ValueError) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llamabatch.errors import ConfigError
+from llamabatch.jobs.output.records import resolved
 from llamabatch.request.structured_outputs import structure
 from llamabatch.utils.checks import show
 
@@ -71,7 +72,7 @@ class Schema:
         if found is None:
             raise ConfigError(f"schema is {show(given)}; give a JSON schema or a pydantic class")
         root = json.loads(found.text)
-        schema = _resolved(root, root)
+        schema = resolved(root, root)
         properties = schema.get("properties")
         if not isinstance(properties, Mapping) or not properties:
             raise ConfigError(
@@ -120,7 +121,7 @@ def _kind(schema: object, root: Mapping[str, Any], depth: int) -> Kind:
     found = _of_alternatives(schema, root, depth)
     if found is not None:
         return found
-    schema = _resolved(schema, root)
+    schema = resolved(schema, root)
     if "enum" in schema and isinstance(schema["enum"], list):
         return _of_values(schema["enum"])
     if "const" in schema:
@@ -135,7 +136,7 @@ def _kind(schema: object, root: Mapping[str, Any], depth: int) -> Kind:
 
 def _of_alternatives(schema: object, root: Mapping[str, Any], depth: int) -> Kind | None:
     """Returns the common type of the alternatives of a schema; None: the schema has no alternatives."""
-    schema = _resolved(schema, root)
+    schema = resolved(schema, root)
     for key in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(key)
         if isinstance(parts, list) and (key != "allOf" or len(parts) == 1):
@@ -155,19 +156,3 @@ def _common(kinds: Iterable[Kind]) -> Kind:
     if found == {Kind(INTEGER), Kind(NUMBER)}:
         return Kind(NUMBER)
     return found.pop() if len(found) == 1 else Kind(JSON)
-
-
-def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Follows each "$ref" within the document and returns the schema; {} if a reference leads to no schema."""
-    for _ in range(_MOST_DEPTH):
-        if not isinstance(schema, Mapping):
-            return {}
-        reference = schema.get("$ref")
-        if not isinstance(reference, str):
-            return schema
-        if not reference.startswith("#"):
-            return {}
-        schema = root
-        for part in reference[1:].split("/")[1:]:
-            schema = schema.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
-    return {}

@@ -12,8 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from llamabatch.chat.conversation import ChatModel, ChatOptions, render
+from llamabatch.chat.conversation import ChatModel, render
 from llamabatch.chat.messages import MEDIA_MARK, Conversation, check_conversation, media_kind
+from llamabatch.chat.options import ChatOptions
 from llamabatch.chat.template import BoundedTemplate, describe
 from llamabatch.compat.grammar import schema_form
 from llamabatch.errors import ConfigError, PromptError
@@ -308,7 +309,6 @@ def whole(completion: Json, tool: str | None) -> Json:
 
 def chunks(given: Iterator[Json], tool: str | None) -> Iterator[Json]:
     """Turns the chunks of a completion into "chat.completion.chunk" dictionaries."""
-    delta_of: Callable[[Json], Json] = _text_delta if tool is None else _call_delta(tool)
     empty: Json = {"role": None, "content": None, "function_call": None, "tool_calls": None}
     is_first = True
     for chunk in given:
@@ -318,26 +318,20 @@ def chunks(given: Iterator[Json], tool: str | None) -> Iterator[Json]:
             yield _chunk(chunk, first, None, None)
             is_first = False
         reason = choice["finish_reason"]
-        if tool is None:
-            delta = delta_of(chunk) if reason is None else {}
-            yield _chunk(chunk, delta, _logprobs(choice["logprobs"]), reason)
-        elif reason is None:
-            yield _chunk(chunk, delta_of(chunk), _logprobs(choice["logprobs"]), None)
-        else:
+        if reason is not None and tool is not None:
             yield _chunk(chunk, dict(empty), None, "tool_calls")
+        else:
+            delta = _delta(chunk, tool) if reason is None else {}
+            yield _chunk(chunk, delta, _logprobs(choice["logprobs"]), reason)
 
 
-def _text_delta(chunk: Json) -> Json:
-    return {"content": chunk["choices"][0]["text"]}
-
-
-def _call_delta(tool: str) -> Callable[[Json], Json]:
-    def delta(chunk: Json) -> Json:
-        function = {"name": tool, "arguments": chunk["choices"][0]["text"]}
-        call = {"index": 0, "id": f"call__0_{tool}_{chunk['id']}", "type": "function", "function": function}
-        return {"role": None, "content": None, "function_call": dict(function), "tool_calls": [call]}
-
-    return delta
+def _delta(chunk: Json, tool: str | None) -> Json:
+    text = chunk["choices"][0]["text"]
+    if tool is None:
+        return {"content": text}
+    function = {"name": tool, "arguments": text}
+    call = {"index": 0, "id": f"call__0_{tool}_{chunk['id']}", "type": "function", "function": function}
+    return {"role": None, "content": None, "function_call": dict(function), "tool_calls": [call]}
 
 
 def _chunk(chunk: Json, delta: Json, logprobs: Json | None, finish_reason: str | None) -> Json:

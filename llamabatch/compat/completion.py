@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -35,15 +35,10 @@ class Arguments:
     mapping with a text and its pictures."""
 
     prompt: str | list[int] | Mapping[str, Any]
-    suffix: str | None
-    max_tokens: int | None
     temperature: float
     top_p: float
     min_p: float
     typical_p: float
-    logprobs: int | None
-    echo: bool
-    stop: str | list[str] | None
     frequency_penalty: float
     presence_penalty: float
     repeat_penalty: float
@@ -52,12 +47,23 @@ class Arguments:
     mirostat_mode: int
     mirostat_tau: float
     mirostat_eta: float
-    model: str | None
-    stopping_criteria: Callable[[Any, Any], bool] | None
     logits_processor: Iterable[Callable[[Any, Any], Any]] | None
     grammar: Any
-    logit_bias: Mapping[Any, float] | None
+    suffix: str | None = None
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool = False
+    stop: str | list[str] | None = None
+    model: str | None = None
+    stopping_criteria: Callable[[Any, Any], bool] | None = None
+    logit_bias: Mapping[Any, float] | None = None
     form: Structure | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], **changed: Any) -> Arguments:
+        """Returns the arguments among `given`, which may have other names, too. Those in `changed` replace them."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: given[name] for name in names if name in given} | changed)
 
     @property
     def stops(self) -> list[str]:

@@ -134,7 +134,8 @@ class Llama:
         verbose: bool = True,
         **kwargs: Any,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs")}
+        given = _without_self(locals())
+        del given["kwargs"]
         defaults = _defaults()
         check_further(kwargs, list(defaults))
         if not isinstance(model_path, (str, os.PathLike)):
@@ -266,31 +267,7 @@ class Llama:
             ValueError: a value is out of range, or the prompt leaves no room in n_ctx.
             EngineError: the engine failed. EngineClosedError: after close().
         """
-        args = Arguments(
-            prompt=prompt,
-            suffix=suffix,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            logprobs=logprobs,
-            echo=echo,
-            stop=stop,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            repeat_penalty=repeat_penalty,
-            top_k=top_k,
-            seed=seed,
-            mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            model=model,
-            stopping_criteria=stopping_criteria,
-            logits_processor=logits_processor,
-            grammar=grammar,
-            logit_bias=logit_bias,
-        )
+        args = Arguments.of(locals())
         return self._chunks(args) if stream else self._completion(args)
 
     def __call__(
@@ -322,33 +299,7 @@ class Llama:
         logit_bias: dict[int, float] | None = None,
     ) -> Any:
         """Continues a prompt, as create_completion."""
-        return self.create_completion(
-            prompt=prompt,
-            suffix=suffix,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            logprobs=logprobs,
-            echo=echo,
-            stop=stop,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            repeat_penalty=repeat_penalty,
-            top_k=top_k,
-            stream=stream,
-            seed=seed,
-            tfs_z=tfs_z,
-            mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            model=model,
-            stopping_criteria=stopping_criteria,
-            logits_processor=logits_processor,
-            grammar=grammar,
-            logit_bias=logit_bias,
-        )
+        return self.create_completion(**_without_self(locals()))
 
     def create_chat_completion(
         self,
@@ -398,75 +349,23 @@ class Llama:
         Raises:
             ValueError: as create_completion; or the chat template refuses the conversation.
         """
+        given = _without_self(locals())
         if self.chat_handler is not None and not self._reads_pictures:
-            return self.chat_handler(
-                llama=self,
-                messages=messages,
-                functions=functions,
-                function_call=function_call,
-                tools=tools,
-                tool_choice=tool_choice,
-                temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
-                min_p=min_p,
-                typical_p=typical_p,
-                logprobs=logprobs,
-                top_logprobs=top_logprobs,
-                stream=stream,
-                stop=stop,
-                seed=seed,
-                response_format=response_format,
-                max_tokens=max_tokens,
-                presence_penalty=presence_penalty,
-                frequency_penalty=frequency_penalty,
-                repeat_penalty=repeat_penalty,
-                tfs_z=tfs_z,
-                mirostat_mode=mirostat_mode,
-                mirostat_tau=mirostat_tau,
-                mirostat_eta=mirostat_eta,
-                model=model,
-                logits_processor=logits_processor,
-                grammar=grammar,
-                logit_bias=logit_bias,
-            )
+            return self.chat_handler(llama=self, **given)
         all_tools, tool, form = chats.called_tool(functions, function_call, tools, tool_choice)
         form = form or chats.response_form(response_format)
         if self._reads_pictures:
-            rendered, given = chats.pictured(self.chat_handler, self._model, self.metadata, messages, all_tools)
+            rendered, images = chats.pictured(self.chat_handler, self._model, self.metadata, messages, all_tools)
         else:
-            rendered, given = chats.prompt_of(self._model, self.metadata, self.chat_format, messages, all_tools), []
+            rendered, images = chats.prompt_of(self._model, self.metadata, self.chat_format, messages, all_tools), []
         prompt: Any
-        if given:
-            prompt = {"prompt": rendered.text, "multi_modal_data": {"image": given}}
+        if images:
+            prompt = {"prompt": rendered.text, "multi_modal_data": {"image": images}}
         else:
             prompt = self._model.tokenize(rendered.text, add_special=rendered.add_special, parse_special=True)
-        args = Arguments(
-            prompt=prompt,
-            suffix=None,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            logprobs=top_logprobs if logprobs else None,
-            echo=False,
-            stop=([stop] if isinstance(stop, str) else list(stop or ())) + rendered.stop,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            repeat_penalty=repeat_penalty,
-            top_k=top_k,
-            seed=seed,
-            mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            model=model,
-            stopping_criteria=None,
-            logits_processor=logits_processor,
-            grammar=grammar,
-            logit_bias=logit_bias,
-            form=form,
-        )
+        stops = ([stop] if isinstance(stop, str) else list(stop or ())) + rendered.stop
+        n_logprobs = top_logprobs if logprobs else None
+        args = Arguments.of(given, prompt=prompt, stop=stops, logprobs=n_logprobs, form=form)
         return chats.chunks(self._chunks(args), tool) if stream else chats.whole(self._completion(args), tool)
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
@@ -509,31 +408,7 @@ class Llama:
         """
         if reset is not True:
             raise PromptError(f"reset is {show(reset)}; a call computes all it is given: leave it out")
-        args = Arguments(
-            prompt=[int(token) for token in tokens],
-            suffix=None,
-            max_tokens=None,
-            temperature=temp,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            logprobs=None,
-            echo=False,
-            stop=None,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            repeat_penalty=repeat_penalty,
-            top_k=top_k,
-            seed=self._seed,
-            mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            model=None,
-            stopping_criteria=stopping_criteria,
-            logits_processor=logits_processor,
-            grammar=grammar,
-            logit_bias=None,
-        )
+        args = Arguments.of(locals(), prompt=[int(token) for token in tokens], temperature=temp, seed=self._seed)
         prompt, params, completion = self._request(args, ignore_eos=grammar is None)
         with self._pieces(prompt, params) as pieces:
             for token_id in completion.token_ids(pieces):
@@ -810,3 +685,8 @@ class LlamaTokenizer:
 
 def _defaults() -> dict[str, Any]:
     return dict(Llama.__init__.__kwdefaults__ or {})
+
+
+def _without_self(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a method from its locals()."""
+    return {name: value for name, value in given.items() if name != "self"}

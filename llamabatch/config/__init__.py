@@ -2,10 +2,10 @@
 Imports `scheduler` and the packages below it.
 """
 
+from llamabatch.config.keywords import EngineOptions as EngineOptions
 from llamabatch.config.options import EngineConfig as EngineConfig
-from llamabatch.config.options import EngineOptions as EngineOptions
-from llamabatch.config.options import ResolvedConfig as ResolvedConfig
 from llamabatch.config.options import with_paths as with_paths
+from llamabatch.config.resolved import ResolvedConfig as ResolvedConfig
 from llamabatch.config.values import CHOICES as CHOICES
 from llamabatch.config.values import CONTENT_OPTIONS as CONTENT_OPTIONS
 from llamabatch.config.values import DEVICE_TOP as DEVICE_TOP

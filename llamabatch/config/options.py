@@ -1,6 +1,6 @@
-"""EngineConfig, ResolvedConfig, and EngineOptions: the options as keywords for type checkers.
+"""EngineConfig: the options of an engine as requested, with their defaults, help texts and checks.
 
-Both configs are frozen and checked once; an unknown option is refused by name. The command line's engine options are
+A config is frozen and checked once; an unknown option is refused by name. The command line's engine options are
 generated from the fields of EngineConfig, so that both always agree.
 """
 
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 from llamabatch.chat.formats import check_tags
 from llamabatch.config.names import named
@@ -25,11 +25,12 @@ from llamabatch.config.values import (
     MAX_CTX,
     MAX_DRAFT,
     MAX_SLOTS,
-    MIN_GUESSING_UBATCH,
     NUMA,
     RANGES,
     ROPE_NUMBERS,
     ROPE_OPTIONS,
+    Auto,
+    Fit,
 )
 from llamabatch.errors import ConfigError
 from llamabatch.gguf.overrides import (
@@ -46,25 +47,16 @@ from llamabatch.utils.aliases import takes_names
 from llamabatch.utils.checks import boolean, choice, integer, items, number, pairs, show, string
 from llamabatch.utils.paths import AUTO, absolute, model_name
 
-Auto = Literal["auto"]
-Fit = Literal["fit"]
-
 _DIGEST = re.compile("[0-9a-fA-F]{64}")
 _MOST_SHARES = 16  # GPUs
 _NAME_LENGTH = 128  # characters of a device's name
-# Limit of the logits of a call that checks guesses. With 152k tokens, 8 guesses for each of 32 slots take 175 MB.
-_MOST_GUESS_BYTES = 256 * 2**20
-# Limits of the prompt rows that one call reads for logprobs. With 152k tokens, each row takes 0.6 MB of logits.
-_MOST_PROMPT_ROWS = 64
-_MOST_PROMPT_ROW_BYTES = 32 * 2**20
 _MOST_DOMAINS = 256
 _DOMAIN = re.compile(r"\*|[\w.:-]{1,253}")
-_NO_SPECULATION: dict[str, Any] = {
-    "speculate": "off", "draft_model": None, "speculate_always": False, "sha256": None, "device_sampling": "off",
-    "cache_ram": 0, "cache_disk": None, "mmproj": None,
-}  # fmt: skip
-_OF_THE_FILE: dict[str, Any] = {
-    **dict.fromkeys(ROPE_OPTIONS), "kv_overrides": (), "override_tensor": (), "n_cpu_moe": 0, "cpu_moe": False,
+# Options of a draft model: no speculation of its own, and no changes of its file.
+OF_DRAFT_MODELS: dict[str, Any] = {
+    "kv": "split", "speculate": "off", "draft_model": None, "speculate_always": False, "sha256": None,
+    "device_sampling": "off", "cache_ram": 0, "cache_disk": None, "mmproj": None, "kv_overrides": (),
+    "override_tensor": (), "n_cpu_moe": 0, "cpu_moe": False, **dict.fromkeys(ROPE_OPTIONS),
 }  # fmt: skip
 
 
@@ -244,6 +236,8 @@ class EngineConfig:
             self._keep(name, boolean(ConfigError, name, getattr(self, name)))
         self._check_sizes()
         self._keep("prefill_share", float(number(ConfigError, "prefill_share", self.prefill_share, 0.05, 1.0)))
+        self._check_media()
+        self._check_cache_disk()
         self._check_speculation()
         self._check_rope()
         if self.numa is not None:
@@ -295,18 +289,19 @@ class EngineConfig:
             if not isinstance(self.sha256, str) or not _DIGEST.fullmatch(self.sha256):
                 raise ConfigError(f"sha256 is {show(self.sha256)}; give 64 hexadecimal digits")
 
-    def _check_speculation(self) -> None:
-        if self.draft_model is not None:
-            path = _path("draft_model", self.draft_model, "give the path of a .gguf file")
-            self._keep("draft_model", model_name(path))
+    def _check_media(self) -> None:
         if self.mmproj is not None:
             path = _path("mmproj", self.mmproj, "give the path of an mmproj .gguf file, or 'auto'")
             self._keep("mmproj", path if path == AUTO else model_name(path))
         self._check_media_sources()
-        self._check_cache_disk()
         low, high = self.image_min_tokens, self.image_max_tokens
         if low and high and low > high:
             raise ConfigError(f"image_min_tokens is {low}; it must not exceed image_max_tokens, {high}")
+
+    def _check_speculation(self) -> None:
+        if self.draft_model is not None:
+            path = _path("draft_model", self.draft_model, "give the path of a .gguf file")
+            self._keep("draft_model", model_name(path))
         draft = self.draft_model
         if draft is not None and self.mmproj is not None:
             raise ConfigError(
@@ -440,7 +435,7 @@ class EngineConfig:
 
     def for_draft_model(self) -> EngineConfig:
         """Returns the options of the draft model: a split KV cache, no speculation, and no changes of its file."""
-        return replace(self, kv="split", kv_cells="auto", pooling="auto", **_NO_SPECULATION, **_OF_THE_FILE)
+        return replace(self, kv_cells="auto", pooling="auto", **OF_DRAFT_MODELS)
 
     def for_child(self) -> EngineConfig:
         """Returns the options of a child process. Its parent has tried the file and compared the digest already."""
@@ -451,72 +446,6 @@ class EngineConfig:
 _FIELDS = tuple(f.name for f in fields(EngineConfig))
 _USUAL = {f.name: f.default for f in fields(EngineConfig)}
 setattr(EngineConfig, "__init__", takes_names(partial(named, fields=_FIELDS))(EngineConfig.__init__))  # noqa: B010
-
-
-@dataclass(frozen=True)
-class ResolvedConfig(EngineConfig):
-    """The options of an engine with every choice made, by capacity.resolve. Raises ConfigError.
-
-    Numbers are int, the strategy is one of the policies or "multi-instance", and kv is "split" or "unified".
-    `flash_attn`, `extra_bufts` and `trial` may still be "auto": they are decided when the file is loaded.
-
-    Attributes:
-        kv_cells: cells that all slots share; 0 with a split KV cache, in which each slot has its own cells.
-    """
-
-    n_slots: int = field(kw_only=True)
-    start_slots: int = field(kw_only=True)
-    n_ctx: int = field(kw_only=True)
-    n_ubatch: int = field(kw_only=True)
-    prefill_budget: int = field(kw_only=True)
-    n_threads: int = field(kw_only=True)
-    n_threads_batch: int = field(kw_only=True)
-    instances: int = field(kw_only=True)
-    cache_ram: int = field(kw_only=True)
-    kv_cells: int = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("strategy", "kv", "pooling"):
-            if getattr(self, name) == "auto":
-                raise ConfigError(f"{name} is 'auto'; a resolved config holds what was chosen")
-        if (self.kv_cells > 0) != (self.kv == "unified"):
-            raise ConfigError(f"kv_cells is {self.kv_cells}; it must be 0 with kv='split', and only then")
-
-    def _number(self, name: str, low: int, high: int) -> int:
-        return integer(ConfigError, name, getattr(self, name), 0 if name == "kv_cells" else low, high)
-
-    def _check_cache_ram(self) -> None:
-        """Allows cache_ram 0, the choice if no memory is left. The engine warns then."""
-
-    def requested(self) -> EngineConfig:
-        return EngineConfig(**{**vars(self), "kv_cells": self.kv_cells or "auto"})
-
-    def for_draft_model(self) -> ResolvedConfig:
-        return replace(self, kv="split", kv_cells=0, pooling="mean", **_NO_SPECULATION, **_OF_THE_FILE)
-
-    def for_one_engine(self) -> ResolvedConfig:
-        """Returns the options of one engine, with its share of the slots if several engines run in this process."""
-        n = self.instances
-        if n == 1 or self.strategy == "multi-instance":
-            return self
-        slots, start = -(-self.n_slots // n), -(-self.start_slots // n)
-        return replace(self, instances=1, n_slots=slots, start_slots=start, cache_ram=self.cache_ram // n)
-
-    @property
-    def n_snapshots(self) -> int:
-        """The number of older states that a sequence keeps if llama.cpp can: one for each guess that may be wrong."""
-        most = self.n_ubatch - MIN_GUESSING_UBATCH + 1
-        return 0 if self.speculate == "off" else max(0, min(self.n_draft, most))
-
-    def prompt_rows(self, n_vocab: int) -> int:
-        """Returns the maximum of output rows of one sequence in a call, which the logprobs of its prompt need."""
-        return max(1, min(_MOST_PROMPT_ROWS, self.n_batch, _MOST_PROMPT_ROW_BYTES // (4 * n_vocab)))
-
-    def output_rows(self, n_slots: int, n_vocab: int) -> int:
-        """Returns the maximum of output rows of a call in a context of `n_slots`: for slots, prompts or guesses."""
-        guesses = min(n_slots * (1 + self.n_draft), _MOST_GUESS_BYTES // (4 * n_vocab))
-        return max(n_slots, self.prompt_rows(n_vocab), 0 if self.speculate == "off" else guesses)
 
 
 def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -563,77 +492,3 @@ def _checked_adapters(adapters: object) -> tuple[tuple[str, str], ...]:
             raise ConfigError(f"adapters names {name!r} twice")
         found[name] = _path(f"the path of adapter {name!r}", path, "give the path of a .gguf file")
     return tuple(found.items())
-
-
-class EngineOptions(TypedDict, total=False):
-    """The options of EngineConfig as keywords, for type checkers; a test compares the two."""
-
-    strategy: str
-    n_slots: int | Auto
-    start_slots: int | Auto
-    n_ctx: int | Auto | Fit
-    n_batch: int
-    n_ubatch: int | Auto
-    prefill_budget: int | Auto
-    prefill_share: float
-    n_threads: int | Auto
-    n_threads_batch: int | Auto
-    instances: int | Auto
-    instance_strategy: str
-    n_gpu_layers: int
-    main_gpu: int
-    split_mode: str | int
-    devices: tuple[str, ...] | list[str] | str | None
-    tensor_split: tuple[float, ...] | list[float] | None
-    override_tensor: Mapping[str, str] | str
-    n_cpu_moe: int
-    cpu_moe: bool
-    offload_kqv: bool
-    op_offload: bool
-    device_sampling: str | bool
-    row_ladder: str | bool
-    flash_attn: str | bool
-    kv: str
-    swa_full: bool
-    kv_cells: int | Auto
-    type_k: str
-    type_v: str
-    batch_invariant: bool
-    pooling: str
-    cache_prefix: bool
-    cache_ram: int | Auto
-    cache_disk: str | os.PathLike[str] | None
-    cache_disk_mib: int
-    max_queue: int | None
-    max_wait_ms: int
-    preempt: bool
-    use_mmap: bool
-    use_mlock: bool
-    numa: str | bool | None
-    rope_scaling: str | None
-    rope_freq_base: float | None
-    rope_freq_scale: float | None
-    yarn_ext_factor: float | None
-    yarn_attn_factor: float | None
-    yarn_beta_fast: float | None
-    yarn_beta_slow: float | None
-    yarn_orig_ctx: int | None
-    kv_overrides: Mapping[str, bool | int | float | str] | str
-    trial: str
-    sha256: str | None
-    extra_bufts: str
-    speculate: str
-    draft_model: str | os.PathLike[str] | None
-    mmproj: str | os.PathLike[str] | None
-    allowed_local_media_path: str | os.PathLike[str] | None
-    allowed_media_domains: tuple[str, ...] | list[str] | str
-    image_min_tokens: int
-    image_max_tokens: int
-    n_draft: int
-    speculate_always: bool
-    isolate: bool
-    adapters: Mapping[str, str | os.PathLike[str]]
-    reasoning_format: str
-    reasoning_tags: tuple[str, str] | list[str] | None
-    seed: int | None
-    profile: bool

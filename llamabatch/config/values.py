@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.gguf.validation import MAX_LAYERS
 from llamabatch.scheduler.policies import POLICIES, STRATEGIES
+
+Auto = Literal["auto"]
+Fit = Literal["fit"]
 
 # KV cache types of llama.cpp (common/arg.cpp, kv_cache_types). CPUs read any pair of them; for CUDA see
 # planning/capacity.py.

@@ -20,11 +20,13 @@ from llamabatch.llama import devices, library
 from llamabatch.llama.environment import tiled_is_on
 from llamabatch.llama.tuned_load import profile_for
 from llamabatch.llama.vetting import FileIdentity, ensure_sound
-from llamabatch.planning.capacity import Plan, resolve, scaled_ctx
+from llamabatch.planning.capacity import resolve
+from llamabatch.planning.context_length import scaled_ctx
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import MIB
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.placement import Places
+from llamabatch.planning.plan import Plan
 from llamabatch.planning.projector import projector_bytes
 from llamabatch.utils import disk_cache
 from llamabatch.utils.checks import counted, show

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
-from llamabatch.chat.conversation import ChatOptions
 from llamabatch.chat.formats import ChatFormat, reasoning_of
+from llamabatch.chat.options import ChatOptions
 from llamabatch.chat.output_parser import OutputParser
 from llamabatch.chat.tool_formats import ToolFormat, call_id
 from llamabatch.chat.tool_grammar import answer_grammar, grammar, lazy_grammar

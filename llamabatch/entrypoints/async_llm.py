@@ -9,20 +9,19 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
-from llamabatch.chat.conversation import ChatKeywords, TemplateKeywords, chat_options
 from llamabatch.chat.messages import Conversation
+from llamabatch.chat.options import ChatKeywords, TemplateKeywords, chat_options
 from llamabatch.client.base import Heartbeat
-from llamabatch.client.connect import connect
 from llamabatch.client.front_client import FrontClient
 from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
 from llamabatch.entrypoints.classification import Classification, RerankResult, check_rerank, classified, reranked
+from llamabatch.entrypoints.event_loop import Call, Load, Prepare, ended
 from llamabatch.entrypoints.input_processor import Adapters, InputProcessor, OneAdapters, Params, place_of
 from llamabatch.entrypoints.prompts import Prompt
 from llamabatch.entrypoints.saved_prefix import CROWDED, ONE_TOKEN, TRIES, tokens_to_save
@@ -32,14 +31,13 @@ from llamabatch.entrypoints.title import described, unpicklable
 from llamabatch.errors import EngineClosedError, EngineError, InputError, LlamaBatchError
 from llamabatch.gguf.header import MetadataValue, metadata_of
 from llamabatch.gguf.resolve import fetch
-from llamabatch.planning.capacity import Plan
+from llamabatch.planning.plan import Plan
 from llamabatch.request.adapters import adapter_path
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.vocab import Vocab
 from llamabatch.utils import paths
 from llamabatch.utils.absent import absent
 from llamabatch.utils.aliases import also_named, model_named, takes_keywords, takes_names
-from llamabatch.utils.cancellation import cancelled_by
 from llamabatch.utils.checks import boolean
 from llamabatch.utils.late_import import late_import
 from llamabatch.utils.other_names import OF_LLM
@@ -52,8 +50,6 @@ if TYPE_CHECKING:
     from llamabatch.monitor.snapshot import Snapshot
 
 T = TypeVar("T")
-_Download = Callable[[], Path]
-_Prepare = Callable[[InputProcessor], Submission]
 
 # A model tokenizes one text at a time. The other threads keep short calls from waiting behind long calls.
 _N_WORKERS = 4
@@ -81,7 +77,7 @@ class AsyncLLM:
     @takes_names(model_named)
     def __init__(self, model: str | os.PathLike[str], **options: Unpack[EngineOptions]) -> None:
         self._config = EngineConfig.from_options(model, options)
-        self._load = _Load(self._config)
+        self._load = Load(self._config)
         self._loading: Future[None] | None = None
         self._closed = False
         weakref.finalize(self, self._load.cancelled.set).atexit = False
@@ -526,7 +522,7 @@ class AsyncLLM:
                 self._loading = self._workers.submit(self._load.run)
             loading = self._loading
         if not loading.done():
-            await _done(loading)
+            await ended(loading)
         return self._loaded(loading)
 
     def _loaded(self, loading: Future[None]) -> FrontClient:
@@ -558,9 +554,9 @@ class AsyncLLM:
         if self._closed:
             raise EngineClosedError("the engine is closed")
 
-    async def _events(self, prepare: _Prepare, *, stream: bool = False) -> AsyncGenerator[SequenceOutput, None]:
+    async def _events(self, prepare: Prepare, *, stream: bool = False) -> AsyncGenerator[SequenceOutput, None]:
         """Submits all requests and yields their events until all have ended. Closing it earlier aborts the rest."""
-        call = _Call(await self._client(), asyncio.get_running_loop(), prepare, stream)
+        call = Call(await self._client(), asyncio.get_running_loop(), prepare, stream)
         try:
             submission = await self._on_thread(call.start)
             for event in submission.record(submission.refused):
@@ -575,107 +571,12 @@ class AsyncLLM:
                 with contextlib.suppress(RuntimeError):  # the executor is shut down, so all requests have ended
                     self._aborting.submit(call.abort)
 
-    async def _completed(self, prepare: _Prepare) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    async def _completed(self, prepare: Prepare) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         async with contextlib.aclosing(self._events(prepare)) as events:
             async for event in events:
                 if event.finished is not None:
                     yield event.prompt_index, event.finished
 
-    async def _run(self, prepare: _Prepare) -> list[RequestOutput]:
+    async def _run(self, prepare: Prepare) -> list[RequestOutput]:
         outputs = {index: output async for index, output in self._completed(prepare)}
         return Outputs(outputs[index] for index in range(len(outputs)))
-
-
-class _Load:
-    """The load of a model, on a worker's thread. It has no reference to its AsyncLLM, so that an AsyncLLM that nobody
-    uses any more can be collected, which cancels the load.
-
-    Attributes:
-        connect: returns the client; subclasses of AsyncLLM replace it.
-        download: fetches a model from the hub and returns its file, for `connect`.
-        client: the client of the loaded model. The load's future does not hold the client, because a cancelled task
-            leaves that future in a reference cycle of asyncio.
-        cancelled: once set, ends this load and any later load.
-    """
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.connect: Callable[[EngineConfig, _Download | None], FrontClient] = _connect
-        self.download: _Download | None = None
-        self.client: FrontClient | None = None
-        self.cancelled = threading.Event()
-        self._config = config
-
-    def run(self) -> None:
-        """Loads the model. Raises what `connect` raises."""
-        with cancelled_by(self.cancelled):
-            self.client = self.connect(self._config, self.download)
-
-
-def _connect(config: EngineConfig, download: _Download | None) -> FrontClient:
-    return connect(config if download is None else replace(config, model=os.fspath(download())))
-
-
-async def _done(loading: Future[None]) -> None:
-    """Waits until a load has ended, with or without an error. Several tasks may wait; the load continues if they are
-    cancelled. It waits for an event, because asyncio would log an error of the load that a cancelled task never reads.
-    """
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-
-    def tell(_: Future[None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(ended.set)
-
-    loading.add_done_callback(tell)
-    await ended.wait()
-
-
-class _Call:
-    """The requests of one call, between the event loop that waits for them and the engine's thread.
-
-    Attributes:
-        events: the events of the requests, for the loop.
-        left: True once the caller no longer waits.
-    """
-
-    def __init__(self, client: FrontClient, loop: asyncio.AbstractEventLoop, prepare: _Prepare, stream: bool) -> None:
-        self.events: asyncio.Queue[list[SequenceOutput]] = asyncio.Queue()
-        self.left = False
-        self._client = client
-        self._loop = loop
-        self._prepare = prepare
-        self._stream = stream
-        self._submission: Submission | None = None
-
-    @property
-    def done(self) -> bool:
-        """True once every request has ended."""
-        return self._submission is not None and self._submission.done
-
-    def start(self) -> Submission:
-        """Makes the requests and submits them. Runs on a worker's thread."""
-        with self._client.awake():
-            submission = self._prepare(InputProcessor(self._client, lambda: self.left, self._client.next_seed))
-        if not self.left:
-            self._submission = submission
-            self._client.submit(submission.requests, self._emit, stream=self._stream)
-            if submission.refused:
-                self._client.count_refused(submission.refused)
-        if self.left:  # the caller left during the submission, so its abort may have come too early
-            self.abort()
-        return submission
-
-    def abort(self) -> None:
-        """Aborts the requests that have not ended. Runs on any thread but the event loop's."""
-        if self._submission is not None:
-            self._client.abort(self._submission.unfinished)
-
-    def _emit(self, events: list[SequenceOutput]) -> None:
-        """Passes events to the loop. Runs on a thread of the client."""
-        if self.left:
-            return
-        try:
-            self._loop.call_soon_threadsafe(self.events.put_nowait, events)
-        except RuntimeError:  # the loop was closed before its tasks had ended
-            self.left = True
-            self.abort()

@@ -12,8 +12,8 @@ from functools import partial
 from numbers import Real
 from typing import Any, Protocol, TypeGuard
 
-from llamabatch.chat.conversation import ChatOptions
 from llamabatch.chat.messages import Conversation
+from llamabatch.chat.options import ChatOptions
 from llamabatch.engine.validation import RequestLimits, check_kind, validate
 from llamabatch.entrypoints.answer_format import AnswerFormat
 from llamabatch.entrypoints.classification import pair_tokenizer, relevance_index
@@ -31,7 +31,7 @@ from llamabatch.errors import AdapterError, ConfigError, InputError, PromptError
 from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.llama.model import Model
 from llamabatch.media.prompt import MARK, Prompt, chat_prompt, chat_text, text_prompt
-from llamabatch.planning.capacity import Plan
+from llamabatch.planning.plan import Plan
 from llamabatch.request.adapters import AdapterSet, adapter_sets, check_known
 from llamabatch.request.request import Request, new_group
 from llamabatch.request.sampling_params import SamplingParams

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
-from llamabatch.chat.conversation import ChatKeywords, TemplateKeywords, chat_options
 from llamabatch.chat.messages import Conversation
+from llamabatch.chat.options import ChatKeywords, TemplateKeywords, chat_options
 from llamabatch.client.base import Heartbeat
 from llamabatch.client.connect import connect
 from llamabatch.client.front_client import FrontClient
@@ -27,7 +27,7 @@ from llamabatch.entrypoints.title import described, unpicklable
 from llamabatch.errors import EngineError, InputError, LlamaBatchError
 from llamabatch.gguf.header import MetadataValue, metadata_of
 from llamabatch.gguf.resolve import fetch
-from llamabatch.planning.capacity import Plan
+from llamabatch.planning.plan import Plan
 from llamabatch.request.adapters import adapter_path
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.vocab import Vocab

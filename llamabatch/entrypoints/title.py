@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamabatch.planning.capacity import Plan
+from llamabatch.planning.plan import Plan
 from llamabatch.utils.paths import shown
 
 

@@ -8,12 +8,13 @@ from contextvars import ContextVar
 from operator import itemgetter
 from typing import Any, Literal
 
-from llamabatch.chat.conversation import chat_options, to_tokens
+from llamabatch.chat.conversation import to_tokens
+from llamabatch.chat.options import chat_options
 from llamabatch.config import EngineConfig
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.integrations import needs
-from llamabatch.integrations.shared import SharedEngine
+from llamabatch.integrations.shared import SharedEngine, chat_arguments
 from llamabatch.request.outputs import CompletionOutput, RequestOutput, SequenceOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.tool_calls import ToolCallDelta
@@ -37,7 +38,6 @@ with needs("langchain_core", "langchain"):
     from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 _METHODS = ("json_schema", "function_calling", "json_mode")
-_CHAT = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "adapters")  # arguments of LLM.chat
 
 # A model and an output that batch() has computed: the next call of this model takes the output.
 _computed: ContextVar[tuple[object, RequestOutput] | None] = ContextVar("llamabatch_langchain_computed", default=None)
@@ -365,7 +365,7 @@ class ChatLlamaBatch(BaseChatModel):
             )
         if "stop" in named:
             stop = named.pop("stop") if stop is None else stop
-        options = {name: value for name in _CHAT if (value := named.pop(name, None)) is not None}
+        options = chat_arguments(named)
         if self.chat_template_kwargs and "chat_template_kwargs" not in options:
             options["chat_template_kwargs"] = self.chat_template_kwargs
         return self._params(stop, named), options

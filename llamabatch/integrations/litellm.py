@@ -8,7 +8,7 @@ from typing import Any
 
 from llamabatch.errors import ContextLengthError, EngineClosedError, InputError, LlamaBatchError, QueueFull
 from llamabatch.integrations import needs
-from llamabatch.integrations.shared import SharedEngine
+from llamabatch.integrations.shared import SharedEngine, chat_arguments
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.tool_calls import ToolCallDelta
@@ -21,7 +21,6 @@ with needs("litellm", "litellm"):
 
 PROVIDER = "llamabatch"
 _DEFAULT_TIMEOUT_S = 600.0  # LiteLLM's default, which the caller did not choose: it does not end requests here
-_CHAT = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "adapters")  # arguments of LLM.chat
 _PRICES = (
     *("input_cost_per_token", "output_cost_per_token"),
     *("cache_creation_input_token_cost", "cache_read_input_token_cost"),  # register_model warns if these are missing
@@ -181,7 +180,7 @@ def _call(optional_params: Mapping[str, Any], given: Mapping[str, Any]) -> tuple
     named |= named.pop("extra_body", {})
     for name in _WITHOUT_MEANING:
         named.pop(name, None)
-    options = {name: named.pop(name) for name in _CHAT if name in named}
+    options = chat_arguments(named)
     timeout = given.get("timeout")
     if isinstance(timeout, (int, float)) and timeout not in (_DEFAULT_TIMEOUT_S, litellm.request_timeout):
         named.setdefault("deadline_s", timeout)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.integrations import needs
+from llamabatch.integrations.shared import SharedEngine
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.checks import boolean, integer, show
 from llamabatch.utils.progress import ProgressBar
@@ -78,14 +79,9 @@ class LlamaBatchLM(TemplateLM):
             boolean(ConfigError, "enable_thinking", enable_thinking)
         self._template_kwargs = None if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._think_end = think_end_token
-        given: dict[str, Any] = dict(options)
-        if isinstance(model, LLM):
-            if given:
-                raise ConfigError(f"{', '.join(given)}: the model is an LLM already; give its options when it is made")
-            self._llm, self._is_ours = model, False
-        else:
-            path: Any = pretrained if model is None else model
-            self._llm, self._is_ours = LLM(path, **{"seed": SEED, **given}), True
+        given: Any = pretrained if model is None else model
+        self._shared = SharedEngine(given, {**options} if isinstance(given, LLM) else {"seed": SEED, **options})
+        self._llm = self._shared.llm
 
     @classmethod
     def create_from_arg_obj(
@@ -228,8 +224,7 @@ class LlamaBatchLM(TemplateLM):
 
     def close(self) -> None:
         """Closes the engine, unless it belongs to an LLM passed in."""
-        if self._is_ours:
-            self._llm.close()
+        self._shared.close()
 
     def _scored(self, pairs: Sequence[_TokenPair], disable_tqdm: bool) -> list[tuple[float, bool]]:
         """Returns the logprob of each continuation, and True if greedy sampling would give the continuation."""

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from llamabatch.config import with_paths
 from llamabatch.errors import ConfigError
 from llamabatch.integrations import needs
 from llamabatch.integrations.ray_cluster import Node, Size, pool_size
+from llamabatch.integrations.ray_replies import JOINED, Reply
 from llamabatch.integrations.ray_router import Prefix, PrefixRouter, SlotScaling
 from llamabatch.server.application import ERROR_SHAPES, engine_config, make_app
 from llamabatch.server.batches.service import BatchService
@@ -49,6 +50,7 @@ _TRIES = 3  # for a request whose replica dies before it answers
 _UNBOUNDED = 100_000
 _BESIDE = 64  # simultaneous calls on a replica that need no slot
 _MOST_WAITING = 4096  # calls that wait for a replica while there is none
+_ALL_S = 5.0  # the wait for the replies of all replicas
 _STATS_S = 1.0
 _HEALTH_S = 5.0  # Serve replaces a replica after three failed checks
 _AFTER_DRAIN_S = 15.0  # time for aborted requests and the engine's process to end
@@ -61,7 +63,7 @@ _OF_SERVE = {
     **dict.fromkeys(("uds", "reuse_port"), "Serve's proxies listen on host and port"),
     **dict.fromkeys(("max_header_bytes", "max_headers", "max_connections"), "Serve's proxies read requests"),
     **dict.fromkeys(("header_timeout_s", "body_timeout_s", "write_timeout_s"), "Serve's proxies read requests"),
-    **dict.fromkeys(("page", "slots", "metrics_without_key"), "each replica has figures of its own"),
+    **dict.fromkeys(("page", "slots"), "each replica has figures of its own"),
     **dict.fromkeys(("props", "lora_dir"), "a change would reach one replica alone"),
     "log_file": "Ray keeps the logs of replicas",
 }
@@ -71,14 +73,11 @@ _HIDDEN = (
 )
 _OF_ONE = "each replica has its own, and Ray Serve may ask any of them"
 _REFUSED = {
-    "/metrics": f"{_OF_ONE}; look at the metrics that Ray exports",
     "/slots": _OF_ONE,
-    "/load": _OF_ONE,
     "/props": "a change would reach one replica alone",
     "/lora-adapters": "a change would reach one replica alone; give adapters to serve_app",
     "/v1/load_lora_adapter": "a change would reach one replica alone; give adapters to serve_app",
     "/v1/unload_lora_adapter": "a change would reach one replica alone; give adapters to serve_app",
-    "/reset_prefix_cache": "it would reach one replica alone",
 }
 _STILL_READ = ("/props", "/lora-adapters")  # refused paths that still answer GET
 
@@ -235,14 +234,21 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> Any:
         """Returns the ASGI application. Serve calls it."""
-        return ingress_app(self._engines.respond.remote, self._options)
+        return ingress_app(self._engines.respond.remote, self._ask_all, self._options)
+
+    async def _ask_all(self, call: Call) -> list[Reply]:
+        """Sends a call to all replicas, and returns the replies of those that answer in time."""
+        response = self._engines.broadcast("reply", call)
+        found = await response.results_async(timeout_s=_ALL_S, return_exceptions=True)
+        return [each for each in found if isinstance(each, Reply)]
 
 
-def ingress_app(respond: Any, options: ServerOptions) -> Any:
+def ingress_app(respond: Any, ask_all: Callable[[Call], Awaitable[list[Reply]]], options: ServerOptions) -> Any:
     """Returns the ASGI application of the ingress.
 
     Args:
         respond: takes a Call and returns the messages of its response, as Serve's handles do.
+        ask_all: takes a Call and returns the replies of all replicas.
     """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -250,7 +256,7 @@ def ingress_app(respond: Any, options: ServerOptions) -> Any:
 
     limits = {"/v1/files": options.max_file_bytes + OVERHEAD_BYTES}
     return Starlette(
-        routes=[Mount("/", app=Forward(respond, options))],
+        routes=[Mount("/", app=Forward(respond, ask_all, options))],
         middleware=[
             Middleware(ErrorShapes, ERROR_SHAPES),
             Middleware(secured, options),
@@ -262,10 +268,11 @@ def ingress_app(respond: Any, options: ServerOptions) -> Any:
 
 
 class Forward:
-    """An ASGI application that forwards requests to replicas."""
+    """An ASGI application that forwards a request to one replica, or to all replicas if `ray_replies` joins replies."""
 
-    def __init__(self, respond: Any, options: ServerOptions) -> None:
+    def __init__(self, respond: Any, ask_all: Callable[[Call], Awaitable[list[Reply]]], options: ServerOptions) -> None:
         self._respond = respond
+        self._ask_all = ask_all
         self._options = options
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -276,6 +283,9 @@ class Forward:
         plain |= {name: tuple(scope[name]) for name in ("client", "server") if scope.get(name)}
         needs_batches = _is_below(path, "/v1/files") or _is_below(path, "/v1/batches")
         call = Call(plain, body, Prefix.of(path, body) if method == "POST" else Prefix(), needs_batches)
+        if (method, path) in JOINED:
+            await self._answer_of_all(method, path, call, send)
+            return
         for left in reversed(range(_TRIES)):
             sent = _Sent(send)
             try:
@@ -288,6 +298,20 @@ class Forward:
                 if not left or not isinstance(error, RayActorError):
                     raise ApiError(503, f"no replica answers: {_why(error)}; try again", code="replica_gone") from error
                 logger.warning("a replica is gone, and its request goes to another one: %s", _why(error))
+
+    async def _answer_of_all(self, method: str, path: str, call: Call, send: Any) -> None:
+        """Answers with the joined replies of all replicas. Raises ApiError (503) if no replica replies."""
+        try:
+            replies = await self._ask_all(call)
+        except (RayServeException, TimeoutError, asyncio.TimeoutError) as error:
+            raise ApiError(503, f"no replica answers: {_why(error)}; try again", code="replica_gone") from error
+        if not replies:
+            raise ApiError(503, "no replica answers; try again", code="replica_gone")
+        reply = next((each for each in replies if each.status >= 400), None) or JOINED[method, path](replies)
+        headers = [(b"content-length", str(len(reply.body)).encode())]
+        headers += [(b"content-type", reply.content_type)] if reply.content_type else []
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
 
     async def _answer(self, call: Call, send: _Sent) -> None:
         response = self._respond(call)
@@ -442,6 +466,14 @@ class Engines:
             gone.set()  # if the caller is gone, the application gets a disconnect and ends the request
             if handler.done() and not handler.cancelled():
                 handler.exception()
+
+    async def reply(self, call: Call) -> Reply:
+        """Returns the whole response to a call."""
+        messages = [each async for some in self.respond(call) for each in some]
+        start, *parts = messages
+        kind = dict(start.get("headers", ())).get(b"content-type", b"")
+        body = b"".join(each.get("body", b"") for each in parts)
+        return Reply(self._name.decode(), start["status"], kind, body)
 
     def check_health(self) -> None:
         """Raises RuntimeError if the engine has failed for good, but not while it is being replaced. Serve calls it."""

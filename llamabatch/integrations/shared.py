@@ -12,6 +12,8 @@ from llamabatch.entrypoints.async_llm import AsyncLLM
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import ConfigError, EngineClosedError
 
+_CHAT = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "adapters")  # arguments of LLM.chat
+
 
 class SharedEngine:
     """One engine that serves an LLM and an AsyncLLM.
@@ -87,3 +89,8 @@ class _AsyncOver(AsyncLLM):
             self._closed = True
         self._workers.shutdown()
         self._aborting.shutdown()
+
+
+def chat_arguments(named: dict[str, Any]) -> dict[str, Any]:
+    """Removes the arguments of LLM.chat from a caller's keywords and returns them. The rest are sampling parameters."""
+    return {name: value for name in _CHAT if (value := named.pop(name, None)) is not None}

@@ -16,7 +16,7 @@ from llamabatch.jobs.estimate import Estimate, Sample
 from llamabatch.jobs.loop import Feed, Refused
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.llama.model import Model
-from llamabatch.planning.capacity import Plan
+from llamabatch.planning.plan import Plan
 from llamabatch.request.request import Request
 from llamabatch.sampling.prepared_params import PreparedParamsCache
 from llamabatch.utils.histogram import Quantiles

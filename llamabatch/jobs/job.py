@@ -40,7 +40,7 @@ from llamabatch.llama.tuned_load import profile_for
 from llamabatch.monitor.energy import EnergyMeter
 from llamabatch.monitor.monitor import Monitor
 from llamabatch.monitor.prometheus import MetricsFile
-from llamabatch.planning.capacity import Plan
+from llamabatch.planning.plan import Plan
 from llamabatch.utils.checks import counted, integer, show
 from llamabatch.utils.format import duration
 from llamabatch.utils.paths import shown

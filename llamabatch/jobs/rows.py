@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llamabatch.chat.conversation import ChatOptions, check_template
+from llamabatch.chat.conversation import check_template
 from llamabatch.chat.messages import Conversation
+from llamabatch.chat.options import ChatOptions
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.errors import ConfigError
 from llamabatch.request.outputs import RequestOutput
@@ -221,3 +222,20 @@ class ShardIndex:
         """Returns the number of the row with this index."""
         i, n = self.shard
         return index * n + i - 1
+
+
+class Bits:
+    """A set of indices or numbers of rows, one bit each."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def __contains__(self, n: int) -> bool:
+        i = n >> 3
+        return i < len(self._bytes) and bool(self._bytes[i] >> (n & 7) & 1)
+
+    def add(self, n: int) -> None:
+        i = n >> 3
+        if i >= len(self._bytes):
+            self._bytes.extend(bytes(i + 1 - len(self._bytes)))
+        self._bytes[i] |= 1 << (n & 7)

@@ -10,12 +10,10 @@ verdict is kept.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import itertools
 import logging
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,21 +22,16 @@ from types import ModuleType
 from typing import Any
 
 from llamabatch.errors import SetupError
-from llamabatch.llama import ggml
+from llamabatch.llama import ggml, probe_runs
 from llamabatch.llama.build_info import build_marker
-from llamabatch.planning.binding_choice import for_children
 from llamabatch.planning.cpu import cpu_flags, cpu_name
-from llamabatch.utils import disk_cache, paths
-from llamabatch.utils.subprogram import run_program
+from llamabatch.utils import disk_cache
 
 logger = logging.getLogger(__name__)
 
 VARIABLE = "LLAMABATCH_CPU_VARIANT"
 """The environment variable that names the variant to use."""
 
-_PROBE = "llamabatch.llama.probe"
-_PROBE_VERSION = 1
-_PROBE_TIMEOUT_S = 60.0
 _VERDICTS = "cpu-variant"
 _BASELINE = {"x86_64": "sse2", "aarch64": "asimd"}
 """A feature of every CPU of a kind. A list without this feature describes the host of an emulator, not this CPU."""
@@ -145,22 +138,14 @@ def _forced(name: str, variants: Sequence[Variant]) -> Variant:
 def _runs(variant: Variant) -> bool:
     """Returns True if a child process can run the bundled model. Keeps the verdict for this library and CPU."""
     cpu = f"{platform.machine()} {cpu_name()} {sorted(cpu_flags())}"  # several machines may share the cache
-    library = hashlib.sha256(variant.path.read_bytes() + cpu.encode())
-    key = f"{library.hexdigest()[:16]}-{_PROBE_VERSION}"
+    key = probe_runs.key(variant.path, cpu)
     kept = disk_cache.read(_VERDICTS, key)
     if kept is not None and isinstance(kept.get("runs"), bool):
         return bool(kept["runs"])
-    if not sys.executable or not paths.bundled_model().is_file():
-        return False
-    try:
-        child = run_program(_PROBE, timeout_s=_PROBE_TIMEOUT_S, environment={**for_children(), VARIABLE: variant.name})
-    except (OSError, subprocess.TimeoutExpired) as error:
-        logger.debug("the CPU variant %s was not tried: %s", variant.name, error)
-        return False
-    runs = child.returncode == 0
-    logger.debug("the CPU variant %s ended its trial with %d", variant.name, child.returncode)
-    disk_cache.keep(_VERDICTS, key, {"runs": runs, "variant": variant.name})
-    return runs
+    status = probe_runs.status(f"the CPU variant {variant.name}", {VARIABLE: variant.name})
+    if status is not None:
+        disk_cache.keep(_VERDICTS, key, {"runs": status == 0, "variant": variant.name})
+    return status == 0
 
 
 def _load(module: ModuleType, path: Path) -> bool:

@@ -15,13 +15,13 @@ from llamabatch.config import DEVICE_TOP, ROPE_OPTIONS, ResolvedConfig
 from llamabatch.errors import ConfigError, EngineClosedError, EngineError
 from llamabatch.llama import devices, kv_state, library, log
 from llamabatch.llama.model import Model
+from llamabatch.planning.passes import padded
 from llamabatch.request.adapters import AdapterSet
 from llamabatch.sampling.top_rows import TopRows
 
 logger = logging.getLogger(__name__)
 
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
-_CELL_PADDING = 256
 # Device sampling needs these functions and structs of llama.cpp.
 _SAMPLING = (
     "llama_sampler_seq_config", "llama_set_sampler", "llama_get_sampled_candidates_ith",
@@ -59,13 +59,13 @@ class Context:
         if n_slots > most_slots:  # llama.cpp would abort the process
             raise ConfigError(f"n_slots is {n_slots}; this build of llama.cpp allows 1 to {most_slots}")
         n_ctx = config.n_ctx
-        params = lib.llama_context_default_params()
+        params = context_params(lib, model, config)
         self.n_slots = n_slots
         self._unified = config.kv == "unified"
         # llama.cpp divides its n_ctx among the sequences. Our n_ctx is the share of one request.
-        params.n_ctx = _padded(n_ctx) * n_slots
+        params.n_ctx = padded(n_ctx) * n_slots
         if self._unified:
-            params.n_ctx = min(params.n_ctx, _padded(config.kv_cells))
+            params.n_ctx = min(params.n_ctx, padded(config.kv_cells))
         params.n_batch = config.n_batch
         params.n_ubatch = config.n_ubatch
         params.n_seq_max = n_slots
@@ -73,18 +73,10 @@ class Context:
             params.n_rs_seq = snapshots
         # If this is unset, llama.cpp reserves n_batch rows of logits.
         params.n_outputs_max = config.output_rows(n_slots, model.n_vocab)
-        params.n_threads = config.n_threads
-        params.n_threads_batch = config.n_threads_batch
-        params.flash_attn_type = _FLASH_ATTN[config.flash_attn]
         params.type_k = kv_state.type_number(lib, config.type_k)
         params.type_v = kv_state.type_number(lib, config.type_v)
         params.kv_unified = self._unified
-        params.offload_kqv = config.offload_kqv
-        params.op_offload = config.op_offload
         params.swa_full = config.swa_full
-        params.no_perf = True
-        model.halt.give_to(lib, params)
-        scale_rope(lib, params, config)
         self._chains: list[Any] = []  # one sampler per slot while the device finds the likeliest tokens
         self.can_sample = self._can_sample(config, model.n_vocab)
         if self.can_sample:
@@ -345,13 +337,23 @@ class Context:
             raise ValueError(f"slot {slot} is out of range; allowed are 0 to {self.n_slots - 1}")
 
 
-def scale_rope(lib: Any, params: Any, config: ResolvedConfig) -> None:
-    """Sets the rotary embedding of a context. Options that are not given keep the file's values."""
+def context_params(lib: Any, model: Model, config: ResolvedConfig) -> Any:
+    """Returns the parameters that all contexts of an engine share: threads, attention, halt and rotary embedding.
+    Options of the rotary embedding that are not given keep the file's values."""
+    params = lib.llama_context_default_params()
+    params.n_threads = config.n_threads
+    params.n_threads_batch = config.n_threads_batch
+    params.flash_attn_type = _FLASH_ATTN[config.flash_attn]
+    params.offload_kqv = config.offload_kqv
+    params.op_offload = config.op_offload
+    params.no_perf = True
+    model.halt.give_to(lib, params)
     if config.rope_scaling is not None:
         params.rope_scaling_type = int(getattr(lib, f"LLAMA_ROPE_SCALING_TYPE_{config.rope_scaling.upper()}"))
     for name in ROPE_OPTIONS:
         if name != "rope_scaling" and getattr(config, name) is not None:
             setattr(params, name, getattr(config, name))
+    return params
 
 
 def _sequences(lib: Any, chains: list[Any]) -> Any:
@@ -368,7 +370,3 @@ def _rows(pointer: Any, kind: Any, n_rows: int, n_vocab: int) -> npt.NDArray[Any
     if address is None:
         raise EngineError("llama.cpp gave no logits")
     return np.ctypeslib.as_array((kind * (n_rows * n_vocab)).from_address(address)).reshape(n_rows, n_vocab)
-
-
-def _padded(n_cells: int) -> int:
-    return -(-n_cells // _CELL_PADDING) * _CELL_PADDING

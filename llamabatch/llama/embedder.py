@@ -14,12 +14,12 @@ from llamabatch.errors import EngineClosedError, EngineError
 from llamabatch.gguf.pooling import POOLINGS, RANK
 from llamabatch.llama import library, log
 from llamabatch.llama.batch import Batch
-from llamabatch.llama.context import scale_rope
+from llamabatch.llama.context import context_params
 from llamabatch.llama.model import Model
+from llamabatch.planning.passes import padded
 from llamabatch.request.adapters import AdapterSet
 
 MAX_TEXTS = 64  # texts of a pass; each text is a sequence of the context
-_PADDING = 256  # llama.cpp rounds the number of cells up to a multiple of this
 
 
 @dataclass
@@ -92,22 +92,13 @@ class Embedder:
     def _make(self, n_tokens: int) -> None:
         self.close()
         lib, config = self._lib, self._config
-        n_tokens = max(n_tokens, min(config.n_ubatch, config.n_batch))
-        n_tokens = -(-n_tokens // _PADDING) * _PADDING
-        params = lib.llama_context_default_params()
+        n_tokens = padded(max(n_tokens, min(config.n_ubatch, config.n_batch)))
+        params = context_params(lib, self._model, config)
         params.n_ctx = params.n_batch = params.n_ubatch = params.n_outputs_max = n_tokens
         params.n_seq_max = min(MAX_TEXTS, n_tokens)
         params.kv_unified = True
         params.embeddings = True
         params.pooling_type = POOLINGS.index(self._model.pooling)
-        params.n_threads = config.n_threads
-        params.n_threads_batch = config.n_threads_batch
-        params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
-        params.offload_kqv = config.offload_kqv
-        params.op_offload = config.op_offload
-        params.no_perf = True
-        self._model.halt.give_to(lib, params)
-        scale_rope(lib, params, config)
         log.recent_complaints()
         self._handle = lib.llama_init_from_model(self._model.handle, params)
         if not self._handle:

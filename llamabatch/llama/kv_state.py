@@ -20,7 +20,7 @@ from llamabatch.errors import EngineError, InputError
 from llamabatch.gguf.resolve import file_bytes
 from llamabatch.llama import library
 from llamabatch.llama.build_info import build_marker, cpu_library
-from llamabatch.llama.model import Model
+from llamabatch.llama.model import SEVERAL_POSITIONS, Model
 from llamabatch.utils.checks import show
 
 # The fingerprint hashes this much of a model file's beginning (metadata, tensor table, some weights) and end.
@@ -32,7 +32,6 @@ _TYPE_AND_SIZES = struct.Struct("<iII")
 _TWO_WORDS = struct.Struct("<II")
 _RECURRENT = struct.Struct("<IiIII")  # number of cells; position and sequences of the cell; S transposed; layers
 _CELL_BYTES, _EXT_BYTES = 12, 12
-_MANY_ROPES = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: cells also have a position in two dimensions
 # Each quantised type has the bytes of a block, and the number of float16 values at the block's beginning.
 _BLOCKS = {"q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "iq4_nl": (18, 1), "q5_0": (22, 1), "q5_1": (24, 2)}
 
@@ -147,7 +146,8 @@ class Layout:
     def of(cls, model: Model) -> Layout:
         lib: Any = library.load()
         is_hybrid = bool(lib.llama_model_is_hybrid(model.handle))
-        has_ext = int(lib.llama_model_rope_type(model.handle)) in _MANY_ROPES
+        # The cells of these models also have a position in two dimensions.
+        has_ext = int(lib.llama_model_rope_type(model.handle)) in SEVERAL_POSITIONS
         has_ext = has_ext or any(".ple." in key for key in model.metadata)
         latent = any(key.endswith(".key_length_mla") and value != "0" for key, value in model.metadata.items())
         n_caches = 2 if model.has_window else 1

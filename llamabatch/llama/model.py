@@ -1,4 +1,4 @@
-"""A loaded GGUF model: its weights (or its vocabulary alone), its metadata, and its tokenizer."""
+"""A loaded GGUF model: its weights (or its vocabulary alone), its metadata, and its abilities."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import contextlib
 import ctypes
 import logging
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from llamabatch.config import ROPE_OPTIONS, SPLIT_MODES, EngineConfig, ResolvedConfig
-from llamabatch.errors import ConfigError, EngineClosedError, ModelFileError, PromptError
+from llamabatch.errors import ConfigError, EngineClosedError, ModelFileError
 from llamabatch.gguf.header import as_text, read_header, read_tensors
 from llamabatch.gguf.mmproj import resolve_mmproj
 from llamabatch.gguf.overrides import KvOverrides, overridden
@@ -23,16 +22,15 @@ from llamabatch.gguf.windows import UNCOPIED, keeps_snapshots, keeps_windows_who
 from llamabatch.llama import devices, library, log, overrides
 from llamabatch.llama.adapters import Adapters
 from llamabatch.llama.halt import Halt
-from llamabatch.llama.long_words import needed_stack, on_larger_stack, recursive_pre_tokenizer
 from llamabatch.llama.mapped_pages import read_by_page
 from llamabatch.llama.projector import Projector
+from llamabatch.llama.tokenizer import NativeTokenizer
 from llamabatch.llama.tuned_load import profile_for
 from llamabatch.llama.vetting import ensure_loadable, ensure_projector_loadable
 from llamabatch.media.sources import NOWHERE, MediaSources
 from llamabatch.planning.machine import usable_cores
-from llamabatch.request.detokenizer import Vocabulary
 from llamabatch.utils.cancellation import can_be_cancelled, is_cancelled
-from llamabatch.utils.lifetime import ForkGuard, give_memory_back
+from llamabatch.utils.lifetime import give_memory_back
 from llamabatch.utils.paths import one_line
 
 if TYPE_CHECKING:
@@ -40,33 +38,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ANY_TOKEN = 1024  # bytes of text that we assume for the longest token of a tokenizer without a known limit
-_WHOLE_TEXT = ("llama", "gpt2")  # tokenizers that keep every character of the text in their tokens
-_MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its length is an int32
-
-_SLICE = 2**15  # token ids that are converted to Python objects at once
-_FAILED = -(2**31)  # what llama_tokenize returns for a text that it cannot tokenize
-
-# For each of these names, llama_vocab_NAME returns the id of a special token, or a negative number if there is none.
-_SPECIAL = (
-    *("bos", "eos", "eot", "sep", "nl", "pad", "mask"),
-    *("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep"),
-)
-_SEVERAL_POSITIONS = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: a token has four positions
+SEVERAL_POSITIONS = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, LLAMA_ROPE_TYPE_IMROPE: a token has four positions
 
 
-class PairMarks(NamedTuple):
-    """The tokens before, between and behind the two texts of a pair.
-
-    transformers' tokenizers build pairs in this way. llama-server does too, but without the last [SEP] of BERT.
-    """
-
-    before: tuple[int, ...]
-    between: tuple[int, ...]
-    behind: tuple[int, ...]
-
-
-class Model:
+class Model(NativeTokenizer):
     """Owns a llama_model. Any thread may tokenize. An owner closes the model after its contexts.
 
     Args:
@@ -100,22 +75,14 @@ class Model:
         else:
             ensure_loadable(path, config.trial, config.sha256, config.kv_overrides, config.override_tensor)
             pooling = config.pooling
-        # Event loops wait for `_lock`, so it guards only calls that take no longer than a few tokens. `_text_lock`
-        # guards the calls whose time grows with the text. close() takes both locks, `_text_lock` first.
-        self._lock = threading.Lock()
-        self._text_lock = threading.Lock()
-        self._fork_guard = ForkGuard()
+        super().__init__()
         self._owners = 1
         self.halt = Halt()
-        self._closed_because = "the model is closed"
-        self._longest_token: int | None = None
-        self._pieces: dict[int, bytes] = {}
-        self._named: dict[int, bytes] = {}
-        self._eog: dict[int, bool] = {}
-        self._all_eog: tuple[int, ...] | None = None
         self._grammars: Grammars | None = None
         weights = None if vocab_only else config
         self._load(weights)
+        self.metadata = self._read_metadata()
+        self._arch = self.metadata.get("general.architecture", "")
         self._read_vocabulary()
         self._read_kind(pooling, weights)
         self.adapters = Adapters(self._lib, self.handle, self.metadata)
@@ -184,16 +151,6 @@ class Model:
             encodes=encodes,
         )
 
-    def _read_vocabulary(self) -> None:
-        self.metadata: Mapping[str, str] = self._read_metadata()
-        self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
-        ids = {name: int(getattr(self._lib, f"llama_vocab_{name}")(self.vocab_handle)) for name in _SPECIAL}
-        self.special_ids: Mapping[str, int] = {name: i for name, i in ids.items() if 0 <= i < self.n_vocab}
-        self._special = {name: self._special_text(name) for name in ("bos", "eos")}
-        self._recursive_pre = recursive_pre_tokenizer(self.metadata)
-        self.pair_marks = self._pair_marks()
-        self._first_token = self._bos()
-
     def _read_kind(self, pooling: str, config: EngineConfig | None) -> None:
         """Reads the abilities of the model. The client also asks for them after a failed engine has freed the model.
 
@@ -204,7 +161,7 @@ class Model:
         self.is_recurrent = bool(
             self._lib.llama_model_is_recurrent(self.handle) or self._lib.llama_model_is_hybrid(self.handle)
         )
-        self._rotates = int(self._lib.llama_model_rope_type(self.handle)) not in _SEVERAL_POSITIONS
+        self._rotates = int(self._lib.llama_model_rope_type(self.handle)) not in SEVERAL_POSITIONS
         # `window` counts tokens; some layers attend over a sliding window only.
         self.window = 0 if config is None else int(self._lib.llama_model_n_swa(self.handle))
         self.has_window = self._window_in_file() if config is None else self.window > 0
@@ -241,8 +198,8 @@ class Model:
 
     def _window_in_file(self) -> bool:
         """Returns True if the file names a sliding window (not phi3's), which llama.cpp reads only with the weights."""
-        arch = self.metadata.get("general.architecture", "")
-        return arch != "phi3" and self.metadata.get(f"{arch}.attention.sliding_window", "0") not in ("", "0")
+        window = self.metadata.get(f"{self._arch}.attention.sliding_window", "0")
+        return self._arch != "phi3" and window not in ("", "0")
 
     def uncuttable(self, config: EngineConfig | ResolvedConfig) -> str | None:
         """Returns why a sequence's cells cannot be cut at a position and copied in part; None if they can."""
@@ -255,18 +212,18 @@ class Model:
             return f"{found}, and swa_full is False"
         if config.kv == "unified":  # a sequence may get the older cells of another sequence
             return f"{found}, and kv is 'unified'"
-        return None if keeps_windows_whole(self.metadata.get("general.architecture", "")) else found
+        return None if keeps_windows_whole(self._arch) else found
 
     def n_snapshots(self, config: ResolvedConfig) -> int:
         """Returns how many tokens llama.cpp can roll a recurrent state back by, once after each pass."""
-        known = keeps_snapshots(self.metadata.get("general.architecture", ""))
+        known = keeps_snapshots(self._arch)
         return config.n_snapshots if self.is_recurrent and known and hasattr(self._lib, "llama_n_rs_seq") else 0
 
     def can_copy(self, config: EngineConfig | ResolvedConfig) -> bool:
         """Returns True if a sequence can copy all cells of another sequence and then compute equal logits. In a unified
         KV cache several sequences would share cells of a sliding window. llama.cpp would not reuse these cells before
         all of the sequences end (llama-kv-cache.cpp, find_slot)."""
-        is_copied = self.metadata.get("general.architecture", "") not in UNCOPIED
+        is_copied = self._arch not in UNCOPIED
         return is_copied and not (self.has_window and config.kv == "unified")
 
     def can_shift(self, type_k: str) -> bool:
@@ -286,12 +243,7 @@ class Model:
         """True if the rotary embedding may also scale (YaRN, LongRoPE), so that a rotation by 0 may change K."""
         if self._changes_rope:  # the changed embedding may scale
             return True
-        architecture = self.metadata.get("general.architecture", "")
-        return self.metadata.get(f"{architecture}.rope.scaling.type", "none") not in ("none", "linear")
-
-    def _bos(self) -> int | None:
-        token = int(self._lib.llama_vocab_bos(self.vocab_handle))
-        return token if token >= 0 and self._lib.llama_vocab_get_add_bos(self.vocab_handle) else None
+        return self.metadata.get(f"{self._arch}.rope.scaling.type", "none") not in ("none", "linear")
 
     def _tensors(self) -> Iterator[TensorInfo]:
         """Yields the tensors of the file. The file is read when the first tensor is requested."""
@@ -299,8 +251,7 @@ class Model:
 
     def _embd_in_file(self) -> int:
         """Returns the length of an embedding in the file, or 0. llama.cpp does not know it with a vocabulary alone."""
-        arch = self.metadata.get("general.architecture", "")
-        texts = (self.metadata.get(f"{arch}.{key}", "") for key in ("embedding_length_out", "embedding_length"))
+        texts = (self.metadata.get(f"{self._arch}.{key}", "") for key in ("embedding_length_out", "embedding_length"))
         return next((int(text) for text in texts if text.isdigit() and int(text) > 0), 0)
 
     def _check_marks(self) -> None:
@@ -324,18 +275,6 @@ class Model:
                     f"each text but has none: tokenizer.ggml.{key}_token_id is missing, or outside of the vocabulary"
                 )
 
-    def _pair_marks(self) -> PairMarks:
-        lib, vocab = self._lib, self.vocab_handle
-        bos, eos, sep = (int(getattr(lib, f"llama_vocab_{name}")(vocab)) for name in ("bos", "eos", "sep"))
-        ends = [eos if eos >= 0 else sep] if lib.llama_vocab_get_add_eos(vocab) else []
-        always_sep = [sep] if int(lib.llama_vocab_type(vocab)) == lib.LLAMA_VOCAB_TYPE_WPM else []
-        marks = (
-            [bos] if lib.llama_vocab_get_add_bos(vocab) else [],
-            [*ends, sep] if lib.llama_vocab_get_add_sep(vocab) else ends,
-            ends or always_sep,
-        )
-        return PairMarks(*(tuple(token for token in tokens if token >= 0) for tokens in marks))
-
     @property
     def rerank_template(self) -> str | None:
         """The GGUF's own template for a query and a document, with the placeholders {query} and {document}."""
@@ -353,12 +292,6 @@ class Model:
     def pools_only(self) -> bool:
         """True if the model cannot generate but gives embeddings or scores: an encoder or a reranker."""
         return self.cannot_generate is not None and (self.cannot_embed is None or self.cannot_classify is None)
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary without the library, made at each access. A stored vocabulary would form a reference cycle
-        with the model, so its token texts would live until a garbage collection."""
-        return Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes, self._first_token)
 
     def share(self) -> Model:
         """Returns this model for one more owner. Each owner must close the model."""
@@ -400,10 +333,6 @@ class Model:
         if self._owners < 1:  # the last owner has closed the model, though the grammars may still read it
             raise EngineClosedError(self._closed_because)
 
-    def _check_open(self) -> None:
-        if not self.handle:
-            raise EngineClosedError(self._closed_because)
-
     def _kind_without_pooling(self) -> str | None:
         """Returns why the model cannot pool texts, for a message; None if it can."""
         if self._lib.llama_model_has_encoder(self.handle):
@@ -428,17 +357,16 @@ class Model:
 
     def _kind_without_generation(self) -> str | None:
         """Returns the kind of a model that cannot generate, for a message; None for a decoder-only text model."""
-        arch = self.metadata.get("general.architecture", "")
         if self._lib.llama_model_has_encoder(self.handle):
             decodes = self._lib.llama_model_has_decoder(self.handle)
-            return f"an {'encoder-decoder' if decodes else 'encoder'} ({arch}); only decoders are supported"
+            return f"an {'encoder-decoder' if decodes else 'encoder'} ({self._arch}); only decoders are supported"
         if self._lib.llama_model_is_diffusion(self.handle):
-            return f"a diffusion model ({arch}), which writes all tokens of a text at once"
+            return f"a diffusion model ({self._arch}), which writes all tokens of a text at once"
         if self.pooling == RANK:
             head = "" if self.labels else ", but its classification head does not have one output for each label"
-            return f"a model ({arch}) that ranks and classifies texts{head}"
-        if self.metadata.get(f"{arch}.attention.causal") == "false":
-            return f"an encoder ({arch}), which reads a text in both directions and has no next token"
+            return f"a model ({self._arch}) that ranks and classifies texts{head}"
+        if self.metadata.get(f"{self._arch}.attention.causal") == "false":
+            return f"an encoder ({self._arch}), which reads a text in both directions and has no next token"
         return None
 
     def _read_metadata(self) -> dict[str, str]:
@@ -454,53 +382,10 @@ class Model:
         pairs.update((key, as_text(value)) for key, value in self._kv_overrides)
         return pairs
 
-    def is_eog(self, token_id: int) -> bool:
-        """Returns True if the token ends a generation."""
-        known = self._eog.get(token_id)  # asked for each sampled token; a dict is faster than a ctypes call
-        if known is None:
-            self._check_open()
-            known = self._eog[token_id] = bool(self._lib.llama_vocab_is_eog(self.vocab_handle, token_id))
-        return known
-
-    @property
-    def eog_ids(self) -> tuple[int, ...]:
-        """All tokens that end a generation. The first access asks llama.cpp about every token, as it has no list."""
-        if self._all_eog is None:
-            with self._lock:
-                self._check_open()
-                is_eog, vocab = self._lib.llama_vocab_is_eog, self.vocab_handle
-                self._all_eog = tuple(token_id for token_id in range(self.n_vocab) if is_eog(vocab, token_id))
-        return self._all_eog
-
     @property
     def chat_template(self) -> str | None:
         """The GGUF's own jinja2 chat template; None if it has none or an empty one."""
         return self.metadata.get("tokenizer.chat_template") or None
-
-    def special_token(self, name: str) -> str:
-        """Returns the text of the "bos" or "eos" token, or "" if the vocabulary has none."""
-        return self._special[name]
-
-    def _special_text(self, name: str) -> str:
-        token = self.special_ids.get(name)
-        return "" if token is None else self.token_text(token)
-
-    def token_text(self, token_id: int) -> str:
-        """Returns a token as the vocabulary writes it. Safe from any thread; raises as token_bytes."""
-        with self._lock:
-            self._check_open()
-            self._check_id(token_id)
-            text: bytes = self._lib.llama_vocab_get_text(self.vocab_handle, token_id)
-        return text.decode(errors="replace")
-
-    def piece(self, token_id: int, *, special: bool = True) -> bytes:
-        """Returns all_bytes, or token_bytes if `special` is False. Safe from any thread, even while another closes."""
-        known = (self._named if special else self._pieces).get(token_id)
-        if known is not None:
-            return known
-        with self._lock:
-            self._check_open()
-            return self.all_bytes(token_id) if special else self.token_bytes(token_id)
 
     @property
     def header(self) -> Mapping[str, Value]:
@@ -509,141 +394,6 @@ class Model:
             return overridden(read_header(self.path), self._kv_overrides).metadata
         except OSError as error:
             raise ModelFileError(f"{one_line(self.path)} cannot be read any more: {error.strerror}") from error
-
-    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Converts text to token ids.
-
-        Args:
-            add_special: put BOS in front where the model wants it.
-            parse_special: read names such as `<|im_end|>` as the special tokens. For templates, never for untrusted
-                text.
-
-        Raises:
-            PromptError: the text is larger than 64 MiB, has a word that would crash this build of llama.cpp, or needs
-                more memory than there is.
-            EngineClosedError: the model was closed.
-        """
-        data = text.encode("utf-8", errors="replace")
-        if len(data) > _MAX_TEXT_BYTES:
-            raise PromptError(f"the text has {len(data)} bytes; allowed are up to {_MAX_TEXT_BYTES}")
-        self._fork_guard.check()
-        with self._text_lock:  # close() in another thread frees the vocabulary
-            self._check_open()
-            return self._tokenize(data, add_special, parse_special)
-
-    def tokenize_bytes(self, data: bytes) -> list[int]:
-        """Converts UTF-8 bytes to token ids, without special tokens. The bytes may begin within a character."""
-        with self._text_lock:
-            self._check_open()
-            return self._tokenize(data, False, False)
-
-    @property
-    def longest_token(self) -> int:
-        """The most bytes of text that one token can stand for, taken from the texts of the vocabulary.
-
-        Some tokenizers (mostly of encoders) drop or rewrite parts of a text, so no such number is known. For these the
-        limit is ANY_TOKEN bytes. So the text of a prompt has an upper limit with any vocabulary.
-        """
-        if self._longest_token is None:
-            with self._text_lock:
-                self._check_open()
-                self._longest_token = self._find_longest_token()
-        return self._longest_token
-
-    def _find_longest_token(self) -> int:
-        lib, vocab = self._lib, self.vocab_handle
-        if self.metadata.get("tokenizer.ggml.model") not in _WHOLE_TEXT:
-            return ANY_TOKEN
-        strips = lib.LLAMA_TOKEN_ATTR_LSTRIP | lib.LLAMA_TOKEN_ATTR_RSTRIP  # such tokens swallow white space
-        longest = 1
-        for token_id in range(self.n_vocab):
-            if lib.llama_vocab_get_attr(vocab, token_id) & strips:
-                return ANY_TOKEN
-            longest = max(longest, len(lib.llama_vocab_get_text(vocab, token_id)))
-        return longest
-
-    def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        mebibytes = 0 if self._recursive_pre is None else needed_stack(data, self._recursive_pre)
-        if mebibytes == 0:
-            return self._tokenize_here(data, add_special, parse_special)
-        return on_larger_stack(lambda: self._tokenize_here(data, add_special, parse_special), mebibytes)
-
-    def _tokenize_here(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        room = len(data) + 8  # a token has at least one byte, except BOS and a leading space
-        for _ in range(2):
-            tokens = (ctypes.c_int32 * room)()
-            n = self._lib.llama_tokenize(self.vocab_handle, data, len(data), tokens, room, add_special, parse_special)
-            if n >= 0:
-                return _in_slices(tokens, n)
-            if n == _FAILED:
-                break
-            room = -n
-        raise PromptError(f"llama.cpp cannot tokenize this text of {len(data)} bytes")
-
-    def detokenize(self, token_ids: list[int], *, skip_special: bool = True) -> str:
-        """Converts token ids to text as llama.cpp writes it. Bytes that are not UTF-8 become U+FFFD.
-
-        Args:
-            skip_special: leave special tokens out; False writes their names.
-
-        Raises:
-            PromptError: an id is outside the vocabulary.
-            EngineClosedError: the model was closed.
-        """
-        for token_id in token_ids:
-            self._check_id(token_id)
-        tokens = (ctypes.c_int32 * len(token_ids))(*token_ids)
-        room = 8 * len(token_ids) + 64
-        with self._text_lock:
-            self._check_open()
-            for _ in range(2):
-                buffer = ctypes.create_string_buffer(room)
-                n = self._lib.llama_detokenize(
-                    self.vocab_handle, tokens, len(token_ids), buffer, room, False, not skip_special
-                )
-                if n >= 0:
-                    return buffer.raw[:n].decode("utf-8", errors="replace")
-                room = -n
-        raise PromptError(f"llama.cpp cannot write these {len(token_ids)} tokens as text")
-
-    def _check_id(self, token_id: int) -> None:
-        if not 0 <= token_id < self.n_vocab:
-            raise PromptError(f"token id {token_id} is outside the vocabulary; allowed are 0 to {self.n_vocab - 1}")
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token's text, or b"" for special tokens. The id must be inside the vocabulary."""
-        piece = self._pieces.get(token_id)
-        if piece is None:
-            piece = self._pieces[token_id] = self._piece(token_id, False)
-        return piece
-
-    def all_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token's text, or of its name for special tokens."""
-        piece = self._named.get(token_id)
-        if piece is None:
-            piece = self._named[token_id] = self._piece(token_id, True)
-        return piece
-
-    def _piece(self, token_id: int, special: bool) -> bytes:
-        self._check_open()
-        self._check_id(token_id)
-        room = 64
-        for _ in range(2):
-            buffer = ctypes.create_string_buffer(room)
-            n = self._lib.llama_token_to_piece(self.vocab_handle, token_id, buffer, room, 0, special)
-            if n >= 0:
-                return buffer.raw[:n]
-            room = -n
-        raise AssertionError(f"llama_token_to_piece changed its mind about token {token_id}")
-
-
-def _in_slices(values: Any, n: int) -> list[int]:
-    """Returns the first n values of a ctypes array. No other thread runs during the conversion of a slice. A slice
-    takes half a millisecond; a whole prompt of 5 MB would take 30."""
-    found: list[int] = []
-    for start in range(0, n, _SLICE):
-        found += values[start : min(start + _SLICE, n)]
-    return found
 
 
 def _place(lib: Any, params: Any, config: EngineConfig) -> list[Any]:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import os
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Set
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +17,11 @@ from llamabatch.errors import ConfigError, EngineClosedError, EngineError, descr
 from llamabatch.llama import devices
 from llamabatch.llama.batch import Batch, count_passes
 from llamabatch.llama.context import Context, DecodeCode
+from llamabatch.llama.growth import Growth, largest_context
 from llamabatch.llama.library import has_equal_rows, load
 from llamabatch.llama.model import Model
 from llamabatch.llama.positions import SlotPositions
+from llamabatch.llama.slot_moves import SlotMoves
 from llamabatch.request.logprobs import RowLogprobs
 from llamabatch.request.media import MediaRun
 from llamabatch.request.reasoning import ReasoningTags
@@ -39,9 +36,6 @@ from llamabatch.scheduler.output import (
     Call,
     DecodeStatus,
     Limits,
-    PrefixCopy,
-    Restore,
-    Save,
     ScheduledSpan,
     SchedulerOutput,
     SpanOutput,
@@ -53,9 +47,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# With this niceness the thread gets a quarter of a core beside threads that compute. The cells of 32 slots of a model
-# of 0.5B parameters are then zeroed in some seconds.
-_GROWTH_NICENESS = 5
 Logits = npt.NDArray[np.float32]
 Rows = Logits | TopRows
 _Read = Callable[[list[ScheduledSpan], list[SamplerState], Any], list[SpanOutput]]
@@ -113,12 +104,9 @@ class ModelRunner:
         self.counts = RunnerCounts()
         self._n_ubatch = config.n_ubatch
         self._config = config
-        self._unflushed = False  # True while copies between slots, or shifts of positions, wait for the next decode
-        self._unfilled: set[int] = set()  # slots whose saved prefix llama.cpp refused
-        self._rolled_back: set[int] = set()  # slots that were set back to an older state, until their next pass
-        self._growth: _Growth | None = None
+        self._growth: Growth | None = None
         start = min(config.start_slots, n_slots)
-        self._context = _largest_context(model, config, start)
+        self._context = largest_context(model, config, start)
         if self._context.n_slots < start:
             n_slots = start = self._context.n_slots
         if not self._context.has_memory:  # decoding would abort the process
@@ -133,6 +121,7 @@ class ModelRunner:
         self._reasoning_tokens: dict[ReasoningTags, ReasoningTokens] = {}
         self._grammar_masks: GrammarMasks | None = None
         cuts = model.uncuttable(config) is None
+        self._moves = SlotMoves(self._context, self._batch, self._positions, can_cut=cuts)
         self.limits = Limits(
             n_slots=n_slots,
             n_batch=config.n_batch,
@@ -222,8 +211,8 @@ class ModelRunner:
             make more) and the slots whose cells were carried over.
         """
         if self._growth is None:
-            self._growth = _Growth(lambda: Context(self.model, self._config, n_slots))
-        if not wait and (self._unflushed or not self._growth.is_done):
+            self._growth = Growth(lambda: Context(self.model, self._config, n_slots))
+        if not wait and (self._moves.unflushed or not self._growth.is_done):
             return None
         growth, self._growth = self._growth, None
         try:
@@ -231,11 +220,8 @@ class ModelRunner:
         except EngineError as error:
             logger.warning("%s; continuing with %d slot(s)", error, self._context.n_slots)
             return self._context.n_slots, frozenset()
-        carries = self._can_carry and not self._unflushed
-        carried = self._context.carry_over(held, larger) if carries else frozenset[int]()
-        self._context.close()
-        self._context, self._unflushed = larger, False
-        self._positions.keep(carried)
+        carried = self._moves.grow_into(larger, held, can_carry=self._can_carry)
+        self._context = larger
         return n_slots, carried
 
     def run(self, batch: SchedulerOutput) -> list[SpanOutput]:
@@ -244,104 +230,18 @@ class ModelRunner:
         self._encoder_share = batch.encoder_share
         self._has_rows = bool(batch.calls) and batch.calls[0].media is None
         self._context.use_threads(self._thread_choice.threads)
-        results = self._run(batch)
+        self._moves.execute(batch)
+        run_call = self._run_filled if self._moves.unfilled else self._run_call
+        results = [result for call in batch.calls for result in run_call(call)]
         if rows := batch.plain_rows:
             self._thread_choice.observe(rows, time.perf_counter() - began)
         return results
 
-    def _run(self, batch: SchedulerOutput) -> list[SpanOutput]:
-        for save in batch.saves:
-            self._save(save)
-        for restore in batch.restores:
-            self._restore(restore)
-        for copy in batch.copies:
-            self._copy(copy)
-        for cut in batch.cuts:
-            self._clear(cut.slot, cut.count)
-            self._positions.cut(cut.slot, cut.count)
-        self._unflushed = self._unflushed or bool(batch.shifts)
-        for shift in batch.shifts:
-            self._context.shift(shift.slot, shift.start, shift.count)
-        run_call = self._run_filled if self._unfilled else self._run_call
-        return [result for call in batch.calls for result in run_call(call)]
-
-    def _clear(self, slot: int, count: int = 0) -> bool:
-        """Drops the cells of a slot after the first `count`. Returns False if the model's state cannot be cut there."""
-        return self._context.clear(slot, self._positions.of(slot, count))
-
-    def _save(self, save: Save) -> None:
-        """Copies the state of a slot to main memory. Does nothing while copies between slots wait for the next decode,
-        because llama.cpp would return the slot's old cells. Does nothing either if the slot holds more tokens than the
-        prefix and cannot be cut back to it."""
-        count = len(save.prefix.token_ids)
-        if self._unflushed or save.slot in self._unfilled:
-            return
-        held, end = self._context.length(save.slot), self._positions.length(save.slot, count)
-        if held == end or (held > end and self.limits.can_cut and self._clear(save.slot, count)):
-            began = time.perf_counter()
-            if not save.make_room(save.prefix, self._context.state_bytes(save.slot)):
-                return
-            with contextlib.suppress(MemoryError):  # requests also work without a checkpoint
-                save.prefix.state = self._context.raw_state(save.slot)
-                save.prefix.media_runs = self._positions.runs(save.slot)
-                save.prefix.save_s = time.perf_counter() - began
-
-    def _copy(self, copy: PrefixCopy) -> None:
-        """Copies the cells of a slot to another slot. For a slot that was rolled back, llama.cpp would copy the newest
-        state (llama-memory-recurrent.cpp, seq_cp). So the state of such a slot is saved and restored instead."""
-        if copy.target in self._rolled_back:
-            self._context.clear(copy.target)  # else the target's rollback would also hold for the copy
-            self._rolled_back.discard(copy.target)
-        if copy.source in self._unfilled:
-            self._context.clear(copy.target)
-            self._unfilled.add(copy.target)
-        elif copy.source in self._rolled_back:
-            self._context.clear(copy.target)
-            self._flush(copy.target)
-            state = self._context.raw_state(copy.source)
-            if state is None or not self._context.restore(copy.target, state, self._end_of(copy)):
-                raise EngineError(f"the state of slot {copy.source} cannot be copied to slot {copy.target}")
-            self._unfilled.discard(copy.target)
-        else:
-            self._unflushed = True
-            self._context.copy_prefix(copy.source, copy.target, self._end_of(copy))
-            self._unfilled.discard(copy.target)
-        self._positions.copy(copy.source, copy.target, copy.count)
-
-    def _end_of(self, copy: PrefixCopy) -> int:
-        """Returns the number of positions that a copy holds."""
-        return self._positions.length(copy.source, copy.count)
-
-    def _flush(self, slot: int) -> None:
-        """Makes llama.cpp execute pending copies and shifts, by a dummy row in `slot`, which is empty afterwards."""
-        if self._unflushed:
-            self._context.decode(self._batch.fill_rows([0], [0], [slot]))
-            self._context.clear(slot)
-            self._unflushed = False
-
-    def _restore(self, restore: Restore) -> None:
-        """Fills a slot with a saved prefix.
-
-        If llama.cpp refuses the prefix, the slot stays empty and is noted as unfilled, so that no tokens are computed
-        after missing ones. A request with a prefix from a file then fails. A request with a checkpoint is computed from
-        its beginning.
-        """
-        self._flush(restore.slot)  # pending copies may still read the slot
-        state: Any = restore.prefix.state
-        self._positions.put(restore.slot, restore.prefix.media_runs, restore.count)
-        if not self._context.restore(restore.slot, state, self._positions.length(restore.slot, restore.count)):
-            restore.prefix.is_refused = True
-            logger.warning("llama.cpp refuses the saved prefix %s", restore.prefix.path or "in main memory")
-            self._context.clear(restore.slot)
-            self._unfilled.add(restore.slot)
-        else:
-            self._unfilled.discard(restore.slot)
-            self._rolled_back.discard(restore.slot)
-
     def _run_filled(self, call: Call) -> list[SpanOutput]:
         """Does the work of _run_call, but spans in unfilled slots fail."""
-        self._unfilled -= {span.slot for span in call.spans if span.start == 0}
-        lost = {id(span) for span in call.spans if span.slot in self._unfilled}
+        unfilled = self._moves.unfilled
+        unfilled.difference_update(span.slot for span in call.spans if span.start == 0)
+        lost = {id(span) for span in call.spans if span.slot in unfilled}
         spans = tuple(span for span in call.spans if id(span) not in lost)
         ran = iter(self._run_call(replace(call, spans=spans)) if spans else ())
         error = "llama.cpp refuses the saved prefix that this prompt begins with; unload it"
@@ -349,7 +249,7 @@ class ModelRunner:
 
     def state(self, slot: int) -> bytes | None:
         """Returns the state of a slot for saving, or None while copies wait for the next decode."""
-        return None if self._unflushed else self._context.state(slot)
+        return None if self._moves.unflushed else self._context.state(slot)
 
     def _run_call(self, call: Call) -> list[SpanOutput]:
         """Computes a call. If it raises, the spans are tried one by one, so that only the faulty span fails."""
@@ -379,9 +279,7 @@ class ModelRunner:
         self._clear_dummies(call)
         if code is not DecodeCode.OK:
             return self._recover(call, code)
-        self._unflushed = False
-        if self._rolled_back:
-            self._rolled_back.difference_update(span.slot for span in call.spans)
+        self._moves.end_with(call)
         self._count(call)
         if not outputs:
             return [_COMPUTED] * len(call.spans)
@@ -423,8 +321,7 @@ class ModelRunner:
         code = decode(self._batch.fill_media(span.slot, encoded.rows[own], positions))
         if code is not DecodeCode.OK:
             return self._recover(call, code)
-        self._unflushed = False
-        self._rolled_back.discard(span.slot)
+        self._moves.end_with(call)
         self._count(call)
         return [SpanOutput(_OK, encoder_s=encoder_s)]
 
@@ -469,7 +366,7 @@ class ModelRunner:
         """Computes a call again with whole rows, because the device may have left out the lowest id of equal logits."""
         self._calls_since_whole = 0
         self._context.sample_on_device(False)
-        if not all(self._clear(span.slot, span.start) for span in call.spans):
+        if not all(self._moves.clear(span.slot, span.start) for span in call.spans):
             raise EngineError("the model's state cannot be cut back")
         return self._compute(call)
 
@@ -527,11 +424,11 @@ class ModelRunner:
                 results.append(_result(state, NO_TOKEN))
                 continue
             if len(tokens) < span.length:
-                if not self._clear(span.slot, span.start + len(tokens)):
+                if not self._moves.clear(span.slot, span.start + len(tokens)):
                     results.append(SpanOutput(DecodeStatus.FAILED, error="the model's state cannot be cut back"))
                     continue
                 if not self.limits.can_cut:
-                    self._rolled_back.add(span.slot)
+                    self._moves.rolled_back.add(span.slot)
             results.append(SpanOutput(DecodeStatus.OK, tokens, None, found))
         return results
 
@@ -552,7 +449,7 @@ class ModelRunner:
             is_whole: True if nothing of the call was computed.
         """
         self._clear_dummies(call)
-        whole = is_whole or all(self._clear(span.slot, span.start) for span in call.spans)
+        whole = is_whole or all(self._moves.clear(span.slot, span.start) for span in call.spans)
         if len(call.spans) == 1 or not whole:
             return [SpanOutput(DecodeStatus.FAILED, error=error)] * len(call.spans)
         return [
@@ -564,7 +461,7 @@ class ModelRunner:
     def _clear_dummies(self, call: Call) -> None:
         """Drops the cells of dummy rows from cached prefixes. Raises EngineError if they cannot be dropped."""
         for slot, start in call.dummies:
-            if not self._clear(slot, start):
+            if not self._moves.clear(slot, start):
                 raise EngineError(f"slot {slot} cannot be cut back to {start} tokens")
 
     def _count(self, call: Call) -> None:
@@ -581,62 +478,6 @@ class ModelRunner:
             counts.prefill_passes += passes
         if rows < len(call.spans):
             counts.prefill_tokens += sum(span.length for span in call.spans if not _continues(span))
-
-
-class _Growth:
-    """A larger context that a separate thread makes while the steps go on. On Linux, which has thread priorities, this
-    thread has a lower priority than the threads that compute."""
-
-    def __init__(self, make: Callable[[], Context]) -> None:
-        self._made: Future[Context] = Future()
-        self._make = make
-        threading.Thread(target=self._run, name="llamabatch-growth", daemon=True).start()
-
-    @property
-    def is_done(self) -> bool:
-        return self._made.done()
-
-    def context(self) -> Context:
-        """Waits for the context. Raises EngineError if llama.cpp cannot make it."""
-        return self._made.result()
-
-    def end(self) -> None:
-        """Waits for the context and closes it, because it is no longer needed."""
-        if self._made.exception() is None:
-            self._made.result().close()
-
-    def _run(self) -> None:
-        try:
-            if sys.platform == "linux":
-                with contextlib.suppress(OSError):
-                    thread = threading.get_native_id()
-                    nice = os.getpriority(os.PRIO_PROCESS, thread) + _GROWTH_NICENESS
-                    os.setpriority(os.PRIO_PROCESS, thread, nice)
-            self._made.set_result(self._make())
-        except BaseException as error:
-            self._made.set_exception(error)
-
-
-def _largest_context(model: Model, config: ResolvedConfig, n_slots: int) -> Context:
-    """Makes a context of n_slots slots, or of a half, a quarter and so on, until the memory suffices.
-
-    Raises:
-        EngineError: the error for n_slots slots, if a context of one slot cannot be made either.
-    """
-    first: EngineError | None = None
-    slots = n_slots
-    while True:
-        try:
-            context = Context(model, config, slots)
-        except EngineError as error:
-            first = first or error
-            if slots == 1:
-                raise first from None
-            slots //= 2
-            continue
-        if first is not None:
-            logger.warning("%s; continuing with %d slot(s)", first, slots)
-        return context
 
 
 def _continues(span: ScheduledSpan) -> bool:

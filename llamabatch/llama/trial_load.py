@@ -25,7 +25,7 @@ from llamabatch.llama.probe import no_core_dump
 from llamabatch.utils.lifetime import end_with_parent, leave_signals_to_parent
 from llamabatch.utils.system import set_limits
 
-REFUSED = 3
+_REFUSED = 3
 _ROOM = 2 * 2**30  # bytes of memory beside the weights
 _MOST_TO_DECODE = 16 * 2**30  # bytes of the largest file to decode with, because each token reads the whole file
 # The four sequences have unequal lengths. A pass takes equally many tokens of each sequence, so the last tokens go into
@@ -54,18 +54,21 @@ def run(path: Path, n_bytes: int, kv_overrides: KvOverrides = (), patterns: Sequ
     params.tensor_buft_overrides = ctypes.addressof(rules)
     model = llama.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        reason = log.reason()
-        print(json.dumps({"refused": reason}), flush=True)
-        return REFUSED
+        return refused(log.reason())
     refusal = _template_refusal(llama, model)
     if refusal is not None:
-        print(json.dumps({"refused": refusal}), flush=True)
-        return REFUSED
+        return refused(refusal)
     vocabulary = llama.llama_model_get_vocab(model)
     tokens = _use_vocabulary(llama, vocabulary)
     if tokens and not llama.llama_model_has_encoder(model) and not llama.llama_model_is_diffusion(model):
         _compute(llama, model, tokens, n_bytes <= _MOST_TO_DECODE, _pooling(path))
     return 0
+
+
+def refused(reason: str) -> int:
+    """Prints why the file is refused. Returns the exit status of a refusal."""
+    print(json.dumps({"refused": reason}), flush=True)
+    return _REFUSED
 
 
 def _use_vocabulary(llama: Any, vocabulary: Any) -> list[int]:
@@ -119,7 +122,8 @@ def _template_refusal(llama: Any, model: Any) -> str | None:
     text = ctypes.create_string_buffer(n_bytes + 1)
     llama.llama_model_meta_val_str(model, key, text, len(text))
     from llamabatch.chat.conversation import render  # imports jinja2, which models without a template do not need
-    from llamabatch.chat.template import TemplateLimit, describe
+    from llamabatch.chat.template import describe
+    from llamabatch.chat.template_prices import TemplateLimit
 
     for conversation in _CONVERSATIONS:
         try:

@@ -6,7 +6,6 @@ is on stdout as JSON.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from llamabatch.errors import LlamaBatchError
 from llamabatch.llama import library
 from llamabatch.llama.probe import no_core_dump
 from llamabatch.llama.projector import Projector
-from llamabatch.llama.trial_load import REFUSED
+from llamabatch.llama.trial_load import refused
 from llamabatch.media.sounds import LEAST_S
 from llamabatch.request.media import SOUND, Media
 from llamabatch.utils.lifetime import end_with_parent, leave_signals_to_parent
@@ -41,8 +40,7 @@ def run(path: Path, model_path: Path) -> int:
             projector.tokens(Media(b"", int(seconds * projector.sound_rate), 1, SOUND))
     except LlamaBatchError as error:
         reason = str(error).removeprefix(f"mmproj {one_line(path)} cannot be loaded: ")
-        print(json.dumps({"refused": reason}), flush=True)
-        return REFUSED
+        return refused(reason)
     return 0
 
 

@@ -7,11 +7,12 @@ import binascii
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from llamabatch.errors import EngineError, PromptError
 from llamabatch.media.sources import MediaSources
-from llamabatch.request.media import Media, digest_of
+from llamabatch.request.media import Kind, Media, digest_of
 from llamabatch.utils.checks import show
 from llamabatch.utils.paths import absolute, one_line
 
@@ -47,12 +48,42 @@ def at_address(address: Any, what: str, sources: MediaSources) -> bytes:
         raise PromptError(f"{what} is no base64: {error}") from error
 
 
-def of_path(path: str | os.PathLike[str], what: str) -> bytes:
-    """Returns the bytes of a file, at most MAX_FILE_BYTES + 1. Raises PromptError.
+Decode = Callable[[bytes, str], tuple[bytes, int, int]]
+"""Takes the bytes of a file and its name for messages. Returns raw data, width and height."""
+
+
+def media_of(kind: Kind, data: bytes, name: str, decode: Decode) -> Media:
+    """Returns the Media of the bytes of a file: the bytes as they are, or the raw data if that is no longer.
+
+    Raises:
+        PromptError: there are no bytes or too many, or `decode` raises.
+    """
+    if len(data) > MAX_FILE_BYTES:
+        raise PromptError(f"{name} is larger than {MAX_FILE_BYTES:,} bytes")
+    if not data:
+        raise PromptError(f"{name} is empty")
+    raw, width, height = decode(data, name)
+    if len(raw) <= len(data):
+        return Media(raw, width, height, kind)
+    return Media(data, width, height, kind, "file", digest_of(kind, raw, width, height))
+
+
+def media_at(path: str | os.PathLike[str], kind: Kind, what: str, decode: Decode) -> Media:
+    """Returns the Media of a file: its path if the file can be read again, otherwise as media_of.
 
     Args:
         what: "the picture" or "the sound", for messages.
+
+    Raises:
+        PromptError: the file cannot be read, or as media_of.
     """
+    media = media_of(kind, _bytes_at(path, what), f"{what} {one_line(os.fspath(path))}", decode)
+    full = absolute(path)
+    return replace(media, data=full, form="path") if os.path.isfile(full) else media  # a pipe is read only once
+
+
+def _bytes_at(path: str | os.PathLike[str], what: str) -> bytes:
+    """Returns the bytes of a file, at most MAX_FILE_BYTES + 1. Raises PromptError."""
     if not os.fspath(path):
         raise PromptError(f"the path of {what} is empty")
     try:
@@ -63,35 +94,20 @@ def of_path(path: str | os.PathLike[str], what: str) -> bytes:
         raise PromptError(f"{what} {one_line(os.fspath(path))} cannot be read: {reason}") from error
 
 
-def check_bytes(data: bytes, name: str) -> None:
-    """Raises PromptError for no bytes and for too many bytes."""
-    if len(data) > MAX_FILE_BYTES:
-        raise PromptError(f"{name} is larger than {MAX_FILE_BYTES:,} bytes")
-    if not data:
-        raise PromptError(f"{name} is empty")
-
-
-def raw_of(media: Media, what: str, decode: Callable[[bytes, str], tuple[bytes, int, int]]) -> bytes:
+def raw_of(media: Media, what: str, decode: Decode) -> bytes:
     """Returns the raw data of a Media. Raises EngineError: the file has changed since the Media was made.
 
     Args:
         what: "picture" or "sound", for messages.
-        decode: takes the bytes of a file and its name for messages, and returns raw data, width and height.
     """
     if isinstance(media.data, bytes) and media.form == "raw":
         return media.data
     name = f"a {what}" if isinstance(media.data, bytes) else f"the {what} {one_line(media.data)}"
     try:
-        data = media.data if isinstance(media.data, bytes) else of_path(media.data, f"the {what}")
+        data = media.data if isinstance(media.data, bytes) else _bytes_at(media.data, f"the {what}")
         raw, width, height = decode(data, name)
     except PromptError as error:
         raise EngineError(f"{error}, although it was readable when the request was made") from error
     if isinstance(media.data, str) and digest_of(media.kind, raw, width, height) != media.digest:
         raise EngineError(f"{name} has changed since it was given")
     return raw
-
-
-def kept_path(path: str | os.PathLike[str]) -> str | None:
-    """Returns the absolute path of a file that can be read again; None: a pipe or a similar file."""
-    full = absolute(path)
-    return full if os.path.isfile(full) else None

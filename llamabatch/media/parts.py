@@ -144,6 +144,21 @@ def parts_of_cell(cell: Any, kind: Kind = IMAGE) -> list[dict[str, Any]]:
     return [{"type": name, name: cell}]
 
 
+def message_with_media(text: str, row: Mapping[str, Any], columns: Mapping[Kind, Sequence[str]]) -> dict[str, Any]:
+    """Returns a user's message with the pictures and sounds of a row before the text.
+
+    Raises:
+        PromptError: the columns of a kind hold nothing.
+    """
+    media: list[dict[str, Any]] = []
+    for kind, names in columns.items():
+        found = [part for name in names for part in parts_of_cell(row.get(name), kind)]
+        if not found:
+            raise PromptError(f"there is no {'picture' if kind == IMAGE else 'sound'} in {', '.join(map(show, names))}")
+        media += found
+    return {"role": "user", "content": [*media, {"type": "text", "text": text}]}
+
+
 def _as_pixels(cell: Any) -> Any:
     """Returns the array of a cell that is a list of lists of lists, as in data frames; None: not such an array."""
     is_deep = isinstance(cell, list) and cell and isinstance(cell[0], list) and cell[0] and isinstance(cell[0][0], list)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from llamabatch.errors import PromptError, SetupError, describe
-from llamabatch.media.files import at_address, check_bytes, is_address, kept_path, of_path, raw_of
+from llamabatch.media.files import Decode, at_address, is_address, media_at, media_of, raw_of
 from llamabatch.media.sources import NOWHERE, MediaSources
-from llamabatch.request.media import IMAGE, Media, digest_of
+from llamabatch.request.media import IMAGE, Media
 from llamabatch.utils.checks import show
-from llamabatch.utils.paths import one_line
 
 MAX_SIDE = 16_384
 MAX_PIXELS = 50_000_000
@@ -34,11 +32,11 @@ def read_picture(given: Any, most: int = MAX_PIXELS, sources: MediaSources = NOW
         SetupError: Pillow is needed and not installed.
     """
     if isinstance(given, (bytes, bytearray, memoryview)):
-        return _of_bytes(bytes(given), "a picture", most)
+        return media_of(IMAGE, bytes(given), "a picture", _decoder(most))
     if isinstance(given, str) and is_address(given):
         return read_address(given, most, sources)
     if isinstance(given, (str, os.PathLike)):
-        return _of_path(given, most)
+        return media_at(given, IMAGE, "the picture", _decoder(most))
     if hasattr(given, "convert") and hasattr(given, "size"):  # before arrays: the second hasattr below would decode it
         return Media(*_decoded(lambda: given, "a PIL image", most))
     if hasattr(given, "__array_interface__") and hasattr(given, "dtype"):
@@ -51,31 +49,20 @@ def read_picture(given: Any, most: int = MAX_PIXELS, sources: MediaSources = NOW
 
 def read_address(address: Any, most: int = MAX_PIXELS, sources: MediaSources = NOWHERE) -> Media:
     """Returns the Media of a picture at an address. Raises the errors of read_picture and at_address."""
-    return _of_bytes(at_address(address, "a picture", sources), "a picture", most)
+    return media_of(IMAGE, at_address(address, "a picture", sources), "a picture", _decoder(most))
 
 
 def pixels_of(media: Media) -> bytes:
     """Returns the rows of pixels, 3 bytes a pixel. Raises the errors of raw_of."""
-    return raw_of(media, "picture", lambda data, name: _decoded(_opened(data), name, MAX_PIXELS))
+    return raw_of(media, "picture", _decoder(MAX_PIXELS))
 
 
-def _of_path(path: str | os.PathLike[str], most: int) -> Media:
-    media = _of_bytes(of_path(path, "the picture"), f"the picture {one_line(os.fspath(path))}", most)
-    kept = kept_path(path)
-    return media if kept is None else replace(media, data=kept, form="path")
+def _decoder(most: int) -> Decode:
+    def decode(data: bytes, name: str) -> tuple[bytes, int, int]:
+        pillow = _pillow()
+        return _decoded(lambda: pillow.open(io.BytesIO(data), formats=FORMATS), name, most)
 
-
-def _of_bytes(data: bytes, name: str, most: int) -> Media:
-    check_bytes(data, name)
-    pixels, width, height = _decoded(_opened(data), name, most)
-    if len(pixels) <= len(data):
-        return Media(pixels, width, height)
-    return Media(data, width, height, IMAGE, "file", digest_of(IMAGE, pixels, width, height))
-
-
-def _opened(data: bytes) -> Callable[[], Any]:
-    pillow = _pillow()
-    return lambda: pillow.open(io.BytesIO(data), formats=FORMATS)
+    return decode
 
 
 def _decoded(opened: Callable[[], Any], name: str, most: int) -> tuple[bytes, int, int]:

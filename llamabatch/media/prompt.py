@@ -6,14 +6,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from llamabatch.chat.conversation import (
-    ChatModel,
-    ChatOptions,
-    to_pieces,
-    to_text,
-    to_tokens,
-)
+from llamabatch.chat.conversation import ChatModel, to_pieces, to_text, to_tokens
 from llamabatch.chat.messages import Conversation, media_kind
+from llamabatch.chat.options import ChatOptions
 from llamabatch.errors import PromptError
 from llamabatch.media.parts import MediaInput, has_media, marked
 from llamabatch.media.sources import MediaSources

@@ -6,18 +6,16 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llamabatch.errors import PromptError, SetupError, describe
-from llamabatch.media.files import at_address, check_bytes, is_address, kept_path, of_path, raw_of
+from llamabatch.media.files import Decode, at_address, is_address, media_at, media_of, raw_of
 from llamabatch.media.sources import NOWHERE, MediaSources
-from llamabatch.request.media import SOUND, Media, digest_of
+from llamabatch.request.media import SOUND, Media
 from llamabatch.utils.checks import show
-from llamabatch.utils.paths import one_line
 
 LEAST_S, MOST_S = 0.1, 1800.0
 """The shortest and the longest sound, in seconds."""
@@ -57,13 +55,11 @@ def read_sound(given: Any, rate: int, most: int, sources: MediaSources = NOWHERE
         SetupError: miniaudio is needed and not installed.
     """
     if isinstance(given, (bytes, bytearray, memoryview)):
-        return _of_bytes(bytes(given), "a sound", rate, most)
+        return media_of(SOUND, bytes(given), "a sound", _decoder(rate, most))
     if isinstance(given, str) and is_address(given):
-        return _of_bytes(at_address(given, "a sound", sources), "a sound", rate, most)
+        return media_of(SOUND, at_address(given, "a sound", sources), "a sound", _decoder(rate, most))
     if isinstance(given, (str, os.PathLike)):
-        media = _of_bytes(of_path(given, "the sound"), f"the sound {one_line(os.fspath(given))}", rate, most)
-        kept = kept_path(given)
-        return media if kept is None else replace(media, data=kept, form="path")
+        return media_at(given, SOUND, "the sound", _decoder(rate, most))
     if isinstance(given, Mapping) and "array" in given:
         given = np.asarray(given["array"]), given.get("sampling_rate")
     if isinstance(given, (list, tuple)) and len(given) == 2 and hasattr(given[0], "dtype"):
@@ -75,21 +71,15 @@ def read_sound(given: Any, rate: int, most: int, sources: MediaSources = NOWHERE
 
 def samples_of(media: Media, rate: int) -> bytes:
     """Returns the samples as 32-bit floats. Raises the errors of raw_of."""
+    return raw_of(media, "sound", _decoder(rate, int(MOST_S * rate)))
 
+
+def _decoder(rate: int, most: int) -> Decode:
     def decode(data: bytes, name: str) -> tuple[bytes, int, int]:
-        samples = _decoded(data, name, rate, int(MOST_S * rate))
+        samples = _decoded(data, name, rate, most)
         return samples.tobytes(), len(samples), 1
 
-    return raw_of(media, "sound", decode)
-
-
-def _of_bytes(data: bytes, name: str, rate: int, most: int) -> Media:
-    check_bytes(data, name)
-    samples = _decoded(data, name, rate, most).tobytes()
-    n = len(samples) // _SAMPLE_BYTES
-    if len(samples) <= len(data):
-        return Media(samples, n, 1, kind=SOUND)
-    return Media(data, n, 1, SOUND, "file", digest_of(SOUND, samples, n, 1))
+    return decode
 
 
 def _of_samples(array: Any, given_rate: Any, rate: int, most: int) -> Media:

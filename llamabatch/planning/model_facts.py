@@ -109,6 +109,11 @@ class ModelFacts:
         """True if layers are known to keep a state. A state cannot be cut at a position."""
         return self.state_values > 0 or self.arch in _STATES
 
+    @property
+    def has_window(self) -> bool:
+        """True if some layers attend over a sliding window only."""
+        return self.widths is not None and self.widths.masks > 1
+
     def n_snapshots(self, config: ResolvedConfig) -> int:
         """Returns the number of older states that a sequence keeps."""
         return config.n_snapshots if self.state_values and keeps_snapshots(self.arch) else 0

@@ -275,7 +275,7 @@ def openai_chat_completion(output: RequestOutput, model: str) -> dict[str, Any]:
         {
             "index": each.index,
             "message": {"role": "assistant", **_thought(each.reasoning), **_content(each)},
-            "logprobs": chat_logprobs(each.logprobs),
+            "logprobs": _chat_logprobs(each.logprobs),
             "finish_reason": chat_reason(each.finish_reason, called=bool(each.tool_calls)),
         }
         for each in output.outputs
@@ -294,7 +294,7 @@ def openai_chat_chunk(piece: SequenceOutput, model: str) -> dict[str, Any]:
     choice = {
         "index": piece.index,
         "delta": {**_thought(piece.reasoning or None), **_content(piece)},
-        "logprobs": chat_logprobs(piece.logprobs),
+        "logprobs": _chat_logprobs(piece.logprobs),
         "finish_reason": chat_reason(piece.finish_reason, called=piece.called_tools),
     }
     return _document(f"chatcmpl-{piece.request_id}", "chat.completion.chunk", model, [choice])
@@ -366,25 +366,18 @@ def completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:
     }
 
 
-def chat_logprobs(
-    logprobs: Sequence[TokenLogprobs] | None, piece: Callable[[int], bytes] | None = None
-) -> dict[str, Any] | None:
-    """Returns "logprobs" of a choice of a chat; None if they were not asked for.
-
-    Args:
-        piece: returns the bytes of a token by its id. Without it, tokens that are not whole characters have None.
-    """
-    if logprobs is None:
-        return None
-    return {"content": [chat_logprob(given, piece) for given in logprobs]}
+def _chat_logprobs(logprobs: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
+    """Returns "logprobs" of a choice of a chat; None if they were not asked for."""
+    return None if logprobs is None else {"content": [chat_logprob(given) for given in logprobs]}
 
 
 def chat_logprob(
     given: TokenLogprobs, piece: Callable[[int], bytes] | None = None, most: int | None = None
 ) -> dict[str, Any]:
-    """Returns the entry of one token in "logprobs" of a chat. Arguments as chat_logprobs.
+    """Returns the entry of one token in "logprobs" of a chat.
 
     Args:
+        piece: returns the bytes of a token by its id. Without it, tokens that are not whole characters have None.
         most: how many likeliest tokens were asked for, to leave out a sampled one ranked below; None or -1: all.
     """
     (chosen_id, chosen), *others = given.items()  # the sampled token stands first

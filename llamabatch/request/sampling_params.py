@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from llamabatch.errors import SamplingError, UnknownParameterError
+from llamabatch.errors import SamplingError
+from llamabatch.request.parameter_names import ALIASES, renamed
 from llamabatch.request.samplers import KNOWN, LETTERS, known_samplers
 from llamabatch.request.structured_outputs import IN_REASONING, Structure, structure
 from llamabatch.utils.aliases import takes_names
 from llamabatch.utils.brief import brief
-from llamabatch.utils.checks import boolean, choice, integer, items, nearest, number, pairs, show, string
+from llamabatch.utils.checks import boolean, choice, integer, items, number, pairs, show, string
 
 MAX_CHARS = 256  # the most characters of a stop string, a bad word or a breaker
 MAX_BIASES = 1024
@@ -30,72 +31,6 @@ LogitBias = Mapping[int, float] | Iterable[tuple[int, float]] | None
 Strings = tuple[str, ...] | list[str] | str | None
 TokenIds = Iterable[int] | None
 LogitsProcessor = Callable[[list[int], Any], Any]
-
-# Names of other libraries for our fields: llama.cpp's and llama_cpp.Llama's, Hugging Face's generate, OpenAI's.
-ALIASES = {
-    "n_predict": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "num_return_sequences": "n",
-    "temp": "temperature",
-    "typical": "typical_p",
-    "typ_p": "typical_p",
-    "repeat_penalty": "repetition_penalty",
-    "penalty_repeat": "repetition_penalty",
-    "penalty_present": "presence_penalty",
-    "penalty_freq": "frequency_penalty",
-    "mirostat_mode": "mirostat",
-    "mirostat_ent": "mirostat_tau",
-    "mirostat_lr": "mirostat_eta",
-    "penalty_last_n": "repeat_last_n",
-    "top_nsigma": "top_n_sigma",
-    "dynatemp_exp": "dynatemp_exponent",
-    "dry_sequence_breaker": "dry_sequence_breakers",
-    "stop_strings": "stop",
-    "stop_sequences": "stop",
-    "thinking_budget": "thinking_token_budget",
-    "top_logprobs": "logprobs",
-    "n_probs": "logprobs",
-    "logits_processor": "logits_processors",
-    "response_format": "structured_outputs",
-    "guided_json": "structured_outputs",
-    "guided_regex": "structured_outputs",
-    "guided_choice": "structured_outputs",
-    "guided_grammar": "structured_outputs",
-}
-
-# Aliases that name one form of structured_outputs: the key of that form.
-_FORMS = {f"guided_{form}": form for form in ("json", "regex", "choice", "grammar")}
-
-# Parameters of other libraries without a meaning here. Values that ask for what happens anyway are accepted.
-AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
-    "tfs_z": ((1, None), "llama.cpp has no tail free sampling any more; leave it out, or give top_p or typical_p"),
-    "use_beam_search": ((False, None), "there is no beam search; give best_of"),
-    "num_beams": ((1, None), "there is no beam search; give best_of"),
-    "length_penalty": ((1, None), "it belongs to beam search, which is not supported; leave it out"),
-    "flat_logprobs": ((False, None), "logprobs are TokenLogprobs, one a token"),
-    "output_kind": ((None,), "call stream(...) for pieces, generate(...) for whole outputs"),
-    "extra_args": ((None,), "there are no parameters but those of SamplingParams"),
-    "detokenize": ((True, None), "outputs always have their text; leave it out"),
-    "spaces_between_special_tokens": ((True, None), "special tokens are written as the vocabulary has them"),
-    "do_sample": ((True, None), "give temperature=0 for the likeliest token"),
-    "early_stopping": ((False, None), "there is no beam search; leave it out"),
-    "suffix": ((None, ""), "there is no infill; put it into the prompt"),
-    "eos_token_id": ((None,), "give stop_token_ids=[…]"),
-    "stopping_criteria": ((None,), "give stop or stop_token_ids, or leave the loop of stream(...)"),
-    "echo": ((False, None), "output.prompt is the prompt; its logprobs come with prompt_logprobs"),
-}
-
-# Parameters of other libraries that are arguments elsewhere here.
-_ELSEWHERE = {
-    "stream": "stream is no parameter; call stream(...) in place of generate(...) or chat(...)",
-    **dict.fromkeys(("tools", "chat_template_kwargs"), "{0} is no parameter; give chat(..., {0}=…)"),
-    **dict.fromkeys(("adapters", "errors"), "{0} is no parameter; give generate(..., {0}=…) or chat(..., {0}=…)"),
-    **dict.fromkeys(("prompt", "messages"), "{0} is no parameter; it goes first: generate(prompt, params) or chat(…)"),
-    **dict.fromkeys(("grammar", "regex", "choice"), "{0} is no parameter; give structured_outputs={{'{0}': …}}"),
-    "json_schema": "json_schema is no parameter; give structured_outputs={{'json': …}}",
-}
 
 # None: the value of the model's GGUF, else llama.cpp's (sampling/defaults.py).
 OPEN = (
@@ -453,49 +388,8 @@ def _or_none(name: str) -> str:
 
 
 def named(options: Mapping[str, object], others: Iterable[str] = ()) -> dict[str, object]:
-    """Renames a caller's options to the names of SamplingParams' own fields.
-
-    Args:
-        options: names of fields or ALIASES, and their values, which are not checked.
-        others: further names that the caller may give, for the message about an unknown one.
-
-    Raises:
-        UnknownParameterError: a name is unknown. SamplingError: two names mean one field.
-    """
-    values: dict[str, object] = {}
-    for given, value in _with_one_logprobs(options).items():
-        name = ALIASES.get(given, given)
-        if given in _FORMS:
-            if value is None:
-                continue
-            value = {_FORMS[given]: value}
-        if name not in _FIELDS:
-            if given in AS_HERE and not others:
-                meant, advice = AS_HERE[given]
-                if any(value is one or (value == one and type(value) in (int, float, str)) for one in meant):
-                    continue
-                raise UnknownParameterError(f"{given} is {show(value)}, which has no meaning here: {advice}")
-            if given in _ELSEWHERE and not others:
-                raise UnknownParameterError(_ELSEWHERE[given].format(given))
-            known = [*_FIELDS, *ALIASES, *others]
-            where = "SamplingParams has no field" if not others else "there is no field"
-            raise UnknownParameterError(f"{where} {show(given)}{nearest(given, known)}")
-        if name in values:
-            raise SamplingError(f"{name} is given twice, once as {given!r}; give it once")
-        values[name] = value
-    return values
-
-
-def _with_one_logprobs(options: Mapping[str, object]) -> Mapping[str, object]:
-    """Replaces OpenAI's pair of logprobs (true or false) and top_logprobs (how many) by one number."""
-    wanted = options.get("logprobs", 0)
-    if not (wanted is None or isinstance(wanted, bool)):
-        return options
-    count = options.get("top_logprobs")
-    if wanted is False and count:
-        raise SamplingError(f"top_logprobs is {show(count)}, but logprobs is False; give True, or no top_logprobs")
-    rest = {name: value for name, value in options.items() if name not in ("logprobs", "top_logprobs")}
-    return {**rest, "logprobs": None if wanted is False else 0 if wanted and count is None else count}
+    """Renames a caller's options to the names of SamplingParams' own fields; arguments and errors as for renamed()."""
+    return renamed(options, _FIELDS, others)
 
 
 def strings(name: str, given: object, most: int, *, to_tokens: bool = False) -> tuple[str, ...]:
@@ -580,7 +474,6 @@ def _salt(given: object) -> str | None:
 
 _FIELDS = tuple(field.name for field in fields(SamplingParams))
 PARAMETERS = frozenset((*_FIELDS, *ALIASES))  # names of parameters that `named` knows
-MISPLACED = frozenset((*AS_HERE, *_ELSEWHERE))  # names of other libraries that `named` refuses with advice of their own
 
 # a dataclass writes its own __init__, so it is decorated afterwards; type checkers see only the fields
 setattr(SamplingParams, "__init__", takes_names(named)(SamplingParams.__init__))  # noqa: B010

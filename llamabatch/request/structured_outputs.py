@@ -119,7 +119,7 @@ def _read(kind: str, text: str) -> Structure:
     return Structure(kind, _short_enough(kind, _TEXTS[kind](content)))
 
 
-def _response_format(given: dict[Any, Any], lenient: bool = False) -> Structure | None:
+def _response_format(given: dict[Any, Any], lenient: bool) -> Structure | None:
     """Returns the Structure of OpenAI's response_format, or llama_cpp.Llama's, which holds schema and type together."""
     kind = string(given["type"])
     if kind is None or kind not in _FORMATS:

@@ -24,6 +24,7 @@ from llamabatch.request.lark_rules import PARAMETERS, about_line, each_call, wit
 from llamabatch.request.structured_outputs import ANY_OBJECT, TOOLS, Structure, special_name
 from llamabatch.sampling import grammar_sandbox
 from llamabatch.sampling.grammar_matcher import Compiled, VocabularyFacts
+from llamabatch.sampling.reasoning import Tokenizer
 from llamabatch.utils.checks import reason, show
 from llamabatch.utils.subprogram import import_path, interpreter
 from llamabatch.utils.system import NEW_GROUP
@@ -46,19 +47,13 @@ _YIELD_EVERY = 512  # tokens, about 1 ms
 _RUN = "import runpy, sys; file = sys.argv[1]; sys.path[:] = sys.argv[2:]; runpy.run_path(file, None, '__main__')"
 
 
-class Tokenizer(Protocol):
+class GrammarModel(Tokenizer, Protocol):
     """The part of a Model that is used here."""
 
     n_vocab: int
 
     @property
     def eog_ids(self) -> tuple[int, ...]: ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-    def all_bytes(self, token_id: int) -> bytes: ...
-
-    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
 
 
 class Grammars:
@@ -68,7 +63,7 @@ class Grammars:
         model: must stay open until `close`.
     """
 
-    def __init__(self, model: Tokenizer) -> None:
+    def __init__(self, model: GrammarModel) -> None:
         self._model = model
         self._lock = threading.Lock()
         # each future is kept with the time of its request, time.monotonic()
@@ -216,7 +211,7 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, model: Tokenizer) -> None:
+    def __init__(self, model: GrammarModel) -> None:
         self.eos_token_id = model.eog_ids[0]
         self.tokens: list[bytes] = []
         self.special_token_ids: list[int] = []

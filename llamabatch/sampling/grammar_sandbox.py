@@ -35,9 +35,11 @@ _TEXT_OF_TOOLS = re.compile(r"(TEXT\w+): ")  # the terminal of an argument's tex
 _LARGEST_EXACT = 2**53
 _MOST_SHOWN = 300  # characters of a message
 
+# WHITESPACE, ESCAPES and _quoted must equal GUIDANCE and quoted() in request/lark_rules.py, which this program does not
+# import, because it starts without the rest of llamabatch.
+
 # The same as in llama.cpp's JSON grammars (json-schema-to-grammar): a model that is unsure must not pad forever.
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
-
 
 # \uXXXX is not allowed, because a name that the schema knows could come again in disguise. So control characters that
 # need \uXXXX do not come, unless the schema itself asks for one: _with_escapes.

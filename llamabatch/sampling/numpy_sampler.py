@@ -26,7 +26,7 @@ NO_TOKEN = -1
 _CHUNK = 128
 # Candidates that top_p checks before it takes the whole vocabulary.
 _FIRST_LOOK = 1024
-_UNIT = 2.0**33  # the weight of the likeliest token
+UNIT = 2.0**33  # the weight of the likeliest token
 COLDEST = 1e-9  # below this temperature sampling is greedy
 
 
@@ -157,7 +157,7 @@ def weights_of(values: Floats, top: Any, temperature: float = 1.0) -> Floats:
     for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
         p = p * r + single(factor)
     p = (p * (r * r) + r) + single(1)
-    result: Floats = np.rint(np.ldexp(p.astype(np.float64), n.astype(np.int32)) * _UNIT)
+    result: Floats = np.rint(np.ldexp(p.astype(np.float64), n.astype(np.int32)) * UNIT)
     return result
 
 

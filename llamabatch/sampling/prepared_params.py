@@ -11,6 +11,7 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.sampling.defaults import FilledParams, defaults_of, fill
 from llamabatch.sampling.dry import DryPenalty, Tails, breaker_tokens
 from llamabatch.sampling.infill import Infill
+from llamabatch.sampling.reasoning import Tokenizer, behind_break
 from llamabatch.sampling.sampler import SamplerState
 from llamabatch.sampling.token_counts import token_counts
 from llamabatch.sampling.token_masks import BadWords, Bitmask, Masks, NotBefore, all_but
@@ -19,7 +20,7 @@ from llamabatch.utils.checks import show
 _MOST_KEPT = 32  # a call usually has one SamplingParams for all its prompts
 
 
-class Tokenizer(Protocol):
+class Vocabulary(Tokenizer, Protocol):
     """The part of a Model that is used here."""
 
     n_vocab: int
@@ -29,13 +30,7 @@ class Tokenizer(Protocol):
     @property
     def eog_ids(self) -> tuple[int, ...]: ...
 
-    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
-
     def tokenize_bytes(self, data: bytes) -> list[int]: ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-    def all_bytes(self, token_id: int) -> bytes: ...
 
 
 class PreparedParams:
@@ -48,7 +43,7 @@ class PreparedParams:
         SamplingError: a bad word has no tokens.
     """
 
-    def __init__(self, params: FilledParams, model: Tokenizer, tails: Tails | None = None) -> None:
+    def __init__(self, params: FilledParams, model: Vocabulary, tails: Tails | None = None) -> None:
         self.params = params
         self._tails = tails
         self._n_vocab = model.n_vocab
@@ -81,7 +76,7 @@ class PreparedParams:
 class PreparedParamsCache:
     """The PreparedParams of a model. Each is made once while its SamplingParams are in use. For one thread."""
 
-    def __init__(self, model: Tokenizer) -> None:
+    def __init__(self, model: Vocabulary) -> None:
         self._model = model
         self._defaults = defaults_of(model.metadata)
         self._breakers: tuple[tuple[str, ...], Tails] | None = None
@@ -109,12 +104,12 @@ class PreparedParamsCache:
         return self._breakers[1]
 
 
-def _infill(model: Tokenizer) -> Infill:
+def _infill(model: Vocabulary) -> Infill:
     marks = model.special_ids
     return Infill(model.eog_ids, marks.get("eot", marks.get("eos")), model.token_bytes)
 
 
-def _no_end(params: FilledParams, model: Tokenizer) -> Bitmask:
+def _no_end(params: FilledParams, model: Vocabulary) -> Bitmask:
     """Returns a mask of all tokens except those that would end the text."""
     ends = set(params.stop_ids)
     if not params.ignore_eos:
@@ -122,7 +117,7 @@ def _no_end(params: FilledParams, model: Tokenizer) -> Bitmask:
     return all_but(ends, model.n_vocab)
 
 
-def _bad_runs(params: FilledParams, model: Tokenizer) -> Iterator[tuple[int, ...]]:
+def _bad_runs(params: FilledParams, model: Vocabulary) -> Iterator[tuple[int, ...]]:
     """Yields the bad words as tokens, each with and without a space before it, as in vLLM."""
     for word in params.forbidden_strings:
         runs = list(_spellings(word, model))
@@ -131,14 +126,11 @@ def _bad_runs(params: FilledParams, model: Tokenizer) -> Iterator[tuple[int, ...
         yield from runs
 
 
-def _spellings(word: str, model: Tokenizer) -> Iterator[tuple[int, ...]]:
+def _spellings(word: str, model: Vocabulary) -> Iterator[tuple[int, ...]]:
     for text in (word.lstrip(), " " + word.lstrip(), word):
         tokens = model.tokenize(text, add_special=False)
         if tokens:
             yield tuple(tokens)
-        if tokens and not text[:1].isspace() and model.token_bytes(tokens[0])[:1] == b" ":
-            # the vocabulary puts a space before every text, but not within one
-            before = model.tokenize("\n", add_special=False)
-            tokens = model.tokenize("\n" + text, add_special=False)
-            if tokens[: len(before)] == before and len(tokens) > len(before):
-                yield tuple(tokens[len(before) :])
+        is_padded = tokens and not text[:1].isspace() and model.token_bytes(tokens[0])[:1] == b" "
+        if is_padded and (tokens := behind_break(text, model, parse_special=False)):
+            yield tuple(tokens)

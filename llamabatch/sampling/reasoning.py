@@ -226,18 +226,22 @@ class ReasoningTracker:
 
 
 def spelled(text: str, model: Tokenizer) -> tuple[int, ...]:
-    """Returns the tokens of a text with special tokens, as they stand in the middle of another text.
-
-    Some vocabularies put a space before every text; there the text is tokenized behind a line break.
-    """
-    wanted = text.encode()
-    tokens: list[int] = []
-    for before in ("", "\n"):
-        skipped = len(model.tokenize(before, add_special=False, parse_special=True)) if before else 0
-        tokens = model.tokenize(before + text, add_special=False, parse_special=True)[skipped:]
-        if b"".join(map(model.all_bytes, tokens)) == wanted:
-            break
+    """Returns the tokens of a text with special tokens, as they stand in the middle of another text."""
+    tokens = model.tokenize(text, add_special=False, parse_special=True)
+    if b"".join(map(model.all_bytes, tokens)) != text.encode():
+        tokens = behind_break(text, model) or tokens
     return tuple(tokens)
+
+
+def behind_break(text: str, model: Tokenizer, *, parse_special: bool = True) -> list[int]:
+    """Returns the tokens of a text behind a line break, without those of the break; [] if one token spans both.
+
+    Some vocabularies put a space before every text, but not within one.
+    """
+    before, tokens = (
+        model.tokenize(each, add_special=False, parse_special=parse_special) for each in ("\n", f"\n{text}")
+    )
+    return tokens[len(before) :] if tokens[: len(before)] == before else []
 
 
 def within_character(text: bytes) -> bool:

@@ -165,15 +165,10 @@ def _row_logprobs(row: Floats, token: int, top: int) -> RowLogprobs:
     largest = row.max()
     if not -np.inf < largest <= np.finfo(np.float32).max:  # also true for a NaN, because `max` returns it
         return RowLogprobs((), (), 0)
-    with np.errstate(over="ignore"):
-        whole = np.log(np.exp(row - largest).sum(dtype=np.float64))
     ids: list[int] = [token]
-    rank = 0
-    if top >= 0:
-        value = row[token]
-        rank = 1 + int((row > value).sum() + (row[:token] == value).sum())
-        ids += top_of(row, top).tolist() if top else []
-    return RowLogprobs(ids, (row[ids].astype(np.float64) - float(largest) - whole).tolist(), rank)
+    if top > 0:
+        ids += top_of(row, top).tolist()
+    return RowLogprobs(ids, _logprobs(row, largest, ids), _rank(row, token) if top >= 0 else 0)
 
 
 def _with_others(found: RowLogprobs, row: Floats, others: tuple[int, ...]) -> RowLogprobs:
@@ -181,16 +176,23 @@ def _with_others(found: RowLogprobs, row: Floats, others: tuple[int, ...]) -> Ro
     numbers."""
     if not found.token_ids:
         return found
-    largest = float(row.max())
-    with np.errstate(over="ignore"):
-        whole = np.log(np.exp(row - np.float32(largest)).sum(dtype=np.float64))
-    ids = np.array(others)
-    values = row[ids]
+    ids = list(others)
     if len(ids) > _MANY:
         places = np.empty(len(row), np.int64)
         places[np.argsort(-row, kind="stable")] = np.arange(1, len(row) + 1)
         ranks = places[ids].tolist()
     else:
-        ranks = [1 + int((row > value).sum() + (row[:i] == value).sum()) for i, value in zip(ids, values, strict=True)]
-    logprobs = (values.astype(np.float64) - largest - whole).tolist()
-    return found._replace(others=tuple(zip(others, logprobs, ranks, strict=True)))
+        ranks = [_rank(row, token) for token in ids]
+    return found._replace(others=tuple(zip(others, _logprobs(row, row.max(), ids), ranks, strict=True)))
+
+
+def _logprobs(row: Floats, largest: np.float32, ids: list[int]) -> list[float]:
+    with np.errstate(over="ignore"):
+        whole = np.log(np.exp(row - largest).sum(dtype=np.float64))
+    logprobs: list[float] = (row[ids].astype(np.float64) - float(largest) - whole).tolist()
+    return logprobs
+
+
+def _rank(row: Floats, token: int) -> int:
+    value = row[token]
+    return 1 + int((row > value).sum() + (row[:token] == value).sum())

@@ -28,7 +28,6 @@ from llamabatch.utils.checks import show
 
 _MIROSTAT_M = 100  # mirostat 1 estimates from this many likeliest tokens how steep the distribution is
 _LOOKS = (512, 8192)  # tokens that typical_p sorts before it sorts them all
-_UNIT = 2.0**33  # the weight of the likeliest token
 _XTC_SALT = 0x9E6C63D0876A9A47  # makes XTC's random number differ from the draw's
 _CUTS = CHAIN[2:-1]  # all but penalties, DRY and temperature
 _FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -264,7 +263,7 @@ def mirostat(values: Floats, params: FilledParams, mu: float) -> Ids:
     if params.mirostat == 2:
         weights = weights_of(values, values.max(), params.temperature)
         bound = max(1.0, weights.sum() * 2.0**-mu)
-        return np.flatnonzero(weights >= bound) if bound <= _UNIT else np.array([values.argmax()])
+        return np.flatnonzero(weights >= bound) if bound <= numpy_sampler.UNIT else np.array([values.argmax()])
     tempered = values[top_of(values, _MIROSTAT_M)].astype(np.float64) / params.temperature
     return np.sort(top_of(values, mirostat_k(tempered, mu, len(values))))
 

@@ -32,7 +32,6 @@ from llamabatch.server.http.counts import HttpCounts
 from llamabatch.server.http.errors import exception_handlers
 from llamabatch.server.http.file_watch import watch
 from llamabatch.server.http.keys import KeyRing
-from llamabatch.server.http.logs import AccessLog
 from llamabatch.server.http.middleware import EndsWithItsClient, ErrorShapes, RefusesReadably, RootPath
 from llamabatch.server.http.request_log import RequestLog
 from llamabatch.server.http.security import secured
@@ -206,8 +205,7 @@ def _passed(
         middleware=[
             Middleware(ErrorShapes, ERROR_SHAPES, options.root_path),
             Middleware(RefusesReadably),
-            Middleware(RequestLog, counts),
-            *([Middleware(AccessLog)] if options.access_log else []),
+            Middleware(RequestLog, counts, options.access_log),
             Middleware(RootPath, options.root_path),
             Middleware(secured, options, keys),
             Middleware(

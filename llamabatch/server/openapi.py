@@ -21,7 +21,7 @@ from llamabatch.server.openai.completion_body import COMPLETION
 from llamabatch.server.openai.embeddings import EMBEDDING
 from llamabatch.server.openai.responses_body import RESPONSES
 from llamabatch.server.openai.transcriptions import TRANSCRIPTION
-from llamabatch.server.request.body import TIMEOUT_HEADER, Field, Fields, Json
+from llamabatch.server.request.body import TEXT, TIMEOUT_HEADER, Field, Fields, Json
 from llamabatch.server.request.chat_body import CHAT
 from llamabatch.server.response.answer import json_response
 from llamabatch.server.serving.serving import serving_of
@@ -292,7 +292,7 @@ _ERROR: Json = {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "code": {"type": ["string", "integer", "null"]},
-                "param": {"type": ["string", "null"]},
+                "param": TEXT,
             },
         }
     },

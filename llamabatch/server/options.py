@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
-from llamabatch.chat.conversation import check_template, template_source
+from llamabatch.chat.conversation import check_template
+from llamabatch.chat.options import template_source
 from llamabatch.errors import ConfigError, UnknownOptionError
 from llamabatch.request.adapters import adapter_set
 from llamabatch.request.sampling_params import MAX_LOGPROBS, SamplingParams

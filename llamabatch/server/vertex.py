@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.monitor.health import readyz
-from llamabatch.server.request.body import read_json
+from llamabatch.server.request.json_body import read_json
 from llamabatch.server.response.answer import json_response
 from llamabatch.utils.checks import show
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from llamabatch.client.base import EngineMethod, Heartbeat, Outage
+from llamabatch.client.base import CLOSED, EngineMethod, Heartbeat, Outage
 from llamabatch.config import EngineConfig
 from llamabatch.engine.engine_state import EngineState
 from llamabatch.engine.hooks import Sink
@@ -78,7 +78,7 @@ class FakeClient:
 
     @property
     def outage(self) -> Outage | None:
-        return Outage("the engine is closed") if self._is_closed else None
+        return Outage(CLOSED) if self._is_closed else None
 
     @property
     def adapters(self) -> list[str]:
@@ -137,7 +137,7 @@ class FakeClient:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise EngineClosedError("the engine is closed")
+            raise EngineClosedError(CLOSED)
 
     def _load_adapter(self, name: str, path: str) -> None:
         if name in self._adapters:

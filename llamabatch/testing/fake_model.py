@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llamabatch.errors import PromptError
 from llamabatch.gguf.reader import TEXT, Items, Value
-from llamabatch.llama.model import PairMarks
+from llamabatch.llama.tokenizer import PairMarks
 from llamabatch.media.sources import NOWHERE
 from llamabatch.request.detokenizer import Vocabulary
 from llamabatch.request.structured_outputs import Structure

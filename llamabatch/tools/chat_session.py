@@ -12,7 +12,8 @@ from llamabatch.chat.messages import check_conversation
 from llamabatch.entrypoints.llm import LLM
 from llamabatch.errors import InputError, PromptError
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
-from llamabatch.request.sampling_params import ALIASES, SamplingParams
+from llamabatch.request.parameter_names import ALIASES
+from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils.atomic_file import write_text
 from llamabatch.utils.checks import counted, nearest, reason, show
 from llamabatch.utils.format import seconds, significant

@@ -25,7 +25,7 @@ def takes_names(named: _Read) -> Callable[[G], G]:
     return lambda made: _reading(made, named)
 
 
-def also_named(place: Callable[[str], str] = lambda name: "", **others: str) -> Callable[[G], G]:
+def also_named(place: Callable[[str], str], **others: str) -> Callable[[G], G]:
     """Returns a decorator for a method that also accepts keywords under other names. Both at once raise TypeError.
 
     Args:

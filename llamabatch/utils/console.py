@@ -110,9 +110,8 @@ def _part(table: Table, indices: list[int]) -> Table:
     return part
 
 
-def for_terminal(text: str, stream: TextIO | None = None) -> str:
-    """Returns text for a stream (default stderr), wrapped between words if the stream is a terminal."""
-    stream = sys.stderr if stream is None else stream
+def for_terminal(text: str, stream: TextIO) -> str:
+    """Returns text for a stream, wrapped between words if the stream is a terminal."""
     try:
         return wrapped(text, os.get_terminal_size(stream.fileno()).columns) if stream.isatty() else text
     except (OSError, ValueError):  # a stream without a file

@@ -17,6 +17,7 @@ import tempfile
 import venv
 from pathlib import Path
 
+from tests.browser.__main__ import browser
 from tests.server.__main__ import ROOT, arguments
 
 HERE = Path(__file__).parent
@@ -25,6 +26,7 @@ AGENTS = "LLAMABATCH_TEST_AGENTS"
 """The folder of the programs; set in the environment of the tests, without which those of this folder are not
 collected."""
 FROM_PYPI = ("aider", "llm")
+OPEN_WEBUI = "open_webui"
 APART = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
 
@@ -52,13 +54,20 @@ def install() -> None:
         shutil.copy(package, folder)
         subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error"], cwd=folder, check=True)
         _made("npm", package)
-    for name in FROM_PYPI:
+    for name in (*FROM_PYPI, *((OPEN_WEBUI,) if without_open_webui() is None else ())):
         requirements = HERE / f"{name}.txt"
         if _is_new(name, requirements):
             venv.create(INSTALLED / name, with_pip=True)
             pip = [str(INSTALLED / name / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
             subprocess.run([*pip, "--quiet", "--requirement", str(requirements)], check=True)
             _made(name, requirements)
+
+
+def without_open_webui() -> str | None:
+    """The reason why Open WebUI cannot run here; None if it can."""
+    if not (3, 11) <= sys.version_info < (3, 13):
+        return "Open WebUI needs Python 3.11 or 3.12"
+    return None if browser() else "there is no Chromium for the page of Open WebUI"
 
 
 def _is_new(name: str, versions: Path) -> bool:

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from llamabatch.chat.tool_formats import FORMATS, written
-from tests.agents.__main__ import AGENTS, ROOT
+from tests.agents.__main__ import AGENTS, OPEN_WEBUI, ROOT, without_open_webui
+from tests.browser.__main__ import browser
 
 collect_ignore_glob = [] if AGENTS in os.environ else ["test_*.py"]
 
@@ -136,6 +137,7 @@ class Program:
         folder: of its installation.
         once: arguments behind those of the page with which it answers one text and ends; {} stands for the text.
         command: where the page has none.
+        driver: a program in front of the command, which takes the command as its arguments.
         environ: beside that of the page, so that it asks nothing of the network.
         needs: a text of each prompt that is not for a title or a summary.
         edits: the calls that change `two` to `turn` in file.txt, {} being the folder; or answers.
@@ -147,6 +149,7 @@ class Program:
     needs: str
     edits: tuple[Call | str, ...]
     command: tuple[str, ...] = ()
+    driver: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def _section(self, port: int) -> str:
@@ -172,7 +175,7 @@ class Program:
         named = dict(line.removeprefix("export ").split("=", 1) for line in lines if line.startswith("export "))
         command = self.command or tuple(lines[-1].split())
         bins = Path(os.environ[AGENTS]) / self.folder / ("node_modules/.bin" if self.folder == "npm" else "bin")
-        arguments = [each.replace("{}", text) for each in (*command, *self.once)]
+        arguments = [each.replace("{}", text) for each in (*self.driver, *command, *self.once)]
         return subprocess.Popen(
             [str(bins / arguments[0]), *arguments[1:]],
             cwd=home / "work",
@@ -267,6 +270,18 @@ PROGRAMS = {
         ),
         command=("llm", "-m", "model"),
     ),
+    OPEN_WEBUI: Program(
+        "Open WebUI",
+        OPEN_WEBUI,
+        ("{}",),
+        "<tools>",
+        (
+            ("read", {"path": "{}/file.txt"}),
+            ("write", {"path": "{}/file.txt", "text": "one\nturn\n"}),
+        ),
+        driver=("python", str(Path(__file__).with_name("open_webui.py")), browser() or ""),
+        environ={"WEBUI_AUTH": "False", "OFFLINE_MODE": "True", "HF_HUB_OFFLINE": "1"},
+    ),
 }
 
 
@@ -301,6 +316,8 @@ def _options(model: Path) -> list[str]:
 
 @pytest.fixture(scope="session", params=list(PROGRAMS))
 def program(request: pytest.FixtureRequest) -> Program:
+    if request.param == OPEN_WEBUI and (why := without_open_webui()):
+        pytest.skip(why)
     found: Program = PROGRAMS[request.param]
     return found
 

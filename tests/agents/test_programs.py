@@ -102,7 +102,7 @@ def test_a_full_context_ends_in_an_error_that_says_the_option(
     out = ended(program.run(home, "Why is the sky blue? " * 100, full_server.port))
     assert "The sky is blue today." not in out
     records = [record for record in full_server.turns(program) if record.status != 503]
-    assert records
+    assert records, out
     assert {record.status for record in records} == {400}
     assert all("with -c " in record.answer for record in records)
     assert len(records) < 12, "it asks again and again"

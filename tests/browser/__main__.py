@@ -20,8 +20,13 @@ BROWSER = "LLAMABATCH_TEST_BROWSER"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
+def browser() -> str | None:
+    """The path of the browser; None if there is none."""
+    return os.environ.get(BROWSER) or next(filter(None, map(shutil.which, PROGRAMS)), None)
+
+
 def main() -> int:
-    program = os.environ.get(BROWSER) or next(filter(None, map(shutil.which, PROGRAMS)), None)
+    program = browser()
     if program is None:
         print(f"test-browser: skipped, as there is none of {', '.join(PROGRAMS)}; {BROWSER} names one", file=sys.stderr)
         return 0

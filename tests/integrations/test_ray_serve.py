@@ -1,6 +1,7 @@
 """Ray Serve over llamabatch: two replicas behind one address, their router, killed engines and replicas, batches."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -20,16 +21,18 @@ pytest.importorskip("openai", reason="needs openai (make test-scale)")
 
 import openai
 import ray
+from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingContext
-from ray.serve.exceptions import BackPressureError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.request_router import ReplicaID
 
 from llamabatch.errors import ConfigError, ModelFileError, SetupError, UnknownOptionError
 from llamabatch.integrations import ray_router
 from llamabatch.integrations.ray import serve_app
 from llamabatch.integrations.ray_cluster import Node
+from llamabatch.integrations.ray_replies import Reply
 from llamabatch.integrations.ray_router import Load, Prefix, PrefixRouter, PrefixTable, SlotScaling, load_of, order
 from llamabatch.integrations.ray_serve import Call, Engines, build, ingress_app
 from llamabatch.server.options import ServerOptions
@@ -170,12 +173,37 @@ def test_keys_and_what_one_replica_alone_could_answer(client):
     assert httpx.get(f"{url}/readyz").status_code == 200
     assert httpx.get(f"{url}/v1/models").status_code == 401
     assert httpx.get(f"{url}/v1/models", headers=key).json()["data"][0]["id"] == "tiny"
-    for path in ("/metrics", "/slots"):
-        refused = httpx.get(f"{url}{path}", headers=key)
-        assert refused.status_code == 501
-        assert "each replica has its own" in refused.json()["error"]["message"]
+    refused = httpx.get(f"{url}/slots", headers=key)
+    assert refused.status_code == 501
+    assert "each replica has its own" in refused.json()["error"]["message"]
     wrong = httpx.post(f"{url}/v1/completions", headers=key, json={"prompt": "a", "temperature": -1})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")
+
+
+def test_figures_of_all_replicas_in_one_place(client):
+    two_replicas()
+    url = str(client.base_url).removesuffix("/v1/")
+    key = {"Authorization": "Bearer secret"}
+    assert httpx.get(f"{url}/metrics").status_code == 401
+
+    def tokens():
+        """The generated tokens of each replica."""
+        answer = httpx.get(f"{url}/metrics", headers=key)
+        assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (200, "text/plain")
+        families = {each.name: each for each in text_string_to_metric_families(answer.text)}
+        assert len(families) == answer.text.count("# TYPE ")  # each family stands once
+        assert {each.labels["replica"] for each in families["llamabatch:ready"].samples} == set(found)
+        return {each.labels["replica"]: each.value for each in families["llamabatch:generation_tokens"].samples}
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:  # more than the slots of a replica
+        found = {each[2] for each in pool.map(lambda n: complete(client, f"{n} " + LONG, max_tokens=64), range(6))}
+    assert len(found) == 2
+    before = tokens()
+    _, _, replica = complete(client, "Once upon a time", max_tokens=5)
+    until(lambda: tokens() == {**before, replica: before[replica] + 5})
+    assert httpx.get(f"{url}/load", headers=key).json()["server_load"] < 4
+    assert httpx.post(f"{url}/reset_prefix_cache", headers=key).status_code == 200
+    assert complete(client, "0 " + LONG)[1] == 0
 
 
 def test_a_text_goes_on_after_kill_9_of_its_engine(client):
@@ -316,9 +344,16 @@ def test_errors_of_arguments_come_at_once(cluster, tmp_path):
 # Without a cluster: the ingress over replicas that are played, the router, the policy.
 
 
-def asked_of(respond, method="POST", path="/v1/completions", client=("127.0.0.1", 1), body=b"{}", **options):
+def asked_of(
+    respond, method="POST", path="/v1/completions", client=("127.0.0.1", 1), body=b"{}", replies=(), **options
+):
+    async def ask_all(call):
+        if isinstance(replies, Exception):
+            raise replies
+        return list(replies)
+
     async def ask():
-        transport = httpx.ASGITransport(ingress_app(respond, ServerOptions(**options)), client=client)
+        transport = httpx.ASGITransport(ingress_app(respond, ask_all, ServerOptions(**options)), client=client)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             return await http.request(method, path, content=body)
 
@@ -365,6 +400,27 @@ def test_a_request_that_has_no_answer_yet_goes_to_another_replica():
     calls.clear()
     full = asked_of(lambda call: calls.append(call) or Response(error=BackPressureError(1, 1)))
     assert (full.status_code, len(calls)) == (503, 1)
+
+
+def test_replies_of_all_replicas_are_joined():
+    def texts(path, *bodies, method="GET"):
+        replies = [Reply(f"r{n}", 200, b"text/plain", each) for n, each in enumerate(bodies)]
+        return asked_of(None, method, path, replies=replies).text
+
+    first = b'# HELP a Some {text}.\n# TYPE a counter\na_total{m="x y"} 1.0\n# HELP b B.\n# TYPE b gauge\nb 2.0\n'
+    second = b"# HELP b B.\n# TYPE b gauge\nb 3.0\n"
+    assert texts("/metrics", first, second).splitlines() == [
+        *("# HELP a Some {text}.", "# TYPE a counter", 'a_total{replica="r0",m="x y"} 1.0'),
+        *("# HELP b B.", "# TYPE b gauge", 'b{replica="r0"} 2.0', 'b{replica="r1"} 3.0'),
+    ]
+    assert json.loads(texts("/load", b'{"server_load": 2}', b'{"server_load": 3}')) == {"server_load": 5}
+    assert texts("/reset_prefix_cache", b"", b"", method="POST") == ""
+    loading = Reply("r1", 503, b"application/json", b"{}")
+    one_fails = asked_of(None, "POST", "/reset_prefix_cache", replies=[Reply("r0", 200, b"", b""), loading])
+    assert (one_fails.status_code, one_fails.text) == (503, "{}")
+    for replies in ((), TimeoutError("no replies"), DeploymentUnavailableError("engines")):
+        none = asked_of(None, "GET", "/metrics", replies=replies)
+        assert (none.status_code, none.json()["error"]["code"]) == (503, "replica_gone")
 
 
 @pytest.mark.parametrize(

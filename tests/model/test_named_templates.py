@@ -5,8 +5,9 @@ import ctypes
 import llama_cpp
 import pytest
 
-from llamabatch.chat.conversation import ChatOptions, render
+from llamabatch.chat.conversation import render
 from llamabatch.chat.named_templates import TEMPLATES
+from llamabatch.chat.options import ChatOptions
 
 CONVERSATIONS = [
     [("user", "Hello")],

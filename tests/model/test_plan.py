@@ -191,7 +191,7 @@ def test_auto_takes_what_fits(monkeypatch):
         assert 1 <= llm.plan.config.n_slots < 8
         assert llm.plan.total_bytes <= 32 * MIB
         one_more = replace(llm.plan.config, n_slots=llm.plan.config.n_slots + 1)
-    from llamabatch.planning.capacity import planned
+    from llamabatch.planning.plan import planned
 
     assert planned(ModelFacts.read(resolve("tiny")), one_more, Machine(1, 64 * MIB)).total_bytes > 32 * MIB
     monkeypatch.setattr(resolve_config, "machine_here", lambda config, **_: Machine(1, 16 * MIB))

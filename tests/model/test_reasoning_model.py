@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from llamabatch import LLM, EngineConfig, SamplingError, SamplingParams
-from llamabatch.chat.conversation import ChatOptions
+from llamabatch.chat.options import ChatOptions
 from llamabatch.engine.engine import Engine
 from llamabatch.jobs import ReadOptions, Settings, run
 from llamabatch.request.request import Request, ResumedOutput

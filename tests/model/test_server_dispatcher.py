@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from llamabatch import SamplingParams
-from llamabatch.chat.conversation import ChatOptions
+from llamabatch.chat.options import ChatOptions
 from llamabatch.client.connect import connect
 from llamabatch.config import EngineConfig
 from llamabatch.engine.engine import Engine
@@ -63,30 +63,39 @@ def test_the_engine_hands_over_once_a_step(options, monkeypatch, steps):
 
 
 @pytest.mark.parametrize("instances", [1, 2])
-def test_a_hub_wakes_its_loop_at_most_once_a_hand_over(instances, steps):
+def test_a_hub_wakes_its_loop_at_most_once_a_hand_over(instances, steps, monkeypatch):
     client = connect(EngineConfig.from_options("tiny", {"n_slots": N, "n_ctx": 256, "instances": instances}))
+    handovers, wakeups = [], []
 
     async def read():
-        dispatcher = OutputDispatcher(asyncio.get_running_loop(), client.abort)
+        loop = asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *given: (wakeups.append(given), wake(*given)))
+        dispatcher = OutputDispatcher(loop, client.abort)
+
+        def sink(outputs):
+            handovers.append(outputs)
+            dispatcher.sink(outputs)
+
         streams = []
         with steps.held():
             for number in range(N):
                 stream = RequestStream(dispatcher, client.abort)
                 stream.submission = InputProcessor(client).prompts(f"The number {number} is", PARAMS)
                 dispatcher.add(stream, [request.request_id for request in stream.submission.requests])
-                client.submit(stream.submission.requests, dispatcher.sink, stream=True)
+                client.submit(stream.submission.requests, sink, stream=True)
                 streams.append(stream)
 
         async def tokens(stream):
             return [token_id async for outputs in stream for each in outputs for token_id in each.token_ids]
 
-        return dispatcher, await asyncio.gather(*map(tokens, streams))
+        return await asyncio.gather(*map(tokens, streams))
 
     try:
-        dispatcher, tokens = asyncio.run(read())
+        tokens = asyncio.run(read())
         whole = client.stats()
     finally:
         client.close()
     assert [len(each) for each in tokens] == [TOKENS] * N
     assert whole.generated_tokens == N * TOKENS
-    assert dispatcher.n_wakeups <= dispatcher.n_handovers <= instances * (TOKENS + 2 * N)
+    assert len(wakeups) <= len(handovers) <= instances * (TOKENS + 2 * N)

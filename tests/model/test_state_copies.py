@@ -88,7 +88,7 @@ def fill(runner, slot: int, tokens: list[int]) -> None:
     start = runner._context.length(slot)
     rows = runner._batch.fill_rows(tokens, list(range(start, start + len(tokens))), [slot] * len(tokens))
     assert runner._context.decode(rows) == 0
-    runner._unflushed = False
+    runner._moves.unflushed = False
 
 
 def last_logits(runner, slot: int, token: int) -> bytes:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from llamabatch import QueueFull, SamplingParams
-from llamabatch.chat.conversation import ChatOptions
+from llamabatch.chat.options import ChatOptions
 from llamabatch.client.connect import connect
 from llamabatch.config import EngineConfig
 from llamabatch.entrypoints.input_processor import InputProcessor

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from llamabatch.engine.stats import EngineStats
-from llamabatch.planning.capacity import Plan
 from llamabatch.planning.memory import Memory
+from llamabatch.planning.plan import Plan
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, Timings
 from llamabatch.scheduler.policies import STRATEGIES
 from llamabatch.tools.compare.measure import BASELINE, Measurement

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from llamabatch.compat.vllm.call_inputs import CallInputs, Loras, as_list, truncation, without_salts
 from llamabatch.compat.vllm.lora.request import LoRARequest
 from llamabatch.compat.vllm.metrics import Metric, metrics_of
 from llamabatch.compat.vllm.options import HUB, Defaults, engine_options
@@ -35,10 +35,9 @@ from llamabatch.compat.vllm.sampling_params import SamplingParams
 from llamabatch.compat.vllm.tokenizer import Tokenizer
 from llamabatch.entrypoints import llm as native
 from llamabatch.entrypoints.classification import classified, reranked
-from llamabatch.entrypoints.input_processor import Adapters, is_conversation
-from llamabatch.entrypoints.prompts import is_prompt_mapping, is_token_ids
+from llamabatch.entrypoints.input_processor import is_conversation
 from llamabatch.entrypoints.submission import token_vectors, vectors
-from llamabatch.errors import AdapterError, InputError, MemoryPlanError, PromptError
+from llamabatch.errors import InputError, MemoryPlanError, PromptError
 from llamabatch.gguf.resolve import fetch_reference
 from llamabatch.request import outputs as engine
 from llamabatch.request.sampling_params import SamplingParams as EngineParams
@@ -50,7 +49,6 @@ from llamabatch.utils.paths import HUB as HUB_PREFIX
 from llamabatch.utils.paths import model_name
 
 T = TypeVar("T")
-Loras = LoRARequest | Sequence[LoRARequest | None] | None
 Bar = bool | Callable[..., Any]
 
 _ONE_PROCESS = "there is one engine, and there are no workers to call"
@@ -115,8 +113,7 @@ class LLM:
         self.llm = llm
         self._defaults = defaults
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
-        self._loras: dict[str, str] = {}
+        self._inputs = CallInputs(llm)
 
     @classmethod
     def _over(cls, llm: native.LLM, **options: Any) -> LLM:
@@ -159,14 +156,11 @@ class LLM:
         """
         if prompt_token_ids is not None:
             prompts = prompt_token_ids
-        given, salts = _without_salts(_as_list(prompts))
+        given, salts = without_salts(as_list(prompts))
         each = self._params(sampling_params, len(given))
-        most = _truncation(tokenization_kwargs)
-        ready = [
-            self._prompt(one, most if params.truncate_prompt_tokens is None else params.truncate_prompt_tokens)
-            for one, params in zip(given, each, strict=True)
-        ]
-        adapters, loras = self._adapters(lora_request, len(given))
+        most = truncation(tokenization_kwargs)
+        ready = self._inputs.ready(given, each, most)
+        adapters, loras = self._inputs.adapters(lora_request, len(given))
         params = [
             one if salt is None else replace(one, cache_salt=salt)
             for one, salt in zip(self._to_engine(each, priority), salts, strict=True)
@@ -207,7 +201,7 @@ class LLM:
                 raise PromptError(f"{name} is {show(value)}, which is not supported in chat(); leave it out")
         given = [messages] if is_conversation(messages) else list(messages)
         each = self._params(sampling_params, len(given))
-        adapters, loras = self._adapters(lora_request, len(given))
+        adapters, loras = self._inputs.adapters(lora_request, len(given))
         outputs = self.llm.chat(
             given,
             self._to_engine(each, None),
@@ -265,30 +259,6 @@ class LLM:
             found.append(made[key])
         return found
 
-    def _prompt(self, prompt: Any, truncate: int | None) -> Any:
-        """Returns a prompt as token ids with its text. Any other value is returned unchanged and refused later."""
-        text = prompt["prompt"] if is_prompt_mapping(prompt) and set(prompt) == {"prompt"} else prompt
-        if isinstance(text, str) and text:
-            model = self.llm._client.model
-            ids = model.tokenize(text, parse_special=True)
-            if ids[:2] == [model.vocabulary.bos] * 2:
-                ids = ids[1:]  # the text already began with BOS, as chat templates write it
-            return {"prompt": text, "prompt_token_ids": self._cut(ids, truncate)}
-        if truncate is None:
-            return prompt
-        if is_token_ids(prompt):
-            return self._cut(list(prompt), truncate)
-        if is_prompt_mapping(prompt) and is_token_ids(prompt.get("prompt_token_ids")):
-            return {**prompt, "prompt_token_ids": self._cut(list(prompt["prompt_token_ids"]), truncate)}
-        return prompt
-
-    def _cut(self, ids: list[int], truncate: int | None) -> list[int]:
-        """Returns the last `truncate` tokens; for -1, as many as n_ctx allows with room for one more."""
-        if truncate is None:
-            return ids
-        most = self.llm.n_ctx - 1 if truncate == -1 else truncate
-        return ids[-most:] if most else []
-
     def _outputs(
         self, outputs: list[engine.RequestOutput], each: list[SamplingParams], loras: list[LoRARequest | None]
     ) -> list[RequestOutput]:
@@ -299,29 +269,6 @@ class LLM:
 
     def _number(self) -> str:
         return str(next(self._numbers))
-
-    def _adapters(self, given: Loras, n: int) -> tuple[Adapters, list[LoRARequest | None]]:
-        """Loads the adapters of n prompts unless they are loaded. Returns their names and their LoRARequests."""
-        each = [given] * n if given is None or isinstance(given, LoRARequest) else list(given)
-        if len(each) != n:
-            raise AdapterError(
-                f"lora_request has {len(each)} items for {counted(n, 'prompt')}; give one, or one for each"
-            )
-        names: list[Any] = [None if lora is None else self._load(lora) for lora in each]
-        return names, each
-
-    def _load(self, lora: Any) -> str:
-        if not isinstance(lora, LoRARequest):
-            raise AdapterError(f"lora_request is {show(lora)}; give LoRARequest(name, number, path), or a list of them")
-        path = lora.file()
-        with self._lock:
-            loaded = self._loras.get(lora.lora_name)
-            if loaded is None:
-                self.llm.load_adapter(lora.lora_name, path)
-                self._loras[lora.lora_name] = path
-            elif loaded != path:
-                raise AdapterError(f"the adapter {show(lora.lora_name)} is loaded from {loaded}; give another name")
-        return lora.lora_name
 
     # --- vectors, classes, scores ---
 
@@ -343,7 +290,7 @@ class LLM:
         if token_vectors(self.llm._client.model) is not None:
             raise InputError("this engine gives a vector for each token (pooling 'none'); encode() returns them")
         found = self._embedded(
-            prompts, use_tqdm, pooling_params, lora_request, _truncation(tokenization_kwargs, truncate_prompt_tokens)
+            prompts, use_tqdm, pooling_params, lora_request, truncation(tokenization_kwargs, truncate_prompt_tokens)
         )
         return [
             EmbeddingRequestOutput(self._number(), EmbeddingOutput(vector.tolist()), *_tokens_of(output))
@@ -372,7 +319,7 @@ class LLM:
         """
         if pooling_task not in (None, "embed", "token_embed", "classify"):
             raise InputError(f"pooling_task is {show(pooling_task)}; give embed, token_embed or classify")
-        truncate = _truncation(tokenization_kwargs, truncate_prompt_tokens)
+        truncate = truncation(tokenization_kwargs, truncate_prompt_tokens)
         if pooling_task == "classify":
             ranked = self._classified(prompts, use_tqdm, pooling_params, lora_request, truncate)
             arrays = [(output, np.array(probs, np.float32)) for output, probs in ranked]
@@ -398,7 +345,7 @@ class LLM:
         Raises:
             ConfigError (ValueError): the model has no classification head. Other errors as for generate.
         """
-        found = self._classified(prompts, use_tqdm, pooling_params, lora_request, _truncation(tokenization_kwargs))
+        found = self._classified(prompts, use_tqdm, pooling_params, lora_request, truncation(tokenization_kwargs))
         return [
             ClassificationRequestOutput(self._number(), ClassificationOutput(probs), *_tokens_of(output))
             for output, probs in found
@@ -430,12 +377,12 @@ class LLM:
         """
         if chat_template is not None:
             raise PromptError("chat_template is given; the GGUF's own rerank template holds: leave it out")
-        left, right = _as_list(data_1), _as_list(data_2)
+        left, right = as_list(data_1), as_list(data_2)
         if len(left) == 1:
             left *= len(right)
         if not left or len(left) != len(right):
-            raise PromptError(f"there are {len(_as_list(data_1))} and {len(right)} texts; give 1 and n, or n and n")
-        truncate = _truncation(tokenization_kwargs, truncate_prompt_tokens)
+            raise PromptError(f"there are {len(as_list(data_1))} and {len(right)} texts; give 1 and n, or n and n")
+        truncate = truncation(tokenization_kwargs, truncate_prompt_tokens)
         if self.llm._client.model.pooling == "rank":
             if truncate is not None:
                 raise PromptError("truncate_prompt_tokens is not there for a pair of texts; give shorter ones")
@@ -447,11 +394,11 @@ class LLM:
     def _embedded(
         self, prompts: Any, use_tqdm: Bar, pooling_params: Any, lora_request: Loras, truncate: int | None
     ) -> list[tuple[engine.RequestOutput, Any]]:
-        given = _as_list(prompts)
+        given = as_list(prompts)
         each = _pooling(pooling_params, len(given))
         wanted = [self._defaults.dimensions if one.dimensions is None else one.dimensions for one in each]
-        ready = self._ready(given, each, truncate)
-        adapters, _ = self._adapters(lora_request, len(given))
+        ready = self._inputs.ready(given, each, truncate)
+        adapters, _ = self._inputs.adapters(lora_request, len(given))
         most = max((n for n in wanted if n is not None), default=None)
         submission = self.llm._prepared(lambda inputs: inputs.texts(ready, adapters, "raise", dimensions=most))
         outputs = self.llm._run(submission, bool(use_tqdm))
@@ -465,10 +412,10 @@ class LLM:
     def _classified(
         self, prompts: Any, use_tqdm: Bar, pooling_params: Any, lora_request: Loras, truncate: int | None
     ) -> list[tuple[engine.RequestOutput, list[float]]]:
-        given = _as_list(prompts)
+        given = as_list(prompts)
         each = _pooling(pooling_params, len(given))
-        ready = self._ready(given, each, truncate)
-        adapters, _ = self._adapters(lora_request, len(given))
+        ready = self._inputs.ready(given, each, truncate)
+        adapters, _ = self._inputs.adapters(lora_request, len(given))
         submission = self.llm._prepared(lambda inputs: inputs.texts_to_classify(ready, adapters, "raise"))
         outputs = self.llm._run(submission, bool(use_tqdm))
         found = []
@@ -482,7 +429,7 @@ class LLM:
         self, left: list[Any], right: list[Any], use_tqdm: Bar, pooling_params: Any, lora_request: Loras
     ) -> list[tuple[list[int], float]]:
         """Returns the tokens and the relevance of each pair. Adjacent pairs with the same query run as one batch."""
-        adapters, _ = self._adapters(lora_request, 1)
+        adapters, _ = self._inputs.adapters(lora_request, 1)
         activate = self._activate((_pooling(pooling_params, 1))[0])
         found: list[tuple[list[int], float]] = []
         own = adapters[0] if isinstance(adapters, list) else None
@@ -505,13 +452,6 @@ class LLM:
         pairs = zip(found[: len(left)], found[len(left) :], strict=True)
         return [
             ([*one.prompt_token_ids, *other.prompt_token_ids], float(np.dot(a, b))) for (one, a), (other, b) in pairs
-        ]
-
-    def _ready(self, given: list[Any], each: list[PoolingParams], truncate: int | None) -> list[Any]:
-        pairs = zip(given, each, strict=True)
-        return [
-            self._prompt(one, truncate if params.truncate_prompt_tokens is None else params.truncate_prompt_tokens)
-            for one, params in pairs
         ]
 
     def _activate(self, params: PoolingParams) -> bool:
@@ -580,12 +520,6 @@ def _as_many_as_fit(model: str, options: dict[str, Any]) -> native.LLM:
     return llm
 
 
-def _as_list(prompts: Any) -> list[Any]:
-    if isinstance(prompts, (str, bytes, Mapping)) or prompts is None or is_token_ids(prompts):
-        return [prompts]
-    return list(prompts)
-
-
 def _pooling(given: Any, n: int) -> list[PoolingParams]:
     if given is None or isinstance(given, PoolingParams):
         return [given or PoolingParams()] * n
@@ -593,31 +527,6 @@ def _pooling(given: Any, n: int) -> list[PoolingParams]:
     if len(each) != n or not all(isinstance(one, PoolingParams) for one in each):
         raise InputError(f"pooling_params is {show(given)}; give PoolingParams, or a list with one for each of {n}")
     return each
-
-
-def _without_salts(prompts: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Returns the prompts without their cache_salt, and the cache_salt of each prompt (None if it has none)."""
-    plain, salts = [], []
-    for prompt in prompts:
-        salt = prompt.get("cache_salt") if is_prompt_mapping(prompt) else None
-        salts.append(salt)
-        plain.append(prompt if salt is None else {name: each for name, each in prompt.items() if name != "cache_salt"})
-    return plain, salts
-
-
-def _truncation(options: Mapping[str, Any] | None, truncate: int | None = None) -> int | None:
-    """Returns truncate_prompt_tokens, from tokenization_kwargs or as given. Raises InputError for other options."""
-    found = dict(options or {})
-    cut = found.pop("truncate_prompt_tokens", None)
-    if found.pop("truncation", False):
-        raise InputError("truncation keeps the first tokens; give truncate_prompt_tokens, which keeps the last ones")
-    for name in ("max_length", "add_special_tokens"):
-        if found.get(name) in (None, True):
-            found.pop(name, None)
-    if found:
-        raise InputError(f"tokenization_kwargs has {', '.join(found)}; give truncate_prompt_tokens alone")
-    cut = truncate if cut is None else cut
-    return cut if cut is None else integer(InputError, "truncate_prompt_tokens", cut, -1, 2**31 - 1, ", or None")
 
 
 def _tokens_of(output: engine.RequestOutput) -> tuple[list[int], int]:

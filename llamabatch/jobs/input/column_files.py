@@ -10,6 +10,7 @@ from typing import Any
 
 from llamabatch.errors import InputError, SetupError
 from llamabatch.jobs.input.sources import Source
+from llamabatch.jobs.output.parquet import check_installed
 from llamabatch.utils.checks import show
 
 _BATCH_ROWS = 256
@@ -69,10 +70,9 @@ class _Parquet(ColumnFile):
     """A Parquet file. Up to 256 rows are read at a time, and only the wanted columns."""
 
     def __init__(self, source: Source, stack: contextlib.ExitStack) -> None:
-        try:
-            import pyarrow.parquet as pq
-        except ImportError as error:
-            raise SetupError('Parquet files need pyarrow: pip install "llamabatch[parquet]"') from error
+        check_installed()
+        import pyarrow.parquet as pq
+
         try:
             self._file: Any = stack.enter_context(pq.ParquetFile(source.path))
         except DAMAGE as error:

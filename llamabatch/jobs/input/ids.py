@@ -12,7 +12,7 @@ from llamabatch.jobs.input.jsonl import Problem
 from llamabatch.jobs.input.lines import id_of, is_openai
 from llamabatch.jobs.input.sources import DAMAGED, Source
 from llamabatch.jobs.input.templates import as_text
-from llamabatch.jobs.rows import OWN_IDS, ReadOptions
+from llamabatch.jobs.rows import OWN_IDS, Bits, ReadOptions
 from llamabatch.utils.checks import present, show
 
 _MASK = 2**64 - 1
@@ -131,7 +131,7 @@ class Ids:
         self._keys = array("Q", bytes(8 * 1024))  # 0: free
         self._numbers = array("Q", bytes(8 * 1024))
         self._used = 0
-        self._automatic = bytearray()  # a bit for each row whose id is its number
+        self._automatic = Bits()  # the rows whose id is their number
         self._explicit_numerals = False
 
     def claim(self, identity: str, number: int) -> int | None:
@@ -139,7 +139,7 @@ class Ids:
         if _is_numeral(identity):
             self._explicit_numerals = True
             value = int(identity)
-            if self._is_automatic(value):
+            if value in self._automatic:
                 return value
         key = hash(identity) & _MASK or 1
         slot = self._slot(key)
@@ -154,7 +154,7 @@ class Ids:
     def claim_numeral(self, identity: str, number: int) -> int | None:
         """Gives an id to a row if it is a numeral. Returns the number if a row without an id has it, or None."""
         if _is_numeral(identity) and (holder := self.claim(identity, number)) is not None:
-            return holder if self._is_automatic(int(identity)) else None
+            return holder if int(identity) in self._automatic else None
         return None
 
     def claim_number(self, number: int) -> int | None:
@@ -163,15 +163,8 @@ class Ids:
             slot = self._slot(hash(str(number)) & _MASK or 1)
             if self._keys[slot]:
                 return self._numbers[slot]
-        byte, bit = divmod(number, 8)
-        if byte >= len(self._automatic):
-            self._automatic.extend(bytes(byte + 1 - len(self._automatic) + 4096))
-        self._automatic[byte] |= 1 << bit
+        self._automatic.add(number)
         return None
-
-    def _is_automatic(self, number: int) -> bool:
-        byte, bit = divmod(number, 8)
-        return byte < len(self._automatic) and bool(self._automatic[byte] >> bit & 1)
 
     def _slot(self, key: int) -> int:
         """Returns the slot that holds a key, or the free slot for the key."""

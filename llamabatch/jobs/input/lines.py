@@ -15,11 +15,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llamabatch.chat.conversation import ChatOptions, chat_options
 from llamabatch.chat.messages import Conversation, check_conversation
+from llamabatch.chat.options import ChatOptions, chat_options
 from llamabatch.errors import PromptError, SamplingError
 from llamabatch.jobs.rows import CHAT_FIELDS, MAX_ID_CHARS, OWN_IDS, ServiceForm, Task
-from llamabatch.request.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, MISPLACED, PARAMETERS, SamplingParams, named
+from llamabatch.request.parameter_names import MISPLACED
+from llamabatch.request.sampling_params import MAX_LOGPROBS, MAX_TOKEN_ID, PARAMETERS, SamplingParams, named
 from llamabatch.utils.checks import boolean, integer, nearest, present, show
 
 TASK_OF: dict[str, Task] = {"prompt": "completion", "messages": "chat", "input": "embedding"}

@@ -11,20 +11,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from llamabatch.errors import ConfigError, InputError, PromptError
+from llamabatch.jobs import formats
 from llamabatch.jobs.input.column_files import DAMAGE, check_names, open_columns
 from llamabatch.jobs.input.jsonl import Filled, Problem, Record, lines, not_utf8, too_long, without_mark
 from llamabatch.jobs.input.sources import DAMAGED, Source
 from llamabatch.jobs.input.templates import JinjaTemplate, Template, as_json, as_text, is_jinja, template_of
 from llamabatch.jobs.rows import ALL, OWN_IDS, ReadOptions
-from llamabatch.media.parts import parts_of_cell
+from llamabatch.media.parts import message_with_media
 from llamabatch.request.media import IMAGE, SOUND
-from llamabatch.request.sampling_params import ALIASES, BOOLEANS, INTEGERS, OPTIONAL_INTEGERS
+from llamabatch.request.parameter_names import ALIASES
+from llamabatch.request.sampling_params import BOOLEANS, INTEGERS, OPTIONAL_INTEGERS
 from llamabatch.utils.checks import counted, nearest, show
 
 _PROMPT = "prompt"  # the column of a text file
 DEFAULT_TEMPLATE = f"{{{_PROMPT}}}"
 
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
 _WHOLE = frozenset((*INTEGERS, *OPTIONAL_INTEGERS))
 _TEXTS = frozenset(("stop", "bad_words", "dry_sequence_breakers", "overflow", "structured_outputs"))  # may be texts
 # pandas reads these texts as missing values, and so does pyarrow, except "None". Such a cell means the job's value.
@@ -86,7 +87,7 @@ class _Csv:
     def __init__(self, source: Source, stream: BinaryIO, limit: int) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), limit))  # _CsvLines limits whole rows instead
         self._lines = _CsvLines(source.name, stream, limit)
-        self._records = csv.reader(self._lines, delimiter=_DELIMITERS[source.kind], strict=True)
+        self._records = csv.reader(self._lines, delimiter=formats.CSV[f".{source.kind}"], strict=True)
         header = self._next()
         if isinstance(header, Problem):
             raise InputError(f"{source.name}, the row with the columns' names: {header.error}")
@@ -346,7 +347,7 @@ class RowLines:
         self._is_table = columns is not None
         self._template = check_template(options) if columns is not None or options.has_template else None
         system = options.system
-        self._system = None if system is None or not is_jinja(system) else JinjaTemplate(system, names_columns=False)
+        self._system = None if system is None or not is_jinja(system) else JinjaTemplate(system)
         self.columns: tuple[str, ...] = ()
         self.id_column = options.id_column
         if columns is None:
@@ -443,11 +444,6 @@ class RowLines:
         before = [] if system is None else [{"role": "system", "content": system}]
         if not self._options.has_media:
             return {"messages": [*before, {"role": "user", "content": text}]}
-        media: list[dict[str, Any]] = []
-        for kind, names in ((IMAGE, self._options.image_columns), (SOUND, self._options.audio_columns)):
-            found = [part for name in names or () for part in parts_of_cell(values.get(name), kind)]
-            if names and not found:
-                what = "picture" if kind == IMAGE else "sound"
-                raise PromptError(f"there is no {what} in {', '.join(map(show, names))}")
-            media += found
-        return {"messages": [*before, {"role": "user", "content": [*media, {"type": "text", "text": text}]}]}
+        given = {IMAGE: self._options.image_columns, SOUND: self._options.audio_columns}
+        columns = {kind: names for kind, names in given.items() if names}
+        return {"messages": [*before, message_with_media(text, values, columns)]}

@@ -52,9 +52,10 @@ def template_of(text: str, *, jinja: bool = False, names_columns: bool = True) -
     """
     if not isinstance(text, str) or not text or len(text) > MAX_CHARS:
         raise ConfigError(f"template is {show(text)}; give a text of 1 to {MAX_CHARS} characters")
-    if jinja or is_jinja(text):
-        return JinjaTemplate(text, names_columns=names_columns)
-    return BracesTemplate(text, names_columns=names_columns)
+    template = JinjaTemplate(text) if jinja or is_jinja(text) else BracesTemplate(text)
+    if names_columns and not template.columns and not template.reads_all:
+        raise ConfigError(f"template is {show(text)}; it names no column, so all rows would have the same prompt")
+    return template
 
 
 def is_jinja(text: str) -> bool:
@@ -65,15 +66,12 @@ def is_jinja(text: str) -> bool:
 
 
 class JinjaTemplate:
-    """A jinja2 template, sandboxed and limited. Attributes, methods and errors as in Template, arguments as in
-    template_of."""
+    """A jinja2 template, sandboxed and limited. Attributes, methods and errors as in Template."""
 
-    def __init__(self, text: str, *, names_columns: bool = True) -> None:
+    def __init__(self, text: str) -> None:
         self._template = _compiled(text)
         self.columns = tuple(sorted(self._template.variables - {ROW}))
         self.reads_all = ROW in self._template.variables
-        if names_columns and not self._template.variables:
-            raise ConfigError(f"template is {show(text)}; it names no column, so all rows would have the same prompt")
 
     def check(self, source: str, columns: Sequence[str]) -> None:
         for name in self.columns:
@@ -105,7 +103,7 @@ class BracesTemplate:
 
     reads_all = False
 
-    def __init__(self, text: str, *, names_columns: bool = True) -> None:
+    def __init__(self, text: str) -> None:
         self._pieces: list[tuple[str, str | None]] = []
         end = 0
         for found in _BRACES.finditer(text):
@@ -122,8 +120,6 @@ class BracesTemplate:
             end = found.end()
         self._pieces.append((text[end:], None))
         self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
-        if names_columns and not self.columns:
-            raise ConfigError(f"template is {show(text)}; it names no column, so all rows would have the same prompt")
 
     def check(self, source: str, columns: Sequence[str]) -> None:
         for name in self.columns:

@@ -23,7 +23,6 @@ from llamabatch.jobs.output.lock import lock_file
 from llamabatch.jobs.output.own_files import OwnFiles
 from llamabatch.jobs.output.records import RecordOptions, number_of, to_line
 
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _PIECE_BYTES = 2**20
 _RANGE_BYTES = 16 * 2**20
 
@@ -74,7 +73,7 @@ def convert(
         else:
             with _packed(sink, packing) as target:
                 if suffix in formats.CSV:
-                    csv_table.write(source, start, columns_of(source, start, options), _DELIMITERS[suffix], target)
+                    csv_table.write(source, start, columns_of(source, start, options), formats.CSV[suffix], target)
                 else:
                     with source.open("rb") as lines:
                         lines.seek(start)
@@ -134,7 +133,7 @@ def _lines(source: Path, options: RecordOptions) -> Iterator[bytes]:
             file = stack.enter_context(formats.open_compressed(file, compression, "rb"))
         try:
             if suffix in formats.CSV:
-                yield from map(to_line, csv_table.records(source, file, _DELIMITERS[suffix], options.answer))
+                yield from map(to_line, csv_table.records(source, file, formats.CSV[suffix], options.answer))
             else:
                 yield from file
         except damages as error:

@@ -18,7 +18,6 @@ from llamabatch.jobs.output.columns import BEHIND, OPENAI, Columns, record_of
 from llamabatch.jobs.output.records import lines_of
 
 _TEXTS = ("id", "finish_reason", "reasoning", "error")
-_FLUSH_CHARS = 2**16
 _MOST_CELL = 2**30  # characters
 
 

@@ -21,7 +21,8 @@ _NOT_ALLOWED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EISDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP),
 )
-NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # NONBLOCK: no wait at a named pipe
+# For all opens of a job's files: no link, no wait at a named pipe, no changed line ends on Windows.
+PLAIN: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _LOOK_S = 0.2
 _COPY_BYTES = 2**20
 
@@ -58,7 +59,6 @@ class Files:
         self._stopped = stopped
 
     def open(self, path: Path, flags: int) -> int:
-        flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         return int(self._patiently("open", path, os.open, path, flags, 0o666))
 
     def write(self, fd: int, data: bytes | memoryview, path: Path) -> int:
@@ -189,7 +189,7 @@ class AppendFile:
         self._files = files
         self.path = path
         made = not os.path.lexists(path) if new is None else new
-        flags = os.O_RDWR | os.O_APPEND | NO_FOLLOW | (os.O_CREAT | os.O_EXCL if made else 0)
+        flags = os.O_RDWR | os.O_APPEND | PLAIN | (os.O_CREAT | os.O_EXCL if made else 0)
         self.fd = files.open(path, flags)
         self.size = os.fstat(self.fd).st_size
         self._dirty = self.size > 0  # an earlier process may have been killed before it synced
@@ -243,7 +243,7 @@ class AppendFile:
 
     def reopen(self) -> None:
         """Opens the file again after close(), under its current name."""
-        self.fd = self._files.open(self.path, os.O_RDWR | os.O_APPEND | NO_FOLLOW)
+        self.fd = self._files.open(self.path, os.O_RDWR | os.O_APPEND | PLAIN)
 
     def close(self) -> None:
         if self.fd >= 0:

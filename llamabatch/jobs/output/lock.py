@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 
 from llamabatch.errors import ConfigError, OutputBusyError, OutputError
-from llamabatch.jobs.output.files import NO_FOLLOW, AppendFile, Files
+from llamabatch.jobs.output.files import PLAIN, AppendFile, Files
 from llamabatch.jobs.output.own_files import foreign
 from llamabatch.utils import system
 from llamabatch.utils.checks import show
@@ -81,7 +81,7 @@ class Lock:
         if os.path.islink(self._path):
             raise foreign(self._path, "is a link")
         try:
-            return files.open(self._path, os.O_RDWR | NO_FOLLOW | (0 if self._found else os.O_CREAT | os.O_EXCL))
+            return files.open(self._path, os.O_RDWR | PLAIN | (0 if self._found else os.O_CREAT | os.O_EXCL))
         except OutputError as error:
             cause = error.__cause__
             if isinstance(cause, FileExistsError) or (self._found and isinstance(cause, FileNotFoundError)):
@@ -144,7 +144,7 @@ def is_held(path: Path, job_id: str) -> bool:
         OSError: there is no such file, or it cannot be read.
         ConfigError: the file names another job.
     """
-    fd = os.open(path, os.O_RDWR | NO_FOLLOW | getattr(os, "O_CLOEXEC", 0))
+    fd = os.open(path, os.O_RDWR | PLAIN)
     try:
         match = _CONTENT.match(os.read(fd, 100))
         if match is None or match[1].decode() != job_id:

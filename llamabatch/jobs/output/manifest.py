@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llamabatch.errors import ConfigError, InputError
-from llamabatch.jobs.output.files import NO_FOLLOW
+from llamabatch.jobs.output.files import PLAIN
 from llamabatch.jobs.output.own_files import OwnFiles, manifest_of, without_suffix
 from llamabatch.utils.checks import integer, show
 
@@ -152,8 +152,7 @@ def _content(path: Path) -> bytes:
     """Returns the bytes of a manifest. Raises OSError, also for a link, a special file or a file that is too large."""
     if stat.S_ISLNK(os.lstat(path).st_mode):
         raise OSError(0, "it is a link")
-    flags = os.O_RDONLY | NO_FOLLOW | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-    with open(os.open(path, flags), "rb") as file:
+    with open(os.open(path, os.O_RDONLY | PLAIN), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(0, "it is no regular file")
         content = file.read(_MOST_BYTES + 1)

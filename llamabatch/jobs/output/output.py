@@ -70,6 +70,29 @@ class OutputOptions:
         choice(ConfigError, "compression", self.compression, COMPRESSIONS)
 
 
+class RecordWriter:
+    """The part of an output that makes the records of rows."""
+
+    options: OutputOptions
+
+    @property
+    def records(self) -> RecordOptions:
+        """The content of records."""
+        return self.options.records
+
+    def done(self, row: Row, output: RequestOutput) -> None:
+        """Writes the result of a row. Raises the errors of write."""
+        self.write(row.number, record(row, output, self.records))
+
+    def refused(self, row: Row | BadRow, error: str) -> None:
+        """Writes the error of a row that could not be run. Raises the errors of write."""
+        self.write(row.number, refusal(row, error, self.records))
+
+    def write(self, number: int, record: Mapping[str, Any]) -> None:
+        """Writes the record of a row."""
+        raise NotImplementedError
+
+
 def _guarded(method: Callable[Concatenate[Output, P], R]) -> Callable[Concatenate[Output, P], R]:
     """Makes a method fail for good after the first error, so that nothing is written behind half a line."""
 
@@ -89,7 +112,7 @@ def _guarded(method: Callable[Concatenate[Output, P], R]) -> Callable[Concatenat
     return guarded
 
 
-class Output:
+class Output(RecordWriter):
     """A file that holds each row once, even if the process is killed. Only one thread may use it.
 
     The state is only in files: OUT with the rows, OUT.ahead with lines that wait for an earlier row, and OUT.job.json,
@@ -184,11 +207,6 @@ class Output:
         return {**settings, "output": own}
 
     @property
-    def records(self) -> RecordOptions:
-        """The content of records."""
-        return self.options.records
-
-    @property
     def seed(self) -> int:
         """The seed of the job, 0 .. 2**63 - 1. A resumed job keeps it."""
         return self._job.manifest.seed
@@ -202,14 +220,6 @@ class Output:
         """Returns True if the row of this number is in the files; False for rows of other shards."""
         index = self._shard.index(number)
         return index is not None and (self._journal is None or self._journal.is_done(index))
-
-    def done(self, row: Row, output: RequestOutput) -> None:
-        """Writes the result of a row. Raises the errors of write."""
-        self.write(row.number, record(row, output, self.records))
-
-    def refused(self, row: Row | BadRow, error: str) -> None:
-        """Writes the error of a row that could not be run. Raises the errors of write."""
-        self.write(row.number, refusal(row, error, self.records))
 
     @_guarded
     def write(self, number: int, record: Mapping[str, Any]) -> None:

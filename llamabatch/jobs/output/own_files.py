@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from llamabatch.errors import ConfigError
-from llamabatch.jobs.output.files import NO_FOLLOW, AppendFile, Files
+from llamabatch.jobs.output.files import PLAIN, AppendFile, Files
 
 Kind = Literal["ahead", "part", "sums"]
 KINDS: tuple[Kind, ...] = ("ahead", "part", "sums")
@@ -164,11 +164,10 @@ def head(path: Path) -> bytes | None:
     Raises:
         ConfigError: the file is a link, a folder or a pipe, or cannot be read.
     """
-    flags = os.O_RDONLY | NO_FOLLOW | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         if stat.S_ISLNK(os.lstat(path).st_mode):
             raise foreign(path, "is a link")
-        fd = os.open(path, flags)
+        fd = os.open(path, os.O_RDONLY | PLAIN)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 from llamabatch.errors import ConfigError, InputError
 from llamabatch.jobs.rows import BadRow, Row
 from llamabatch.request import outputs
+from llamabatch.request.json_schema import referred
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput
 from llamabatch.request.sampling_params import SamplingParams
@@ -32,7 +33,7 @@ _BEGINS = (b'{"row": ', b'{"id": "batch_req_')
 _OPENAI_ID = "batch_req_"
 _NO_ERROR = b'"error": null}\n'
 
-_MOST_REFS = 16
+_MOST_REFS = 32  # one after another
 
 # The columns of flat records.
 COLUMNS = frozenset(
@@ -155,22 +156,26 @@ def parsed(text: str, fields: Sequence[str]) -> dict[str, Any]:
 
 def fields_of(params: SamplingParams) -> tuple[str, ...]:
     """Returns the fields of the job's JSON schema, in order. Raises ConfigError: no schema, or no fields."""
-    schema: Any = None
-    if params.structure is not None and params.structure.kind == "json":
-        schema = whole = json.loads(params.structure.text)
-        for _ in range(_MOST_REFS):
-            reference = schema.get("$ref") if isinstance(schema, dict) else None
-            if not isinstance(reference, str) or not reference.startswith("#/"):
-                break
-            schema = whole
-            for step in reference[2:].split("/"):
-                schema = schema.get(step) if isinstance(schema, dict) else None
-    properties = schema.get("properties") if isinstance(schema, dict) else None
+    form = params.structure
+    root = json.loads(form.text) if form is not None and form.kind == "json" else {}
+    properties = resolved(root, root).get("properties")
     if not isinstance(properties, dict) or not properties:
         raise ConfigError(
             "parse needs a JSON schema of an object with properties (--json-schema), whose names become columns"
         )
     return tuple(properties)
+
+
+def resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Follows each "$ref" within the document and returns the schema; {} if a reference leads to no schema."""
+    for _ in range(_MOST_REFS):
+        if not isinstance(schema, Mapping):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        schema = referred(reference, root)
+    return {}
 
 
 def _error(output: RequestOutput) -> str | None:

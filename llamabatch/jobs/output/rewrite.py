@@ -12,8 +12,7 @@ from llamabatch.jobs.output.files import AppendFile
 from llamabatch.jobs.output.journal import waiting_line, waiting_lines
 from llamabatch.jobs.output.own_files import OwnFiles, ahead_of
 from llamabatch.jobs.output.records import Line, has_error, lines_of
-from llamabatch.jobs.output.survey import Bits
-from llamabatch.jobs.rows import ShardIndex
+from llamabatch.jobs.rows import Bits, ShardIndex
 
 
 def rewrite(

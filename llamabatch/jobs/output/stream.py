@@ -9,15 +9,14 @@ from typing import Any
 
 from llamabatch.errors import ConfigError, OutputError
 from llamabatch.jobs.output.files import Files
-from llamabatch.jobs.output.output import Identity, Output, OutputOptions
-from llamabatch.jobs.output.records import RecordOptions, record, refusal, to_line
-from llamabatch.jobs.rows import BadRow, Row, ShardIndex
-from llamabatch.request.outputs import RequestOutput
+from llamabatch.jobs.output.output import Identity, Output, OutputOptions, RecordWriter
+from llamabatch.jobs.output.records import to_line
+from llamabatch.jobs.rows import ShardIndex
 
 STDOUT = "-"
 
 
-class StreamOutput:
+class StreamOutput(RecordWriter):
     """An output to a stream, with the methods of Output. Rows that wait for an earlier row are in memory.
 
     Args:
@@ -42,22 +41,9 @@ class StreamOutput:
         self._torn = False
         self.n_done = 0
 
-    @property
-    def records(self) -> RecordOptions:
-        """The content of records."""
-        return self.options.records
-
     def is_done(self, number: int) -> bool:
         """Returns False: a stream has no rows of an earlier run."""
         return False
-
-    def done(self, row: Row, output: RequestOutput) -> None:
-        """Writes the result of a row. Raises the errors of write."""
-        self.write(row.number, record(row, output, self.records))
-
-    def refused(self, row: Row | BadRow, error: str) -> None:
-        """Writes the error of a row that could not be run. Raises the errors of write."""
-        self.write(row.number, refusal(row, error, self.records))
 
     def write(self, number: int, record: Mapping[str, Any]) -> None:
         """Writes the record of a row, or keeps it until all earlier rows are written. Raises OutputError."""

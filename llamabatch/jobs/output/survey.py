@@ -11,29 +11,12 @@ from pathlib import Path
 from typing import Protocol
 
 from llamabatch.jobs.output.records import Line, checksum, has_error, lines_of
-from llamabatch.jobs.rows import ShardIndex
+from llamabatch.jobs.rows import Bits, ShardIndex
 
 _RANGE = 1024  # in the manifest of a finished job, so many lines share one checksum
 _SUM = struct.Struct("<I")
 TORN = "is torn"
 UNRECORDED = "has no checksum"
-
-
-class Bits:
-    """A set of small whole numbers, one bit each."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def __contains__(self, n: int) -> bool:
-        i = n >> 3
-        return i < len(self._bytes) and bool(self._bytes[i] >> (n & 7) & 1)
-
-    def add(self, n: int) -> None:
-        i = n >> 3
-        if i >= len(self._bytes):
-            self._bytes.extend(bytes(i + 1 - len(self._bytes)))
-        self._bytes[i] |= 1 << (n & 7)
 
 
 @dataclass

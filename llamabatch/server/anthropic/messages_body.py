@@ -11,7 +11,7 @@ from llamabatch.errors import PromptError
 from llamabatch.request.media import IMAGE
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request import optional
-from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.request.body import BOOLEAN, OBJECT, RULES, TEXT, Body, Field, Fields, Json, Rules, reads, string
 from llamabatch.server.request.chat_body import (
     EFFORTS,
     ChatBody,
@@ -21,7 +21,7 @@ from llamabatch.server.request.chat_body import (
     template_kwargs,
     thinking_kwargs,
 )
-from llamabatch.server.request.generation import GENERATION
+from llamabatch.server.request.generation_fields import GENERATION
 from llamabatch.server.request.media import content_of, media_part
 from llamabatch.utils.checks import boolean, choice, integer, show
 
@@ -41,9 +41,9 @@ _TOOL: Json = {
     "required": ["name", "input_schema"],
     "properties": {
         "name": {"type": "string"},
-        "description": {"type": ["string", "null"]},
+        "description": TEXT,
         "input_schema": {"type": "object"},
-        "strict": {"type": ["boolean", "null"]},
+        "strict": BOOLEAN,
     },
 }
 _OWN: Fields = {
@@ -57,7 +57,7 @@ _OWN: Fields = {
             "properties": {
                 "type": {"enum": ["auto", "any", "tool", "none"]},
                 "name": {"type": "string"},
-                "disable_parallel_tool_use": {"type": ["boolean", "null"]},
+                "disable_parallel_tool_use": BOOLEAN,
             },
         },
         "whether and which tool is called",
@@ -72,10 +72,10 @@ _OWN: Fields = {
         },
         "whether the model thinks, and for how many tokens at most",
     ),
-    "output_config": Field({"type": ["object", "null"]}, "effort, and format: a JSON schema that the text follows"),
-    "output_format": Field({"type": ["object", "null"]}, "a JSON schema that the text follows"),
+    "output_config": Field(OBJECT, "effort, and format: a JSON schema that the text follows"),
+    "output_format": Field(OBJECT, "a JSON schema that the text follows"),
     "service_tier": Field({"enum": [*TIERS, None]}, "auto or standard_only"),
-    "chat_template_kwargs": Field({"type": ["object", "null"]}, "variables of the chat template"),
+    "chat_template_kwargs": Field(OBJECT, "variables of the chat template"),
     "inference_geo": Field({}, "", ("not_available", "global"), "the text is made on this machine"),
     "cache_control": Field({}, "kept by other services; prefixes are cached without it"),
 }
@@ -185,7 +185,7 @@ def _own_blocks(
         elif kind == "search_result":
             yield place, {"type": "text", "text": _text_of_search(place, block)}
         elif kind == "tool_reference":  # the list of tools has the tool itself
-            yield place, {"type": "text", "text": _string(f"{place}.tool_name", block.get("tool_name"))}
+            yield place, {"type": "text", "text": string(f"{place}.tool_name", block.get("tool_name"))}
         elif not shown and kind not in _KNOWN:
             yield place, {"type": "text", "text": optional.media_text(given, place, kind)}
         else:
@@ -199,16 +199,16 @@ def _text_of_document(place: str, block: Mapping[str, Any]) -> str | None:
     if not isinstance(source, Mapping) or kind not in ("text", "content"):
         return None
     if kind == "text":
-        text = _string(f"{place}.source.data", source.get("data"))
+        text = string(f"{place}.source.data", source.get("data"))
     else:
         text = _text(f"{place}.source.content", source.get("content"))
-    head = [_string(f"{place}.{name}", block[name]) for name in ("title", "context") if block.get(name) is not None]
+    head = [string(f"{place}.{name}", block[name]) for name in ("title", "context") if block.get(name) is not None]
     return "\n".join((*head, text))
 
 
 def _text_of_search(place: str, block: Mapping[str, Any]) -> str:
     """Returns the title, source and text of a search result."""
-    head = [_string(f"{place}.{name}", block[name]) for name in ("title", "source") if block.get(name) is not None]
+    head = [string(f"{place}.{name}", block[name]) for name in ("title", "source") if block.get(name) is not None]
     return "\n".join((*head, _text(f"{place}.content", block.get("content"))))
 
 
@@ -248,7 +248,7 @@ def _of_assistant(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]
     calls: list[Json] = []
     for where, block in blocks:
         if block["type"] == "thinking":
-            thoughts.append(_string(f"{where}.thinking", block.get("thinking")))
+            thoughts.append(string(f"{where}.thinking", block.get("thinking")))
         elif block["type"] == "redacted_thinking":
             continue  # only the service that wrote it can read it
         elif block["type"] == "tool_use":
@@ -264,13 +264,13 @@ def _of_assistant(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]
 
 
 def _call(where: str, block: Mapping[str, Any]) -> Json:
-    name, arguments = _string(f"{where}.name", block.get("name")), block.get("input")
+    name, arguments = string(f"{where}.name", block.get("name")), block.get("input")
     if not isinstance(arguments, (Mapping, str, type(None))):
         raise PromptError(f"{where}.input is {show(arguments)}; give an object")
     # A text is the incomplete JSON that a client has collected from a call that was cut off.
     text = json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else arguments or ""
     function = {"name": name, "arguments": text}
-    return {"id": _string(f"{where}.id", block.get("id")), "type": "function", "function": function}
+    return {"id": string(f"{where}.id", block.get("id")), "type": "function", "function": function}
 
 
 def _blocks(where: str, content: object) -> list[Mapping[str, Any]]:
@@ -299,13 +299,7 @@ def _text_of(where: str, block: Mapping[str, Any]) -> str:
             code="unsupported_content_part",
             param="messages",
         )
-    return _string(f"{where}.text", block.get("text"))
-
-
-def _string(where: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise PromptError(f"{where} is {show(value)}; give a text")
-    return value
+    return string(f"{where}.text", block.get("text"))
 
 
 def _tools(given: Body) -> Json:
@@ -321,7 +315,7 @@ def _tools(given: Body) -> Json:
         return found
     kind = choice(PromptError, "tool_choice.type", chosen.get("type"), ("auto", "any", "tool", "none"))
     if kind == "tool":
-        name = _string("tool_choice.name", chosen.get("name"))
+        name = string("tool_choice.name", chosen.get("name"))
         found["tool_choice"] = {"type": "function", "function": {"name": name}}
     else:
         found["tool_choice"] = {"any": "required"}.get(kind, kind)

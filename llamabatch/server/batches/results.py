@@ -17,8 +17,7 @@ from llamabatch.jobs.input import jsonl
 from llamabatch.jobs.input.jsonl import Problem
 from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.output.records import has_error, lines_of
-from llamabatch.jobs.output.survey import Bits
-from llamabatch.jobs.rows import MAX_LINE_BYTES
+from llamabatch.jobs.rows import MAX_LINE_BYTES, Bits
 from llamabatch.server.http.errors import ApiError
 
 _STATUS = "answered_with_status"  # marks the response of an endpoint in a journal

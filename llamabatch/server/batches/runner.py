@@ -166,12 +166,6 @@ class Batches:
                 return bool(self._running)
             return any(each.model is None or dict(each.model) == self._model for each in self.store.unended())
 
-    def promoted(self, batch_id: str) -> bool:
-        """Returns True if a batch runs and has left the background."""
-        with self.mutex:
-            run = self._running.get(batch_id)
-            return run is not None and run.shared is not None and not run.shared.background
-
     def _look_after(self) -> None:
         while not self._ends:
             try:

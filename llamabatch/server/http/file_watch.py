@@ -24,16 +24,15 @@ async def watch(paths: Sequence[str], reload: Callable[[], None], what: str, loo
         what: the name of the files in the log, as "keys".
         look_s: seconds between two looks.
     """
-    loop = asyncio.get_running_loop()
-    before = now = await loop.run_in_executor(None, _marks, paths)
+    before = now = await asyncio.to_thread(_marks, paths)
     while True:
         await asyncio.sleep(look_s)
-        last, now = now, await loop.run_in_executor(None, _marks, paths)
+        last, now = now, await asyncio.to_thread(_marks, paths)
         if now == before or now != last or None in now:  # a missing file is just being replaced
             continue
         before = now
         try:
-            await loop.run_in_executor(None, reload)
+            await asyncio.to_thread(reload)
         except (LlamaBatchError, OSError, ValueError) as error:  # ssl's errors are OSErrors
             why = error.strerror if isinstance(error, OSError) else error
             logger.warning("the %s were changed and cannot be read: %s; the old ones stay in use", what, why)

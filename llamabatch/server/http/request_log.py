@@ -1,6 +1,7 @@
-"""The id and the count of each request, and a log line for each failure: id, method, path, status, code, reason.
+"""The id and the count of each request, a log line for each failure (id, method, path, status, code, reason), and on
+demand a log line for each request (client, name of its key, method, path, status, seconds).
 
-The line holds nothing of a body, a query or a header. It leaves out error messages of statuses below 500, which may
+The lines hold nothing of a body, a query or a header. They leave out error messages of statuses below 500, which may
 quote them.
 """
 
@@ -18,11 +19,12 @@ from llamabatch.server.http.keys import SCOPE_KEY
 from llamabatch.server.http.security import App, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
+_access_logger = logging.getLogger("llamabatch.server.access")
 
 _HEADER = b"x-request-id"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # a request id that a caller may choose
 _FIELD = re.compile(r"[A-Za-z_]{1,40}")
-_LONGEST_PATH = 200
+_LONGEST_PATH = 200  # characters
 _NOT_READY = ("model_loading", "model_draining", "model_not_loaded")
 _WAITS = (429, 503, 504)  # caused by load, not by a fault
 
@@ -35,11 +37,13 @@ class RequestLog:
 
     Args:
         counts: gets each request when it ends.
+        access: each request has a log line, not only each failure.
     """
 
-    def __init__(self, app: App, counts: HttpCounts) -> None:
+    def __init__(self, app: App, counts: HttpCounts, access: bool = False) -> None:
         self._app = app
         self._counts = counts
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,13 +71,17 @@ class RequestLog:
                 raise ConnectionAbortedError("the response was cut; the log says where") from None
             await errors[-1].response(scope)(scope, receive, watched)
         finally:
-            self._counts.add(scope, status, time.perf_counter() - began_s)
+            took_s = time.perf_counter() - began_s
+            self._counts.add(scope, status, took_s)
+            if self._access:
+                client = scope.get("client") or ("-",)
+                who = " ".join((client[0], *scope[SCOPE_KEY]))  # the name of a key, never a key
+                _access_logger.info("%s %s %s %s %.3f s", who, scope["method"], _shown_path(scope), status, took_s)
             if status >= 400 or errors:
                 _write(request_id.decode(), scope, status, errors[-1] if errors else None)
 
 
 def _write(request_id: str, scope: Scope, status: int, error: ApiError | None) -> None:
-    path = str(scope["path"])[:_LONGEST_PATH].encode("unicode_escape").decode()  # no line breaks
     failed = status if error is None else error.status
     level = logging.WARNING if failed >= 500 and failed not in _WAITS else logging.INFO
     if failed == CLIENT_CLOSED or _is_poll(scope, error):
@@ -87,7 +95,12 @@ def _write(request_id: str, scope: Scope, status: int, error: ApiError | None) -
     elif error is not None and error.param and _FIELD.fullmatch(error.param):  # its message may hold values
         parts.append(f"the field {error.param}")
     reason = ": ".join(map(str, parts))
-    logger.log(level, "request %s%s failed: %s %s: %s", request_id, named, scope["method"], path, reason)
+    logger.log(level, "request %s%s failed: %s %s: %s", request_id, named, scope["method"], _shown_path(scope), reason)
+
+
+def _shown_path(scope: Scope) -> str:
+    """Returns the beginning of the path, without line breaks."""
+    return str(scope["path"])[:_LONGEST_PATH].encode("unicode_escape").decode()
 
 
 def _is_poll(scope: Scope, error: ApiError | None) -> bool:

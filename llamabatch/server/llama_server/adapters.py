@@ -10,7 +10,8 @@ from starlette.routing import Route
 from llamabatch.request.adapters import MAX_SCALE
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.llama_server.dialect import in_dialect
-from llamabatch.server.request.body import Json, read_json
+from llamabatch.server.request.body import Json
+from llamabatch.server.request.json_body import read_json
 from llamabatch.server.request.reading import adapter_ids
 from llamabatch.server.response.answer import json_response
 from llamabatch.server.serving.adapters import files_of

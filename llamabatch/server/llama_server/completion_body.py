@@ -9,8 +9,9 @@ from typing import Any
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import PromptError, SamplingError
-from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.request.generation import GENERATION, Generation, read_generation
+from llamabatch.server.request.body import BOOLEAN, RULES, TEXT, Body, Field, Fields, Json, Rules, reads, string
+from llamabatch.server.request.generation import Generation, read_generation
+from llamabatch.server.request.generation_fields import GENERATION
 from llamabatch.server.request.infill import Gap, infill_ids
 from llamabatch.server.request.prompts import MIXED_SCHEMA, MediaPrompt, Mixed, mixed_ids, read_mixed, read_with_media
 from llamabatch.utils.checks import show
@@ -24,7 +25,7 @@ _TEXTS: Json = {"type": ["array", "null"], "items": {"type": "string"}}
 COMPLETION: Fields = {
     **GENERATION,
     "prompt": Field(MIXED_SCHEMA, "a text, token ids, both in one list, a text with pictures, or a list of these"),
-    "return_tokens": Field({"type": ["boolean", "null"]}, "the answer holds token ids; a stream always does"),
+    "return_tokens": Field(BOOLEAN, "the answer holds token ids; a stream always does"),
     "t_max_predict_ms": Field(
         {"type": ["integer", "null"], "minimum": -1},
         "milliseconds from the first token; then the output ends at its next line break; 0 or -1: no limit",
@@ -40,7 +41,7 @@ INFILL: Fields = {
         {"type": ["array", "null"], "items": {"type": "object", "required": ["text"]}},
         "other files, objects with text and filename",
     ),
-    "prompt": Field({"type": ["string", "null"]}, "the beginning of the text in the gap"),
+    "prompt": Field(TEXT, "the beginning of the text in the gap"),
 }
 
 
@@ -127,8 +128,7 @@ def read_infill(body: Mapping[str, Any], rules: Rules = RULES) -> InfillBody:
     texts = {name: given.needed(name, "a text") for name in ("input_prefix", "input_suffix")}
     texts["prompt"] = given.take("prompt") or ""
     for name, text in texts.items():
-        if not isinstance(text, str):
-            raise PromptError(f"{name} is {show(text)}; give a text")
+        string(name, text)
     extra = _extra(given.take("input_extra"))
     own = _own(given, rules)
     gap = Gap(texts["input_prefix"], texts["input_suffix"], texts["prompt"], extra)

@@ -16,7 +16,8 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.llama_server.dialect import in_dialect
 from llamabatch.server.llama_server.settings import generation_settings
-from llamabatch.server.request.body import Json, read_json
+from llamabatch.server.request.body import Json
+from llamabatch.server.request.json_body import read_json
 from llamabatch.server.request.reading import check_model
 from llamabatch.server.response.answer import json_response
 from llamabatch.server.serving.serving import Serving, serving_of

@@ -35,30 +35,21 @@ def generation_settings(
     limit = -1 if n_predict is None else n_predict
     penalties = (full.repetition_penalty, full.presence_penalty, full.frequency_penalty)
     has_penalty = penalties != (1.0, 0.0, 0.0)
+
+    def same(*names: str) -> Json:
+        return {name: getattr(full, name) for name in names}
+
     return {
         "seed": RANDOM_SEED if full.seed is None else full.seed,
-        "temperature": full.temperature,
-        "dynatemp_range": full.dynatemp_range,
-        "dynatemp_exponent": full.dynatemp_exponent,
+        **same("temperature", "dynatemp_range", "dynatemp_exponent"),
         "top_k": max(0, full.top_k),
-        "top_p": full.top_p,
-        "min_p": full.min_p,
-        "top_n_sigma": full.top_n_sigma,
-        "xtc_probability": full.xtc_probability,
-        "xtc_threshold": full.xtc_threshold,
-        "typical_p": full.typical_p,
+        **same("top_p", "min_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "typical_p"),
         "repeat_last_n": full.repeat_last_n if has_penalty else 0,
         "repeat_penalty": full.repetition_penalty,
-        "presence_penalty": full.presence_penalty,
-        "frequency_penalty": full.frequency_penalty,
-        "dry_multiplier": full.dry_multiplier,
-        "dry_base": full.dry_base,
-        "dry_allowed_length": full.dry_allowed_length,
-        "dry_penalty_last_n": full.dry_penalty_last_n,
+        **same("presence_penalty", "frequency_penalty"),
+        **same("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
         "dry_sequence_breakers": list(full.dry_sequence_breakers or ()),
-        "mirostat": full.mirostat,
-        "mirostat_tau": full.mirostat_tau,
-        "mirostat_eta": full.mirostat_eta,
+        **same("mirostat", "mirostat_tau", "mirostat_eta"),
         "adaptive_target": -1.0,
         "adaptive_decay": 0.0,
         "stop": list(full.stop_strings),
@@ -69,7 +60,7 @@ def generation_settings(
         "ignore_eos": full.ignore_eos,
         "stream": stream,
         "logit_bias": [
-            *({"token": token, "bias": bias} for token, bias in _pairs(full)),
+            *({"token": token, "bias": bias} for token, bias in full.biases),
             *({"token": token, "bias": None} for token in (model.eog_ids if full.ignore_eos else ())),  # None: never
         ],
         "n_probs": max(0, full.logprobs or 0),
@@ -84,9 +75,3 @@ def generation_settings(
         "backend_sampling": False,
         "lora": [{"id": place, "scale": float((lora or {}).get(name, 0.0))} for place, name in enumerate(adapters)],
     }
-
-
-def _pairs(params: SamplingParams) -> Sequence[tuple[int, float]]:
-    biases = params.logit_bias
-    assert isinstance(biases, tuple)
-    return biases

@@ -16,17 +16,12 @@ from llamabatch.server.llama_server.dialect import in_dialect
 from llamabatch.server.monitor.live import EVERY_S, Json, live_of, sse, tier
 from llamabatch.server.request.reading import check_model
 from llamabatch.server.response.answer import json_response
+from llamabatch.server.response.event_stream import EVENT_STREAM_HEAD
 from llamabatch.server.serving.serving import Serving, serving_of
 from llamabatch.utils.checks import show
 
 _YES, _NO = ("1", "true"), ("0", "false", "")
 MAX_WATCHERS = 32  # the most open streams of this process
-
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 def slot_documents(states: list[EngineState], *, speculates: bool) -> list[Json]:
@@ -99,7 +94,7 @@ class SlotEvents:
         SlotEvents._n_open += 1
         leaving = asyncio.ensure_future(_leaves(receive))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send(dict(EVENT_STREAM_HEAD))
             loop = asyncio.get_running_loop()
             due_s = loop.time()
             while not leaving.done():

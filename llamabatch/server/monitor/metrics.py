@@ -267,7 +267,7 @@ async def metrics(request: HttpRequest) -> Any:
             stats, machine=live.machine(), states=states, n_open=n_open, ready=ready, http=http, keys=keys
         )
 
-    found = await asyncio.get_running_loop().run_in_executor(None, text)
+    found = await asyncio.to_thread(text)
     headers = {"Content-Type": CONTENT_TYPE, "Process-Start-Time-Unix": str(serving.created)}
     return Response(found, headers=headers)
 

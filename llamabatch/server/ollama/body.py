@@ -11,11 +11,13 @@ from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.request.media import IMAGE
-from llamabatch.request.sampling_params import ALIASES, MAX_TOKEN_ID, PARAMETERS
+from llamabatch.request.parameter_names import ALIASES
+from llamabatch.request.sampling_params import MAX_TOKEN_ID, PARAMETERS
 from llamabatch.server.http.errors import ApiError
-from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.request.body import BOOLEAN, RULES, TEXT, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.chat_body import USUAL, ChatBody, effort_kwargs, is_begun, read_as_chat, thinking_kwargs
-from llamabatch.server.request.generation import GENERATION, Generation, read_generation
+from llamabatch.server.request.generation import Generation, read_generation
+from llamabatch.server.request.generation_fields import GENERATION
 from llamabatch.server.request.infill import Gap, infill_ids, missing_marks
 from llamabatch.server.request.media import content_of, media_part
 from llamabatch.server.request.prompts import as_prompts
@@ -23,8 +25,6 @@ from llamabatch.utils.checks import choice, integer, show
 
 EFFORTS = ("low", "medium", "high")
 
-_BOOLEAN: Json = {"type": ["boolean", "null"]}
-_TEXT: Json = {"type": ["string", "null"]}
 _NAMES = {"num_predict": "max_tokens", "num_keep": "n_keep"}
 # Options for loading a model. A request cannot change them here.
 _OF_LOADING = frozenset(
@@ -44,8 +44,8 @@ _OF_LOADING = frozenset(
 _OF_ANSWERS = ("n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs", "n_probs", "structured_outputs")
 
 _SHARED: Fields = {
-    "model": Field({"type": ["string", "null"]}, "the model"),
-    "stream": Field(_BOOLEAN, "false: one document, and no lines"),
+    "model": Field(TEXT, "the model"),
+    "stream": Field(BOOLEAN, "false: one document, and no lines"),
     "format": Field({}, 'the form of the text: "json" or a JSON schema'),
     "options": Field(
         {"type": ["object", "null"], "additionalProperties": {}},
@@ -53,9 +53,9 @@ _SHARED: Fields = {
     ),
     "keep_alive": Field({}, "with several models: how long this one stays loaded; otherwise without effect"),
     "think": Field({"enum": [True, False, *EFFORTS, None]}, "think, or how much"),
-    "logprobs": Field(_BOOLEAN, "give the logprob of each token"),
+    "logprobs": Field(BOOLEAN, "give the logprob of each token"),
     "top_logprobs": Field({"type": ["integer", "null"], "minimum": 0, "maximum": 20}, "and of so many likeliest"),
-    "truncate": Field(_BOOLEAN, "true: a prompt that is too long loses its beginning"),
+    "truncate": Field(BOOLEAN, "true: a prompt that is too long loses its beginning"),
     "shift": Field({}, "without effect: the text ends where the context is full", (False,), "", optional=True),
     "cache_salt": GENERATION["cache_salt"],
 }
@@ -68,10 +68,10 @@ CHAT: Fields = {
 }
 GENERATE: Fields = {
     **_SHARED,
-    "prompt": Field(_TEXT, "the message of a user; with raw the text that is continued; none: nothing is done"),
-    "system": Field(_TEXT, "a message before it"),
-    "raw": Field(_BOOLEAN, "no chat template"),
-    "suffix": Field(_TEXT, "the text after a gap; the prompt is the text before it, and the answer fills the gap"),
+    "prompt": Field(TEXT, "the message of a user; with raw the text that is continued; none: nothing is done"),
+    "system": Field(TEXT, "a message before it"),
+    "raw": Field(BOOLEAN, "no chat template"),
+    "suffix": Field(TEXT, "the text after a gap; the prompt is the text before it, and the answer fills the gap"),
     "template": Field({}, "", ("",), "a template is a program; this server uses the template of its own options only"),
     "context": Field(
         {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}},

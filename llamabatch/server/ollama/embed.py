@@ -14,7 +14,7 @@ from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission, vectors
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.server.ollama.dialect import nanoseconds, served_name
-from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.request.body import BOOLEAN, OBJECT, RULES, TEXT, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.pooling import PooledBody, cut_ids, pooled_outputs, pooled_usage
 from llamabatch.server.request.prompts import MAX_PROMPTS
 from llamabatch.server.request.reading import read_body, with_model
@@ -23,10 +23,8 @@ from llamabatch.server.serving.serving import serving_of
 from llamabatch.utils.checks import show
 
 _SHARED: Fields = {
-    "model": Field({"type": ["string", "null"]}, "the model"),
-    "options": Field(
-        {"type": ["object", "null"]}, "", ({},), "they are of a model that is being loaded", optional=True
-    ),
+    "model": Field(TEXT, "the model"),
+    "options": Field(OBJECT, "", ({},), "they are of a model that is being loaded", optional=True),
     "keep_alive": Field({}, "with several models: how long this one stays loaded; otherwise without effect"),
 }
 EMBED: Fields = {
@@ -34,10 +32,10 @@ EMBED: Fields = {
     "input": Field(
         {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}, "a text, or a list of texts"
     ),
-    "truncate": Field({"type": ["boolean", "null"]}, "true: a text that is too long is cut; false: it is an error"),
+    "truncate": Field(BOOLEAN, "true: a text that is too long is cut; false: it is an error"),
     "dimensions": Field({"type": ["integer", "null"], "minimum": 1}, "the number of elements that the vector keeps"),
 }
-EMBEDDINGS: Fields = {**_SHARED, "prompt": Field({"type": ["string", "null"]}, "a text")}
+EMBEDDINGS: Fields = {**_SHARED, "prompt": Field(TEXT, "a text")}
 
 
 @dataclass(frozen=True)

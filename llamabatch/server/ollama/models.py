@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.ollama.dialect import API_VERSION, moment, served_name
-from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.request.body import BOOLEAN, RULES, TEXT, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.reading import check_model, read_body
 from llamabatch.server.response.answer import json_response
 from llamabatch.server.response.model_facts import (
@@ -25,11 +25,9 @@ from llamabatch.server.response.model_facts import (
 from llamabatch.server.serving.serving import Serving, serving_of
 
 SHOW: Fields = {
-    "model": Field({"type": ["string", "null"]}, "the model"),
-    "name": Field({"type": ["string", "null"]}, "the former name of the field"),
-    "verbose": Field(
-        {"type": ["boolean", "null"]}, "the vocabulary, too", (False,), "/tokenizer_info has it", optional=True
-    ),
+    "model": Field(TEXT, "the model"),
+    "name": Field(TEXT, "the former name of the field"),
+    "verbose": Field(BOOLEAN, "the vocabulary, too", (False,), "/tokenizer_info has it", optional=True),
 }
 NEVER = "9999-12-31T23:59:59Z"  # the model stays loaded
 

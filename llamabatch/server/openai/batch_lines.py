@@ -63,8 +63,6 @@ def _form(body: _Body, serving: Serving) -> ServiceForm:
         raise ApiError(
             400, f"{name} is a list of {len(given)}; a line has one result: write one line for each", param=name
         )
-    if not isinstance(body, EmbeddingBody) and body.stream:
-        raise ApiError(400, "stream is true; a batch cannot stream: leave it out", param="stream")
 
     def prepare(inputs: InputProcessor) -> Request:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,8 @@ from llamabatch.server.batches.window import seconds_of
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.http.keys import key_use
 from llamabatch.server.openai.batch_lines import ENDPOINTS
-from llamabatch.server.openai.files import batches_of, look_at, on_thread, page_of, store_with
-from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.openai.files import batches_of, look_at, page_of, store_with
+from llamabatch.server.request.body import OBJECT, RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.reading import read_body
 from llamabatch.server.response.answer import ignored_of
 from llamabatch.server.serving.serving import serving_of
@@ -33,9 +34,9 @@ BATCH: Fields = {
         {"type": "string"},
         "time until the batch expires, such as 24h or 10m; near its end the batch is no longer background work",
     ),
-    "metadata": Field({"type": ["object", "null"]}, "texts by name, which come back with the batch"),
+    "metadata": Field(OBJECT, "texts by name, which come back with the batch"),
     "output_expires_after": Field(
-        {"type": ["object", "null"]}, 'when its files of results expire: {"anchor": "created_at", "seconds": 86400}'
+        OBJECT, 'when its files of results expire: {"anchor": "created_at", "seconds": 86400}'
     ),
 }
 
@@ -116,7 +117,7 @@ async def create(request: HttpRequest) -> Any:
     batches = await batches_of(request)
     body = await read_body(request, serving_of(request), read_batch)
     record = body.record(batches.store.clock())
-    await on_thread(batches.add, record)
+    await asyncio.to_thread(batches.add, record)
     return JSONResponse(_document(batches, batches.store.batch(record.id)), headers=ignored_of(body.ignored))
 
 
@@ -136,7 +137,7 @@ async def batch(request: HttpRequest) -> Any:
 async def cancel(request: HttpRequest) -> Any:
     """Cancels a batch. Its finished lines keep their results."""
     _, batch_id = await store_with(request, "batch_id")
-    record = await on_thread((await batches_of(request)).cancel, batch_id)
+    record = await asyncio.to_thread((await batches_of(request)).cancel, batch_id)
     return JSONResponse(record.to_openai())
 
 

@@ -90,12 +90,10 @@ class ChatChunks:
 
     Args:
         n_prompt: the number of tokens in the prompt.
-        count: counts the tokens of the thinking in outputs; None: all tokens of pieces with thinking count.
+        count: counts the tokens of the thinking in outputs.
     """
 
-    def __init__(
-        self, head: Head, body: ChatBody, n_prompt: int, count: Callable[[list[RequestOutput]], int] | None = None
-    ) -> None:
+    def __init__(self, head: Head, body: ChatBody, n_prompt: int, count: Callable[[list[RequestOutput]], int]) -> None:
         self._count = count
         self._of = head
         self._head = head.chunk("chat.completion.chunk")
@@ -139,7 +137,7 @@ class ChatChunks:
         """Returns True if an output ends whose thinking must be tokenized to count its tokens."""
         is_wanted = self._body.include_usage or self._body.continuous_usage
         ended = [each.finished for each in outputs if each.finished is not None] if is_wanted else []
-        return self._count is not None and any(each.reasoning for output in ended for each in output.outputs)
+        return any(each.reasoning for output in ended for each in output.outputs)
 
     def _usage_part(self) -> str:
         return usage_part(self._usage, self._body)
@@ -193,7 +191,7 @@ class ChatChunks:
             self._finished.append(finished)
             usage = usage_of([finished])
             usage.reasoning_tokens = self._usage.reasoning_tokens
-            if self._count is not None and usage.reasoning_tokens and self._counts([output]):
+            if usage.reasoning_tokens and self._counts([output]):
                 usage.reasoning_tokens = self._count([finished])  # a piece may hold thinking and text
             self._usage = usage
 

@@ -9,8 +9,9 @@ from typing import Any
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import SamplingError
-from llamabatch.server.request.body import RULES, Body, Field, Fields, Rules, reads
-from llamabatch.server.request.generation import GENERATION, Generation, read_generation
+from llamabatch.server.request.body import BOOLEAN, RULES, Body, Field, Fields, Rules, reads
+from llamabatch.server.request.generation import Generation, read_generation
+from llamabatch.server.request.generation_fields import GENERATION
 from llamabatch.server.request.prompts import PROMPT_SCHEMA, Prompt, as_prompts, read_prompts
 
 # The defaults of OpenAI's documentation. They apply if neither the body nor the server sets a value.
@@ -20,7 +21,7 @@ USUAL: Mapping[str, Any] = {"max_tokens": 16}
 COMPLETION: Fields = {
     **GENERATION,
     "prompt": Field(PROMPT_SCHEMA, "a text, token ids, or a list of them"),
-    "echo": Field({"type": ["boolean", "null"]}, "the answer begins with the prompt, and has the prompt's logprobs"),
+    "echo": Field(BOOLEAN, "the answer begins with the prompt, and has the prompt's logprobs"),
     "max_tokens": Field(
         {"type": ["integer", "null"], "minimum": -1},
         "tokens to generate at most; 0: none; -1: until the model stops or the request has used its context",
@@ -29,7 +30,7 @@ COMPLETION: Fields = {
         {"type": ["integer", "boolean", "null"], "minimum": -1, "maximum": 1024},
         "return the logprob of each token, and of this many likeliest tokens",
     ),
-    "add_special_tokens": Field({"type": ["boolean", "null"]}, "false: no BOS token before a text"),
+    "add_special_tokens": Field(BOOLEAN, "false: no BOS token before a text"),
 }
 
 

@@ -14,7 +14,7 @@ from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission, vectors
 from llamabatch.errors import ConfigError, InputError, PromptError
 from llamabatch.request.outputs import RequestOutput
-from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.request.body import BOOLEAN, RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.pooling import (
     POOLING,
     PooledBody,
@@ -38,7 +38,7 @@ EMBEDDING: Fields = {
     "encoding_format": Field({"enum": [*_FORMATS, None]}, "base64: little-endian float32"),
     "dimensions": Field({"type": ["integer", "null"], "minimum": 1}, "the number of elements that the vector keeps"),
     "embd_normalize": Field({"enum": [2, -1, None]}, "2: vectors have the length 1; -1: as the model gives them"),
-    "normalize": Field({"type": ["boolean", "null"]}, "vectors have the length 1; true unless given"),
+    "normalize": Field(BOOLEAN, "vectors have the length 1; true unless given"),
     "input_type": Field({}, "", (), "put the instruction of the model before the text"),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -19,27 +19,21 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.server.serving.serving import serving_of
 from llamabatch.utils.checks import show
 
-T = TypeVar("T")
 R = TypeVar("R", FileRecord, BatchRecord)
 
 _MOST_FILES = 10_000  # in a page
 
 
-async def on_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Calls a function on a thread, because the function waits for the disk."""
-    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
-
-
 async def batches_of(request: HttpRequest) -> Batches:
     """Returns the files and batches of the application that got the request. Raises ApiError if there are none."""
     service: BatchService = request.app.state.batches
-    return await on_thread(service.batches)
+    return await asyncio.to_thread(service.batches)
 
 
 async def look_at(request: HttpRequest) -> Batches | None:
     """Returns the files and batches for a request that only reads; None: no file was ever uploaded. Raises ApiError."""
     service: BatchService = request.app.state.batches
-    return await on_thread(service.look)
+    return await asyncio.to_thread(service.look)
 
 
 async def store_with(request: HttpRequest, name: str) -> tuple[Store, str]:
@@ -113,7 +107,7 @@ async def file(request: HttpRequest) -> Any:
 async def delete(request: HttpRequest) -> Any:
     """Deletes a file."""
     store, file_id = await store_with(request, "file_id")
-    await on_thread(store.delete_file, file_id)
+    await asyncio.to_thread(store.delete_file, file_id)
     return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -121,7 +115,9 @@ async def content(request: HttpRequest) -> Any:
     """Sends the content of a file."""
     store, file_id = await store_with(request, "file_id")
     record = store.file(file_id)
-    if not await on_thread(store.content(record.id).exists):  # the file was deleted meanwhile, or by another program
+    if not await asyncio.to_thread(
+        store.content(record.id).exists
+    ):  # the file was deleted meanwhile, or by another program
         raise ApiError(404, f"the content of {record.id} is gone", param="file_id")
     return FileResponse(store.content(record.id), media_type="application/octet-stream", filename=record.filename)
 

@@ -8,7 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
 from llamabatch.llama.model import Model
-from llamabatch.planning.capacity import Plan
+from llamabatch.planning.plan import Plan
 from llamabatch.server.http.errors import model_not_found
 from llamabatch.server.request.body import Json
 from llamabatch.server.response.answer import json_response

@@ -296,7 +296,7 @@ class ModelPool:
         async with self._looking:
             known = [name for model in self.models for name in model.serving.names]
             try:
-                found = await asyncio.get_running_loop().run_in_executor(None, self._look_again, known)
+                found = await asyncio.to_thread(self._look_again, known)
                 check_names([*(model.spec for model in self.models), *found.new])
             except (ConfigError, OSError) as error:
                 raise ApiError(503, f"the models cannot be looked for again: {error}") from error

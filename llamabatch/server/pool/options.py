@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError
-from llamabatch.planning.capacity import Plan
+from llamabatch.planning.plan import Plan
 from llamabatch.server.options import ServerOptions
 from llamabatch.utils.checks import boolean, integer, number, show
 

@@ -9,9 +9,8 @@ import hashlib
 import math
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -31,14 +30,13 @@ from llamabatch.server.ollama.dialect import LATEST, moment
 from llamabatch.server.ollama.models import NEVER, shown
 from llamabatch.server.pool.model_pool import ModelPool, PooledModel
 from llamabatch.server.pool.waiting_stream import WaitingStream, is_event_stream
-from llamabatch.server.request.body import SCOPE_BODY, Json, Pause, read_json
+from llamabatch.server.request.body import Json
+from llamabatch.server.request.json_body import SCOPE_BODY, Pause, read_json
 from llamabatch.server.response.answer import json_response
 from llamabatch.server.response.model_facts import FileFacts, card, facts_of_file
 from llamabatch.server.serving.serving import unavailable
 from llamabatch.utils.checks import show
 from llamabatch.utils.version import __version__
-
-T = TypeVar("T")
 
 # The application of the first model answers these paths, even if the model is not loaded.
 _WITHOUT_MODEL = frozenset(("/", "/version", "/api/version", "/openapi.json", "/favicon.ico"))
@@ -104,7 +102,7 @@ class _Endpoints:
         for model in self._pool.models:
             found.append(await self._entry(model))
             found += [await self._entry(model) | {"id": name, "parent": model.name} for name in model.adapters]
-            entries.append(await _on_thread(_ollama_card, model, model.name) | {"capabilities": _uses(model)})
+            entries.append(await asyncio.to_thread(_ollama_card, model, model.name) | {"capabilities": _uses(model)})
         return json_response({"object": "list", "data": found, "models": entries})
 
     async def retrieve_model(self, request: HttpRequest) -> Response:
@@ -130,7 +128,7 @@ class _Endpoints:
     async def tags(self, _: HttpRequest) -> Response:
         """Lists all models in ollama's format."""
         return json_response(
-            {"models": [await _on_thread(_ollama_card, m, n) for m in self._pool.models for n in _names(m)]}
+            {"models": [await asyncio.to_thread(_ollama_card, m, n) for m in self._pool.models for n in _names(m)]}
         )
 
     async def ps(self, _: HttpRequest) -> Response:
@@ -141,7 +139,7 @@ class _Endpoints:
                 left_s = self._pool.left_s(model)
                 more: Json = {"size_vram": 0, "context_length": model.spec.plan.config.n_ctx}
                 more["expires_at"] = NEVER if left_s is None else moment(time.time() + left_s)
-                found += [await _on_thread(_ollama_card, model, name) | more for name in _names(model)]
+                found += [await asyncio.to_thread(_ollama_card, model, name) | more for name in _names(model)]
         return json_response({"models": found})
 
     async def metrics(self, request: HttpRequest) -> Response:
@@ -154,7 +152,7 @@ class _Endpoints:
             return of_engine
         keys: KeyRing | None = state.keys
         found = [PooledFigures(m.name, int(m.state == "loaded"), m.n_users, m.n_loads) for m in models]
-        text = await _on_thread(
+        text = await asyncio.to_thread(
             Metrics("").text_of_pool, found, state.http_counts, None if keys is None else keys.counts()
         )
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
@@ -223,7 +221,7 @@ class _Dispatch:
             return
         model = pool.find(name)
         if path == "/api/show" and model.state != "loaded":  # clients ask about every listed model, so no load
-            await json_response(await _on_thread(_ollama_show, model))(scope, receive, send)
+            await json_response(await asyncio.to_thread(_ollama_show, model))(scope, receive, send)
             return
         loads = {"true": True, "1": True, "false": False, "0": False}.get(query.get("autoload", ""))
         looks = scope["method"] in ("GET", "HEAD")
@@ -284,7 +282,7 @@ async def _read(request: HttpRequest, receive: Receive) -> tuple[Json, Receive]:
         body = {**form.fields}
     elif data.strip() and not data.strip().startswith(b"["):
         read = functools.partial(read_json, data, request.headers)
-        body = read() if len(data) <= _ON_LOOP else await _on_thread(lambda: read(Pause()))
+        body = read() if len(data) <= _ON_LOOP else await asyncio.to_thread(lambda: read(Pause()))
     parts = [bytes(data)]
 
     async def again() -> Any:
@@ -381,7 +379,3 @@ def _uses(model: PooledModel) -> list[str]:
         "thinking": spec.plan.reasoning is not None,
     }
     return [name for name, can in uses.items() if can]
-
-
-async def _on_thread(function: Callable[..., T], *arguments: Any) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)

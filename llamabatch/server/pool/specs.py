@@ -9,7 +9,7 @@ from llamabatch.config import EngineConfig
 from llamabatch.engine.resolve_config import machine_here, plan, read_facts
 from llamabatch.errors import MemoryPlanError
 from llamabatch.gguf.resolve import resolve
-from llamabatch.planning.capacity import bytes_by_place
+from llamabatch.planning.plan import bytes_by_place
 from llamabatch.server.options import ServerOptions
 from llamabatch.server.pool.options import ModelSpec
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llamabatch.chat.conversation import ChatOptions
 from llamabatch.chat.messages import PICTURE_TYPES, SOUND_TYPES, Conversation, check_conversation, media_kind
+from llamabatch.chat.options import ChatOptions
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import PromptError
@@ -17,17 +17,11 @@ from llamabatch.media.parts import has_media
 from llamabatch.media.prompt import chat_prompt
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request import optional
-from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
-from llamabatch.server.request.generation import GENERATION, Generation, read_generation
+from llamabatch.server.request.body import BOOLEAN, OBJECT, RULES, TEXT, Body, Field, Fields, Json, Rules, reads, string
+from llamabatch.server.request.generation import Generation, read_generation
+from llamabatch.server.request.generation_fields import GENERATION
 from llamabatch.server.request.media import media_part
-from llamabatch.server.request.namespaces import (
-    NAMESPACE,
-    Namespaced,
-    chosen_name,
-    functions_in,
-    offered,
-    string,
-)
+from llamabatch.server.request.namespaces import NAMESPACE, Namespaced, chosen_name, functions_in, offered
 from llamabatch.server.serving.bounded_model import for_tokens
 from llamabatch.utils.checks import show
 
@@ -40,7 +34,6 @@ _WISHES = ("enable_thinking", "thinking", "reasoning_effort", "preserve_reasonin
 # Values of SamplingParams if neither the body nor the server sets them: a chat runs until the model stops.
 USUAL: Mapping[str, Any] = {"max_tokens": None}
 
-_BOOLEAN: Json = {"type": ["boolean", "null"]}
 _MEDIA = {
     **dict.fromkeys(PICTURE_TYPES, "images"),
     **dict.fromkeys(SOUND_TYPES, "audio"),
@@ -56,7 +49,7 @@ _MESSAGE: Json = {
         "role": {"enum": ["system", "developer", "user", "assistant", "tool", "function"]},
         "content": {
             "anyOf": [
-                {"type": ["string", "null"]},
+                TEXT,
                 {
                     "type": "array",
                     "items": {
@@ -83,7 +76,7 @@ _MESSAGE: Json = {
             ]
         },
         "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
-        "tool_call_id": {"type": ["string", "null"]},
+        "tool_call_id": TEXT,
     },
 }
 _TOOL: Json = {
@@ -96,9 +89,9 @@ _TOOL: Json = {
             "required": ["name"],
             "properties": {
                 "name": {"type": "string"},
-                "description": {"type": ["string", "null"]},
-                "parameters": {"type": ["object", "null"]},
-                "strict": _BOOLEAN,
+                "description": TEXT,
+                "parameters": OBJECT,
+                "strict": BOOLEAN,
             },
         },
     },
@@ -109,7 +102,7 @@ _NAMESPACE: Json = {
     "properties": {
         "type": {"const": NAMESPACE},
         "name": {"type": "string"},
-        "description": {"type": ["string", "null"]},
+        "description": TEXT,
         "tools": {"type": ["array", "null"], "items": {"type": "object"}},
     },
 }
@@ -118,27 +111,27 @@ CHAT: Fields = {
     **GENERATION,
     **optional.CHAT,
     "messages": Field({"type": "array", "items": _MESSAGE, "minItems": 1}, "the conversation"),
-    "logprobs": Field(_BOOLEAN, "give the logprob of each token"),
+    "logprobs": Field(BOOLEAN, "give the logprob of each token"),
     "top_logprobs": Field({"type": ["integer", "null"], "minimum": -1, "maximum": 1024}, "and of so many likeliest"),
     "tools": Field(
         {"type": ["array", "null"], "items": {"anyOf": [_TOOL, _NAMESPACE]}},
         "functions that the model may call, and namespaces of them",
     ),
     "tool_choice": Field({}, 'auto, none, required, or {"type": "function", "function": {"name": …}}'),
-    "parallel_tool_calls": Field(_BOOLEAN, "more than one call may come"),
+    "parallel_tool_calls": Field(BOOLEAN, "more than one call may come"),
     "functions": Field({"type": ["array", "null"], "items": {"type": "object"}}, "tools of the old form"),
     "function_call": Field({}, "tool_choice of the old form"),
     "reasoning_effort": Field({"enum": [*EFFORTS, None]}, "a variable of the chat template; none: without thinking"),
     "reasoning_format": Field(
         {"enum": [*_REASONING_FORMATS, None]}, "none: thinking stays in content; others: in reasoning_content"
     ),
-    "include_reasoning": Field(_BOOLEAN, "give the thinking, too"),
-    "chat_template_kwargs": Field({"type": ["object", "null"]}, "variables of the chat template"),
-    "chat_template": Field({"type": ["string", "null"]}, "needs --trust-request-chat-template"),
-    "add_generation_prompt": Field(_BOOLEAN, "the prompt ends with the header of the answer"),
-    "continue_final_message": Field(_BOOLEAN, "the answer goes on with the last message, an assistant's"),
-    "add_special_tokens": Field(_BOOLEAN, "", (False,), "the chat template writes the special tokens"),
-    "echo": Field(_BOOLEAN, "", (False,), "the answer never repeats the conversation"),
+    "include_reasoning": Field(BOOLEAN, "give the thinking, too"),
+    "chat_template_kwargs": Field(OBJECT, "variables of the chat template"),
+    "chat_template": Field(TEXT, "needs --trust-request-chat-template"),
+    "add_generation_prompt": Field(BOOLEAN, "the prompt ends with the header of the answer"),
+    "continue_final_message": Field(BOOLEAN, "the answer goes on with the last message, an assistant's"),
+    "add_special_tokens": Field(BOOLEAN, "", (False,), "the chat template writes the special tokens"),
+    "echo": Field(BOOLEAN, "", (False,), "the answer never repeats the conversation"),
     "documents": Field({}, "", ([],), 'give chat_template_kwargs={"documents": …} to a template that reads them'),
     "modalities": Field({}, "", (["text"],), "answers are text"),
     "audio": Field({}, "", (), "answers are text"),

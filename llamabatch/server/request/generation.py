@@ -1,5 +1,5 @@
-"""The fields of every body that asks for text. They are SamplingParams under the names of vLLM, llama-server and
-OpenAI, and fields about the answer."""
+"""Generation: the values of a body that asks for text. They are SamplingParams, under the names of vLLM, llama-server
+and OpenAI, and values about the answer."""
 
 from __future__ import annotations
 
@@ -15,31 +15,24 @@ from typing import Any
 
 from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.entrypoints.submission import Submission
-from llamabatch.errors import AdapterError, PromptError, SamplingError
+from llamabatch.errors import PromptError, SamplingError
 from llamabatch.llama.model import Model
-from llamabatch.request.adapters import MAX_ADAPTERS, MAX_SCALE
+from llamabatch.request.parameter_names import ALIASES, AS_HERE
 from llamabatch.request.samplers import KNOWN, known_samplers
 from llamabatch.request.sampling_params import (
-    ALIASES,
-    AS_HERE,
-    BOOLEANS,
-    INTEGERS,
     MAX_BIASES,
-    MAX_CHARS,
     MAX_SAMPLERS,
-    NUMBERS,
-    OPTIONAL_INTEGERS,
     PARAMETERS,
     SamplingParams,
     named,
 )
 from llamabatch.request.structured_outputs import Structure, structure
 from llamabatch.sampling.defaults import Defaults, FilledParams, defaults_of, fill
-from llamabatch.server.request import optional
-from llamabatch.server.request.body import Body, Field, Fields, Json, Rules
+from llamabatch.server.request.adapters import read_adapters, scales_of
+from llamabatch.server.request.body import Body, Json, Rules
+from llamabatch.server.request.generation_fields import TIERS
 from llamabatch.utils.checks import boolean, integer, number, pairs, show
 
-TIERS = ("auto", "default", "flex", "priority")
 PRIORITY_TIER = -1  # SamplingParams.priority of service_tier "priority": before requests of the default tier
 
 _defaults: weakref.WeakKeyDictionary[Model, Defaults] = weakref.WeakKeyDictionary()
@@ -47,149 +40,6 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 _LONGEST_LIST = 4096  # characters of a text that is parsed as a list; a longer one is taken (and refused) as a breaker
 _OF_FORM = re.compile(r"(?:(?:json|regex|choice|grammar|structural_tag) of )?structured_outputs")
 _BAN = -100.0  # the bias for llama-server's `false`, which bans a token
-
-
-def _numbers(low: float, high: float) -> Json:
-    return {"type": ["number", "null"], "minimum": low, "maximum": high}
-
-
-def _whole(low: int, high: int) -> Json:
-    return {"type": ["integer", "null"], "minimum": low, "maximum": high}
-
-
-_BOOLEAN: Json = {"type": ["boolean", "null"]}
-_TEXT: Json = {"type": ["string", "null"]}
-_TEXTS: Json = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]}
-_OBJECT: Json = {"type": ["object", "null"]}
-_IDS: Json = {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}}
-_ANY: Json = {}
-
-_OTHER_SCHEMAS: dict[str, Json] = {
-    "max_tokens": _whole(-1, 2**31 - 1),
-    "seed": _whole(-(2**63), 2**64 - 1),
-    "deadline_s": _numbers(0.0, 1e9),
-    "overflow": {"enum": ["refuse", "truncate", "shift", None]},
-    "stop": _TEXTS,
-    "bad_words": _TEXTS,
-    "dry_sequence_breakers": _TEXTS,
-    "samplers": _TEXTS,
-    "stop_token_ids": _IDS,
-    "allowed_token_ids": _IDS,
-    "logprob_token_ids": _IDS,
-    "logit_bias": {
-        "anyOf": [
-            {"type": ["object", "null"], "additionalProperties": {}},
-            {"type": "array", "items": {"type": "array"}},
-        ]
-    },
-    "structured_outputs": _OBJECT,
-    "truncate_prompt_tokens": _whole(-1, 2**31 - 1),
-    "cache_salt": {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_CHARS},
-}
-_DOCS = {
-    "max_tokens": "tokens to generate at most; -1: until the model stops or the request has used its context",
-    "seed": "the same seed gives the same text; -1: a random one",
-    "stop": "strings that end the text",
-    "logit_bias": "token id (or text) -> number to add to its logit, false: never; or a list of such pairs",
-    "structured_outputs": "the form of the text: one of json, regex, choice, grammar, json_object, structural_tag",
-    "deadline_s": "seconds after which the request ends as an error; the header X-Request-Timeout says the same",
-    "priority": "a waiting request with a lower number enters first",
-    "post_sampling_probs": "logprobs are those of the distribution that a token is drawn from, and not the model's own",
-    "samplers": "names of the samplers in force, in their order, or their letters in one text; all others are off",
-    "n_keep": "tokens at the beginning that stay where overflow takes tokens away; -1: the whole prompt",
-    "truncate_prompt_tokens": "keep so many last tokens of the prompt; -1: as many as fit",
-    "repeat_last_n": "the penalties see so many last tokens of prompt and output; -1: all",
-    "cache_salt": "prefixes are shared with requests of the same salt alone",
-    "background": "run only beside other requests, as service_tier flex does",
-}
-
-
-def _schema(name: str) -> Json:
-    if name in _OTHER_SCHEMAS:
-        return _OTHER_SCHEMAS[name]
-    if name in NUMBERS:
-        return _numbers(*NUMBERS[name])
-    if name in BOOLEANS:
-        return _BOOLEAN
-    return _whole(*(INTEGERS.get(name) or OPTIONAL_INTEGERS[name]))
-
-
-def _parameters() -> dict[str, Field]:
-    own = [each.name for each in dataclasses.fields(SamplingParams) if each.name != "logits_processors"]
-    fields = {name: Field(_schema(name), _DOCS.get(name, "")) for name in own}
-    for given, name in ALIASES.items():
-        if name in fields and name != "structured_outputs":
-            fields[given] = Field(_schema(name), f"the same as {name}")
-    return fields
-
-
-# `named` checks the fields of AS_HERE, and has the advice about each.
-GENERATION: Fields = {
-    **optional.GENERATION,
-    **_parameters(),
-    **{name: Field(_ANY, advice) for name, (_, advice) in AS_HERE.items()},
-    "n_cmpl": Field(_whole(*INTEGERS["n"]), "the same as n"),
-    "reasoning_budget_tokens": Field(_whole(-1, 2**31 - 1), "the same as thinking_token_budget; -1: none"),
-    "thinking_budget_tokens": Field(_whole(-1, 2**31 - 1), "the same as thinking_token_budget; -1: none"),
-    "response_format": Field(_OBJECT, "text, json_object, json_schema or structural_tag"),
-    "guided_json": Field(_ANY, "a JSON schema that the text holds"),
-    "guided_regex": Field(_TEXT, "a regular expression that the text matches"),
-    "guided_choice": Field({"type": ["array", "null"], "items": {"type": "string"}}, "the text is one of these"),
-    "guided_grammar": Field(_TEXT, "a grammar in Lark's or llama.cpp's notation"),
-    "grammar": Field(_TEXT, "the same as guided_grammar"),
-    "json_schema": Field(_ANY, "the same as guided_json"),
-    "structural_tag": Field(_ANY, "free text with such parts, as in vLLM"),
-    "model": Field(_TEXT, "a name of /v1/models"),
-    "lora": Field(
-        {
-            "type": ["array", "null"],
-            "items": {
-                "type": "object",
-                "properties": {"id": {"type": "integer", "minimum": 0}, "scale": {"type": "number"}},
-            },
-        },
-        "ids of /lora-adapters and their scales",
-    ),
-    "adapters": Field(_ANY, "names of adapters and their scales"),
-    "stream": Field(_BOOLEAN, "send pieces as they come"),
-    "stream_options": Field(
-        {
-            "type": ["object", "null"],
-            "properties": {"include_usage": _BOOLEAN, "continuous_usage_stats": _BOOLEAN},
-        },
-        "include_usage: a last piece with the counts of tokens; continuous_usage_stats: in each piece",
-    ),
-    "service_tier": Field(
-        {"enum": [*TIERS, None]}, "flex: run only in rows that other requests leave free; priority: start before others"
-    ),
-    "request_id": Field(_TEXT, "the id of the answer"),
-    "return_token_ids": Field(_BOOLEAN, "token_ids in each choice, prompt_token_ids in the answer"),
-    "return_tokens": Field(_BOOLEAN, "the same as return_token_ids"),
-    "return_tokens_as_token_ids": Field(_BOOLEAN, "names tokens of logprobs as token_id:17"),
-    "timings_per_token": Field(_BOOLEAN, "llama-server's timings in the answer, or behind the last piece of a stream"),
-    "return_progress": Field(_BOOLEAN, "stream events with the progress of the prompt"),
-    "sse_ping_interval": Field(_whole(-1, 2**31 - 1), "seconds of silence before a comment; -1: none"),
-    # These fields mean nothing to a model.
-    **{
-        name: Field(_ANY, "kept by other services; without effect here")
-        for name in ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-    },
-    # Most of these are accepted only with the value that is in force anyway.
-    "logits_processors": Field(_ANY, "", ([], {}), "Python functions cannot be sent"),
-    "min_keep": Field(_ANY, "", (0, 1), "samplers keep at least one token, whatever their values"),
-    "n_discard": Field(_ANY, "", (0,), 'overflow="shift" drops the oldest tokens one by one'),
-    "t_max_predict_ms": Field(_ANY, "", (0, -1), "give deadline_s, in seconds, or max_tokens"),
-    "grammar_lazy": Field(_ANY, "", (False,), "give structural_tag for free text with such parts"),
-    "grammar_triggers": Field(_ANY, "", ([],), "give structural_tag for free text with such parts"),
-    "preserved_tokens": Field(_ANY, "", ([],), "give skip_special_tokens=false"),
-    "verbose": Field(_BOOLEAN, "__verbose in a whole answer, the prompt as the model read it; --verbose: in each"),
-    "cache_prompt": Field(_BOOLEAN, "false: the same as skip_reading_prefix_cache"),
-    "prompt_embeds": Field(_ANY, "", (), "give text or token ids"),
-    "vllm_xargs": Field(_ANY, "", ({},), "there are no parameters but those of SamplingParams"),
-    "guided_whitespace_pattern": Field(_ANY, "", (), "put the white space into a grammar"),
-    "chat_format": Field(_ANY, "", (0,), "the chat template decides how an answer is read"),
-    "reasoning_control": Field(_ANY, "", (False,), "give thinking_token_budget"),
-}
 
 
 @dataclass(frozen=True)
@@ -248,11 +98,6 @@ class Generation(ABC):
         return 1
 
     @property
-    def deadline_s(self) -> float | None:
-        """Seconds after arrival at which the request ends as an error."""
-        return self.params.deadline_s
-
-    @property
     def has_media(self) -> bool:
         """True if a prompt has a picture or a sound, which takes time and memory to decode."""
         return False
@@ -261,12 +106,6 @@ class Generation(ABC):
     def cuts(self) -> bool:
         """True if a prompt that is too long is cut."""
         return self.params.overflow == "truncate" or self.params.truncate_prompt_tokens is not None
-
-    @property
-    def tier(self) -> str:
-        """The name of the tier: background, priority or default."""
-        params = self.params
-        return "background" if params.background else "priority" if params.priority < 0 else "default"
 
     @property
     def answered_tier(self) -> str | None:
@@ -293,26 +132,6 @@ class Generation(ABC):
             AdapterError: an id is not among them.
         """
         return scales_of(self.adapters, self.lora, loaded)
-
-
-def scales_of(
-    adapters: Mapping[str, float] | None, lora: tuple[tuple[int, float], ...] | None, loaded: Sequence[str]
-) -> Mapping[str, float] | None:
-    """Returns names and scales of the adapters that a body asks for by name or id; None: it names none.
-
-    Args:
-        loaded: names in the order of llama-server's ids.
-
-    Raises:
-        AdapterError: an id is not among them.
-    """
-    if lora is None:
-        return adapters
-    for index, _ in lora:
-        if index >= len(loaded):
-            known = f"; known are 0 to {len(loaded) - 1}" if loaded else " (none is loaded)"
-            raise AdapterError(f"lora has the id {index}{known}")
-    return {loaded[index]: scale for index, scale in lora if scale}
 
 
 def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat: bool = False) -> dict[str, Any]:
@@ -534,43 +353,6 @@ def _take_text_biases(body: Body) -> tuple[tuple[str, float], ...]:
         raise SamplingError(f"logit_bias holds more than {MAX_BIASES} entries; at most {MAX_BIASES} are allowed")
     body.put("logit_bias", tuple(ids))
     return tuple(texts)
-
-
-def read_adapters(body: Body) -> tuple[Mapping[str, float] | None, tuple[tuple[int, float], ...] | None]:
-    """Takes the adapters that a body gives by name, and those that it gives by id. Raises AdapterError."""
-    adapters, lora = _adapters(body.take("adapters")), _lora(body.take("lora"))
-    if lora is not None and adapters is not None:
-        raise AdapterError("adapters and lora are both given; give one of them")
-    return adapters, lora
-
-
-def _adapters(given: object) -> Mapping[str, float] | None:
-    if given is None:
-        return None
-    if isinstance(given, str):
-        return {given: 1.0}
-    if not isinstance(given, Mapping) or len(given) > MAX_ADAPTERS:
-        raise AdapterError(f"adapters is {show(given)}; give names and scales as {{'name': 1.0}}")
-    return {
-        name: float(number(AdapterError, f"the scale of adapter {show(name)}", scale, -MAX_SCALE, MAX_SCALE))
-        for name, scale in given.items()
-    }
-
-
-def _lora(given: object) -> tuple[tuple[int, float], ...] | None:
-    if given is None:
-        return None
-    if not isinstance(given, list) or len(given) > MAX_ADAPTERS:
-        raise AdapterError(f"lora is {show(given)}; give a list of {{'id': 0, 'scale': 1.0}}")
-    scales: dict[int, float] = {}
-    for each in given:
-        if not isinstance(each, Mapping):
-            raise AdapterError(f"lora holds {show(each)}; give {{'id': 0, 'scale': 1.0}}")
-        index = integer(AdapterError, "an id of lora", each.get("id"), 0, MAX_ADAPTERS)
-        if index in scales:
-            raise AdapterError(f"lora names the id {index} twice; give each once")
-        scales[index] = float(number(AdapterError, "a scale of lora", each.get("scale", 1.0), -MAX_SCALE, MAX_SCALE))
-    return tuple(scales.items())
 
 
 def _request_id(given: object) -> str | None:

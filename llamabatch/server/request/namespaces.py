@@ -7,19 +7,12 @@ from typing import Any
 
 from llamabatch.errors import PromptError
 from llamabatch.server.request import optional
-from llamabatch.server.request.body import Body, Json
+from llamabatch.server.request.body import Body, Json, string
 from llamabatch.utils.checks import show
 
 NAMESPACE = "namespace"
 Namespaced = dict[str, tuple[str, str]]  # the name that the model knows -> namespace and plain name
 Read = Callable[[str, Any, str], tuple[str, Json]]  # (place, tool, namespace) -> plain name and function
-
-
-def string(where: str, value: object) -> str:
-    """Returns a value that must be a text. Raises PromptError."""
-    if not isinstance(value, str):
-        raise PromptError(f"{where} is {show(value)}; give a text")
-    return value
 
 
 def offered(place: str, namespace: object, name: str) -> str:

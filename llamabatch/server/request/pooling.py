@@ -15,13 +15,13 @@ from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import InputError
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.server.http.errors import ApiError, check_ends
-from llamabatch.server.request.body import TIMEOUT_HEADER, Body, Field, Fields, Json, Rules
-from llamabatch.server.request.generation import read_adapters, scales_of
+from llamabatch.server.request.adapters import read_adapters, scales_of
+from llamabatch.server.request.body import TEXT, TIMEOUT_HEADER, Body, Field, Fields, Json, Rules
 from llamabatch.server.request.reading import adapter_ids
 from llamabatch.server.serving.serving import Serving
 
 POOLING: Fields = {
-    "model": Field({"type": ["string", "null"]}, "a name of /v1/models"),
+    "model": Field(TEXT, "a name of /v1/models"),
     "lora": Field({"type": ["array", "null"], "items": {"type": "object"}}, "ids of /lora-adapters and their scales"),
     "adapters": Field({}, "names of adapters and their scales"),
     "user": Field({}, "kept by other services; without effect here"),

@@ -12,7 +12,8 @@ from llamabatch.chat.formats import reasoning_of
 from llamabatch.errors import ConfigError
 from llamabatch.media.prompt import media_kinds
 from llamabatch.server.http.errors import model_not_found
-from llamabatch.server.request.body import SCOPE_BODY, Json, Pause, Rules, read_json, timeout_of
+from llamabatch.server.request.body import Json, Rules, timeout_of
+from llamabatch.server.request.json_body import SCOPE_BODY, Pause, read_json
 from llamabatch.server.serving.serving import Serving
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from llamabatch.engine.validation import requested_logprobs
 from llamabatch.errors import ContextLengthError
 from llamabatch.llama.model import Model
-from llamabatch.planning.capacity import Plan
 from llamabatch.planning.memory import mib
+from llamabatch.planning.plan import Plan
 from llamabatch.request.request import Request
 from llamabatch.request.structured_outputs import Structure
 from llamabatch.sampling.prepared_params import PreparedParamsCache

@@ -37,13 +37,10 @@ class OutputDispatcher:
 
     Attributes:
         sink: the sink of all requests; always the same object, because the engine's thread groups outputs by sink.
-        n_handovers: calls of the sink. n_wakeups: calls of the sink that had to wake the loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, abort: Callable[[list[str]], None]) -> None:
         self.sink = self._take
-        self.n_handovers = 0
-        self.n_wakeups = 0
         self._loop = loop
         self._abort = abort
         self._outputs: deque[list[SequenceOutput]] = deque()
@@ -73,7 +70,6 @@ class OutputDispatcher:
 
     def _take(self, outputs: list[SequenceOutput]) -> None:
         """Takes outputs on a thread of the engine: this is the sink."""
-        self.n_handovers += 1
         self._outputs.append(outputs)
         # No output is missed: _drain clears _is_due, and _rested clears _is_resting, before they look for outputs.
         if self._is_due:
@@ -81,7 +77,6 @@ class OutputDispatcher:
         if self._is_resting and not any(map(self._is_urgent, outputs)):
             return
         self._is_due = True
-        self.n_wakeups += 1
         try:
             self._loop.call_soon_threadsafe(self._drain)
         except RuntimeError:  # the loop was closed before its requests had ended

@@ -30,7 +30,7 @@ from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import ConfigError, ContextLengthError, EngineClosedError, LlamaBatchError, QueueFull
 from llamabatch.llama.kv_state import fingerprint as file_fingerprint
 from llamabatch.llama.model import Model
-from llamabatch.planning.capacity import Plan
+from llamabatch.planning.plan import Plan
 from llamabatch.planning.profile_store import library_id
 from llamabatch.request.structured_outputs import Structure
 from llamabatch.server.http.errors import ApiError
@@ -479,7 +479,7 @@ class Serving:
         """Refuses new work, waits for running calls, and aborts those that still run after `seconds`."""
         if self._state in ("ready", "loading"):
             self._state = "draining"
-        await asyncio.get_running_loop().run_in_executor(None, self._stop_parts)
+        await asyncio.to_thread(self._stop_parts)
         until = time.monotonic() + seconds
         while self._open and time.monotonic() < until:
             await asyncio.sleep(_LOOK_S)
@@ -497,7 +497,7 @@ class Serving:
 
     async def aclose(self) -> None:
         """Ends all requests and frees the model. May be called twice; `start` may follow."""
-        await asyncio.get_running_loop().run_in_executor(None, self.close)
+        await asyncio.to_thread(self.close)
 
     def close(self) -> None:
         """Closes like aclose, on any thread but a sink's. Does not wait for a load."""

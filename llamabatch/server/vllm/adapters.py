@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from llamabatch.server.request.body import RULES, Body, Field, Fields, Rules, reads
+from llamabatch.server.request.body import BOOLEAN, RULES, TEXT, Body, Field, Fields, Rules, reads, string
 from llamabatch.server.request.reading import read_body
 from llamabatch.server.response.answer import ignored_of
 from llamabatch.server.serving.adapters import files_of
@@ -19,8 +19,8 @@ from llamabatch.server.serving.serving import serving_of
 LOAD: Fields = {
     "lora_name": Field({"type": "string"}, "name of the adapter, which requests give as that of a model"),
     "lora_path": Field({"type": "string"}, "its file, in the folder of adapters"),
-    "load_inplace": Field({"type": ["boolean", "null"]}, "one of this name is unloaded first"),
-    "base_model_name": Field({"type": ["string", "null"]}, "without effect: there is one model"),
+    "load_inplace": Field(BOOLEAN, "one of this name is unloaded first"),
+    "base_model_name": Field(TEXT, "without effect: there is one model"),
 }
 UNLOAD: Fields = {
     "lora_name": LOAD["lora_name"],
@@ -48,7 +48,8 @@ class AdapterBody:
 def read_load(body: Mapping[str, Any], rules: Rules = RULES) -> AdapterBody:
     """Reads an AdapterBody from a request to load. Raises ApiError."""
     given = Body(body, LOAD, rules)
-    name, path = _needed(given, "lora_name", "a name"), _needed(given, "lora_path", "a file")
+    name = string("lora_name", given.needed("lora_name", "a name"))
+    path = string("lora_path", given.needed("lora_path", "a file"))
     return AdapterBody(name, path, given.boolean("load_inplace"), tuple(given.ignored))
 
 
@@ -56,41 +57,26 @@ def read_load(body: Mapping[str, Any], rules: Rules = RULES) -> AdapterBody:
 def read_unload(body: Mapping[str, Any], rules: Rules = RULES) -> AdapterBody:
     """Reads an AdapterBody from a request to unload. Raises ApiError."""
     given = Body(body, UNLOAD, rules)
-    return AdapterBody(_needed(given, "lora_name", "a name"), ignored=tuple(given.ignored))
-
-
-def _needed(body: Body, name: str, what: str) -> str:
-    value = body.needed(name, what)
-    body.put(name, value)
-    text = body.text(name)
-    assert text is not None
-    return text
+    name = string("lora_name", given.needed("lora_name", "a name"))
+    return AdapterBody(name, ignored=tuple(given.ignored))
 
 
 async def load(request: HttpRequest) -> Any:
     """Loads an adapter."""
     serving = serving_of(request)
     body = await read_body(request, serving, read_load)
-    await serving.on_thread(_load, serving, body)
+    await serving.on_thread(lambda: files_of(serving).load(body.name, body.path, in_place=body.in_place))
     text = f"Success: LoRA adapter '{body.name}' added successfully."
     return PlainTextResponse(text, headers=ignored_of(body.ignored))
-
-
-def _load(serving: Any, body: AdapterBody) -> None:
-    files_of(serving).load(body.name, body.path, in_place=body.in_place)
 
 
 async def unload(request: HttpRequest) -> Any:
     """Unloads an adapter."""
     serving = serving_of(request)
     body = await read_body(request, serving, read_unload)
-    await serving.on_thread(_unload, serving, body)
+    await serving.on_thread(lambda: files_of(serving).unload(body.name))
     text = f"Success: LoRA adapter '{body.name}' removed successfully."
     return PlainTextResponse(text, headers=ignored_of(body.ignored))
-
-
-def _unload(serving: Any, body: AdapterBody) -> None:
-    files_of(serving).unload(body.name)
 
 
 routes = [

@@ -16,7 +16,7 @@ from llamabatch.entrypoints.submission import Submission
 from llamabatch.errors import PromptError
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.server.http.ids import random_hex
-from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.request.body import BOOLEAN, RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.pooling import (
     POOLING,
     PooledBody,
@@ -31,7 +31,6 @@ from llamabatch.server.response.answer import large_response
 from llamabatch.server.serving.serving import Serving, serving_of
 from llamabatch.utils.checks import show
 
-_BOOLEAN: Json = {"type": ["boolean", "null"]}
 _DOCUMENTS: Json = {
     "type": "array",
     "minItems": 1,
@@ -42,7 +41,7 @@ _DOCUMENTS: Json = {
         ]
     },
 }
-_ACTIVATION = Field(_BOOLEAN, "true (default): scores from 0 to 1; false: the scores of the model's head")
+_ACTIVATION = Field(BOOLEAN, "true (default): scores from 0 to 1; false: the scores of the model's head")
 
 RERANK: Fields = {
     **POOLING,
@@ -50,12 +49,12 @@ RERANK: Fields = {
     "documents": Field(_DOCUMENTS, "texts"),
     "texts": Field(_DOCUMENTS, "documents, for an answer in the shape of text-embeddings-inference"),
     "top_n": Field({"type": ["integer", "null"], "minimum": 1}, "number of results"),
-    "return_documents": Field(_BOOLEAN, "results hold their document; true unless given"),
-    "return_text": Field(_BOOLEAN, "the same for texts; false unless given"),
-    "truncate": Field(_BOOLEAN, "true: a document that is too long is cut at its end"),
-    "raw_scores": Field(_BOOLEAN, "the opposite of use_activation, for texts"),
+    "return_documents": Field(BOOLEAN, "results hold their document; true unless given"),
+    "return_text": Field(BOOLEAN, "the same for texts; false unless given"),
+    "truncate": Field(BOOLEAN, "true: a document that is too long is cut at its end"),
+    "raw_scores": Field(BOOLEAN, "the opposite of use_activation, for texts"),
     "use_activation": _ACTIVATION,
-    "activation": Field(_BOOLEAN, "the same as use_activation"),
+    "activation": Field(BOOLEAN, "the same as use_activation"),
 }
 SCORE: Fields = {
     **POOLING,
@@ -64,13 +63,13 @@ SCORE: Fields = {
     "queries": Field({}, "the same as text_1"),
     "documents": Field({}, "the same as text_2"),
     "use_activation": _ACTIVATION,
-    "activation": Field(_BOOLEAN, "the same as use_activation"),
+    "activation": Field(BOOLEAN, "the same as use_activation"),
 }
 CLASSIFY: Fields = {
     **POOLING,
     "input": Field(PROMPT_SCHEMA, "a text, token ids, or a list of them"),
     "use_activation": _ACTIVATION,
-    "activation": Field(_BOOLEAN, "the same as use_activation"),
+    "activation": Field(BOOLEAN, "the same as use_activation"),
 }
 
 

@@ -13,7 +13,7 @@ from llamabatch.errors import PromptError
 from llamabatch.jobs.input.lines import text_or_ids
 from llamabatch.llama.model import Model
 from llamabatch.request.sampling_params import MAX_TOKEN_ID
-from llamabatch.server.request.body import RULES, Body, Field, Fields, Json, Rules, reads
+from llamabatch.server.request.body import BOOLEAN, RULES, Body, Field, Fields, Json, Rules, reads
 from llamabatch.server.request.chat_body import CHAT, ChatBody, read_chat
 from llamabatch.server.request.reading import read_body
 from llamabatch.server.response.answer import json_response, large_response
@@ -22,7 +22,6 @@ from llamabatch.server.serving.bounded_model import MAX_TEXT, for_tokens
 from llamabatch.server.serving.serving import Serving, serving_of
 from llamabatch.utils.checks import integer, show
 
-_BOOLEAN: Json = {"type": ["boolean", "null"]}
 _MIXED: Json = {
     "anyOf": [
         {"type": "string"},
@@ -40,11 +39,11 @@ TOKENIZE: Fields = {
     "model": CHAT["model"],
     "content": Field(_MIXED, "llama-server's form: a text, or a list of texts and token ids"),
     "prompt": Field({"type": "string"}, "vLLM's form: a text"),
-    "add_special": Field(_BOOLEAN, "with content: put BOS in front where the model wants it; false unless given"),
-    "parse_special": Field(_BOOLEAN, "read <|im_end|> and its like as the tokens that they name; true unless given"),
-    "with_pieces": Field(_BOOLEAN, "with content: the text of each token, bytes where it is no UTF-8"),
-    "add_special_tokens": Field(_BOOLEAN, "with prompt: the same as add_special; true unless given"),
-    "return_token_strs": Field(_BOOLEAN, "the text of each token as the vocabulary has it"),
+    "add_special": Field(BOOLEAN, "with content: put BOS in front where the model wants it; false unless given"),
+    "parse_special": Field(BOOLEAN, "read <|im_end|> and its like as the tokens that they name; true unless given"),
+    "with_pieces": Field(BOOLEAN, "with content: the text of each token, bytes where it is no UTF-8"),
+    "add_special_tokens": Field(BOOLEAN, "with prompt: the same as add_special; true unless given"),
+    "return_token_strs": Field(BOOLEAN, "the text of each token as the vocabulary has it"),
 }
 DETOKENIZE: Fields = {
     "model": CHAT["model"],

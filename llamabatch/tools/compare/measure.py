@@ -13,7 +13,7 @@ from llamabatch.client.restart_policy import NO_RESTART
 from llamabatch.config import EngineConfig
 from llamabatch.engine.stats import EngineStats
 from llamabatch.errors import EngineClosedError, EngineError
-from llamabatch.planning.capacity import Plan
+from llamabatch.planning.plan import Plan
 from llamabatch.request.outputs import RequestOutput, SequenceOutput
 from llamabatch.request.request import Request, new_group
 from llamabatch.request.sampling_params import SamplingParams

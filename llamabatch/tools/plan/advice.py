@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from llamabatch.config import MAX_CTX, MAX_SLOTS, ResolvedConfig
-from llamabatch.planning.capacity import MEMORY_SHARE, Plan, fits, planned
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import mib
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.passes import padded
+from llamabatch.planning.plan import MEMORY_SHARE, Plan, fits, planned
 from llamabatch.planning.profile import Profile
 from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.tools.plan.report import Change

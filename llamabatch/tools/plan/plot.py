@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from llamabatch.planning.capacity import MEMORY_SHARE
 from llamabatch.planning.memory import PROCESS_BYTES
+from llamabatch.planning.plan import MEMORY_SHARE
 from llamabatch.tools.plan.report import Report, Row
 from llamabatch.tools.plan.table import slots
 from llamabatch.utils.plotting import INK, OURS, THEIRS, doublings, tidy, tint, titled

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llamabatch.planning.capacity import Plan
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import PROCESS_BYTES, Memory
+from llamabatch.planning.plan import Plan
 from llamabatch.utils.format import attributes
 
 SCHEMA_VERSION = 1

@@ -14,10 +14,11 @@ from llamabatch.engine.resolve_config import machine_here, read_facts
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.resolve import resolve as resolve_path
 from llamabatch.llama.tuned_load import profile_for
-from llamabatch.planning.capacity import MEMORY_SHARE, fits, planned, resolve
+from llamabatch.planning.capacity import resolve
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import PROCESS_BYTES
 from llamabatch.planning.model_facts import ModelFacts
+from llamabatch.planning.plan import MEMORY_SHARE, fits, planned
 from llamabatch.tools.plan.advice import changes, lengths, slots_that_fit, strategy
 from llamabatch.tools.plan.report import Lengths, Report, Row
 from llamabatch.utils.checks import integer, number, show

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from llamabatch.chat.conversation import ChatOptions, chat_options, check_template, render, template_source
+from llamabatch.chat.conversation import check_template, render
+from llamabatch.chat.options import ChatOptions, chat_options, template_source
 from llamabatch.errors import ConfigError, PromptError
 
 CHATML = (
@@ -126,7 +127,7 @@ def test_what_is_no_template_says_so(tmp_path):
     with pytest.raises(ConfigError, match="the chat template cannot be compiled"):
         made(ASKED, template_source("{% if %}"))
     with pytest.raises(
-        ConfigError, match=r"compiled: unexpected '\.'; it looks like an ollama template in Go's language"
+        ConfigError, match=r"compiled: line 1: unexpected '\.'; it looks like an ollama template in Go's language"
     ):
         made(ASKED, "{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}")
     for nothing in ("", " \n"):

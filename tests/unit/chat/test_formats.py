@@ -5,8 +5,9 @@ The templates are excerpts with the lines that tell the families apart; the verd
 
 import pytest
 
-from llamabatch.chat.conversation import ChatOptions, render
+from llamabatch.chat.conversation import render
 from llamabatch.chat.formats import ChatFormat, check_tags, reasoning_of
+from llamabatch.chat.options import ChatOptions
 from llamabatch.errors import ConfigError
 from llamabatch.request.reasoning import Thinking
 

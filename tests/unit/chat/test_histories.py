@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from llamabatch.chat.conversation import ChatOptions, render
+from llamabatch.chat.conversation import render
+from llamabatch.chat.options import ChatOptions
 from llamabatch.chat.template import BoundedTemplate
 from llamabatch.errors import PromptError
 

@@ -8,8 +8,9 @@ import tarfile
 
 import pytest
 
-from llamabatch.chat.conversation import ChatOptions, render
+from llamabatch.chat.conversation import render
 from llamabatch.chat.formats import ChatFormat
+from llamabatch.chat.options import ChatOptions
 from llamabatch.native_build import source
 from llamabatch.native_build.tools import cache_dir
 

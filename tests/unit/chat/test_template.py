@@ -13,7 +13,8 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from llamabatch.chat import template as chat_template
-from llamabatch.chat.conversation import ChatOptions, render
+from llamabatch.chat.conversation import render
+from llamabatch.chat.options import ChatOptions
 from llamabatch.chat.template import BoundedTemplate
 from llamabatch.errors import ConfigError, PromptError
 
@@ -126,6 +127,20 @@ def test_what_transformers_marks_for_training_is_text_like_any_other():
         text(template=endless)
     with pytest.raises(ConfigError, match="cannot be compiled"):
         text(template="{% generation %}")
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("a\n{% if %}", "line 2: Expected an expression, got 'end of statement block'"),
+        ("a\nb\n{{ x | nonsense }}", "line 3: No filter named 'nonsense'."),
+        ("{{ x", "line 1: unexpected end of template, expected 'end of print statement'."),
+    ],
+)
+def test_an_error_of_syntax_names_its_line(source, fault):
+    with pytest.raises(ConfigError) as caught:
+        text(template=source)
+    assert str(caught.value) == f"the chat template cannot be compiled: {fault}"
 
 
 def test_content_in_parts_and_calls_of_tools():

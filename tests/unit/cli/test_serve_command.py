@@ -13,7 +13,7 @@ from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.request.samplers import CHAIN
 from llamabatch.utils.paths import bundled_model
 
-serve = pytest.importorskip("llamabatch.cli.serve")
+serve_runs = pytest.importorskip("llamabatch.cli.serve_runs")
 run = pytest.importorskip("llamabatch.server.run")
 
 
@@ -45,7 +45,7 @@ def invoke(monkeypatch, tmp_path):
         result = CliRunner().invoke(cli, ["serve", *arguments])
         return result, asked
 
-    monkeypatch.setattr(serve, "_planned", lambda config: Plan())
+    monkeypatch.setattr(serve_runs, "_planned", lambda config: Plan())
     return call
 
 
@@ -192,7 +192,7 @@ def test_too_little_memory_is_a_1_with_the_sum(invoke, monkeypatch):
     def refused(config):
         raise MemoryPlanError("9 GiB are needed, but 1 GiB are free: 8 GiB weights + …")
 
-    monkeypatch.setattr(serve, "_planned", refused)
+    monkeypatch.setattr(serve_runs, "_planned", refused)
     result, asked = invoke()
     assert (result.exit_code, asked.config) == (1, None)
     assert "9 GiB are needed" in result.stderr

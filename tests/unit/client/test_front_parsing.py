@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from llamabatch import ConfigError, SamplingError, SamplingParams
-from llamabatch.chat.conversation import ChatOptions
 from llamabatch.chat.formats import ChatFormat
+from llamabatch.chat.options import ChatOptions
 from llamabatch.chat.output_parser import OutputParser
 from llamabatch.client.front_client import FrontClient
 from llamabatch.request.outputs import SequenceOutput

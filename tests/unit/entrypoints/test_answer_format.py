@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llamabatch.chat.conversation import ChatOptions
+from llamabatch.chat.options import ChatOptions
 from llamabatch.entrypoints.answer_format import AnswerFormat
 from llamabatch.request.reasoning import Thinking
 from llamabatch.request.request import Request

@@ -6,7 +6,7 @@ from typing import get_type_hints
 import pytest
 
 from llamabatch import LLM, AsyncLLM, EngineError
-from llamabatch.chat.conversation import ChatKeywords, chat_options
+from llamabatch.chat.options import ChatKeywords, chat_options
 from llamabatch.testing import FakeLLM
 
 # Only for a caller that waits on a terminal.

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from llamabatch import SamplingParams
-from llamabatch.chat.conversation import ChatOptions
+from llamabatch.chat.options import ChatOptions
 from llamabatch.errors import PromptError, PromptWarning, SamplingError
 from llamabatch.testing import FakeAsyncLLM, FakeLLM
 

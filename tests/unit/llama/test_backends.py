@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from llamabatch.errors import SetupError
-from llamabatch.llama import backends
+from llamabatch.llama import backends, probe_runs
 from llamabatch.utils import disk_cache
 
 AVX2 = {"sse2", "sse4_2", "avx", "f16c", "fma", "avx2", "bmi2"}
@@ -101,7 +101,7 @@ def test_where_the_system_lists_nothing_a_child_tries_and_the_verdict_is_kept(bu
         tried.append(environment[backends.VARIABLE])
         return subprocess.CompletedProcess([], 0 if tried[-1] == "haswell" else -4, b"")
 
-    monkeypatch.setattr(backends, "run_program", run_program)
+    monkeypatch.setattr(probe_runs, "run_program", run_program)
     assert backends.load_cpu(build.module, build.folder) == "haswell"
     assert tried == ["skylakex", "haswell"]
     assert build.loaded == ["libggml-cpu-haswell.so"]

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from llamabatch.errors import SetupError
-from llamabatch.llama import abi_check, build_info, environment, extra_buffers, library
+from llamabatch.llama import abi_check, build_info, environment, extra_buffers, library, probe_runs
 from llamabatch.planning import binding_choice
 from llamabatch.planning.binding_choice import Build, Origin
 
@@ -233,8 +233,8 @@ def amx_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(extra_buffers, "_cpu_has_amx", lambda: True)
     monkeypatch.setattr(build_info, "cpu_library", lambda module: cpu_library)
     monkeypatch.setattr(build_info, "build_marker", lambda module: machine.marker)
-    monkeypatch.setattr(extra_buffers.paths, "bundled_model", lambda: cpu_library)
-    monkeypatch.setattr(extra_buffers, "run_program", run)
+    monkeypatch.setattr(probe_runs.paths, "bundled_model", lambda: cpu_library)
+    monkeypatch.setattr(probe_runs, "run_program", run)
     machine.module = SimpleNamespace(llama_print_system_info=lambda: b"AVX2 = 1 | AMX_INT8 = 1 | ")
     return machine
 

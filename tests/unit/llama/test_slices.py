@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from llamabatch.llama import model
+from llamabatch.llama import tokenizer
 
 
 class Recorded:
@@ -22,7 +22,7 @@ class Recorded:
 
 @pytest.mark.parametrize("n", [0, 1, 99, 100, 101, 250])
 def test_ids_are_read_in_slices(monkeypatch, n):
-    monkeypatch.setattr(model, "_SLICE", 100)
+    monkeypatch.setattr(tokenizer, "_SLICE", 100)
     array = Recorded(range(300))
-    assert model._in_slices(array, n) == list(range(n))
+    assert tokenizer._in_slices(array, n) == list(range(n))
     assert all(0 < size <= 100 for size in array.sizes)

@@ -5,8 +5,9 @@ import pytest
 from llamabatch.config import EngineConfig
 from llamabatch.errors import ConfigError, MemoryPlanError
 from llamabatch.gguf.reader import TensorInfo
-from llamabatch.planning.capacity import resolve, scaled_ctx
+from llamabatch.planning.capacity import resolve
 from llamabatch.planning.compute_buffers import Widths
+from llamabatch.planning.context_length import scaled_ctx
 from llamabatch.planning.machine import Machine
 from llamabatch.planning.memory import memory
 from llamabatch.planning.model_facts import ModelFacts

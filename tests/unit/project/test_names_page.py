@@ -8,7 +8,7 @@ from llamabatch import SamplingParams
 from llamabatch.config import EngineConfig
 from llamabatch.config.names import ALIASES as OPTIONS
 from llamabatch.config.names import AS_HERE as OPTIONS_AS_HERE
-from llamabatch.request.sampling_params import ALIASES, AS_HERE
+from llamabatch.request.parameter_names import ALIASES, AS_HERE
 from llamabatch.utils.aliases import MODEL_NAMES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "names.md").read_text(encoding="utf-8")

@@ -174,7 +174,8 @@ def test_deciding_a_step_needs_nothing_native(room):
 
 
 def test_the_memory_arithmetic_is_pure():
-    for name in ("memory", "weights", "placement", "passes", "compute_buffers", "model_facts", "capacity", "machine"):
+    facts = ("weights", "placement", "passes", "compute_buffers", "model_facts", "machine")
+    for name in ("memory", "plan", "kv_cache", "context_length", "capacity", *facts):
         assert top_level(PACKAGE / "planning" / f"{name}.py").isdisjoint(NATIVE), name
 
 

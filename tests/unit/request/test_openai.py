@@ -3,7 +3,7 @@
 import pytest
 
 from llamabatch.request.logprobs import Logprob
-from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, chat_logprobs
+from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, chat_logprob
 from llamabatch.request.request import Request
 
 LOGPROBS = (
@@ -88,10 +88,10 @@ def test_pieces_of_a_stream(chat):
 def test_bytes_of_a_part_of_a_character_are_not_those_of_its_replacement():
     pieces = {5: b"\xe6\x97", 6: b"\xa5", 7: "\N{REPLACEMENT CHARACTER}".encode(), 8: b"a"}
     given = tuple({i: Logprob(-0.1, 1, piece.decode(errors="replace"))} for i, piece in pieces.items())
-    known, unknown = chat_logprobs(given, pieces.__getitem__), chat_logprobs(given)
-    assert [bytes(each["bytes"]) for each in known["content"]] == list(pieces.values())
-    assert [each["bytes"] for each in unknown["content"]] == [None, None, None, [97]]
-    assert known["content"][0]["top_logprobs"][0]["bytes"] == [0xE6, 0x97]
+    known, unknown = [chat_logprob(each, pieces.__getitem__) for each in given], [chat_logprob(each) for each in given]
+    assert [bytes(each["bytes"]) for each in known] == list(pieces.values())
+    assert [each["bytes"] for each in unknown] == [None, None, None, [97]]
+    assert known[0]["top_logprobs"][0]["bytes"] == [0xE6, 0x97]
 
 
 def test_offsets_behind_a_character_of_several_tokens():

@@ -34,8 +34,9 @@ from llamabatch.config import EngineOptions
 from llamabatch.engine.validation import check_token_ids
 from llamabatch.request import sampling_params
 from llamabatch.request.adapters import adapter_set, adapter_sets
+from llamabatch.request.parameter_names import ALIASES
 from llamabatch.request.samplers import CHAIN
-from llamabatch.request.sampling_params import ALIASES, OPEN, SamplingParams
+from llamabatch.request.sampling_params import OPEN, SamplingParams
 from llamabatch.request.structured_outputs import Structure
 from llamabatch.sampling.defaults import DEFAULTS, FilledParams, defaults_of, fill
 from llamabatch.sampling.token_counts import token_counts

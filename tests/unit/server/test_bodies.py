@@ -7,18 +7,8 @@ import pytest
 
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request import body as bodies
-from llamabatch.server.request.body import (
-    MAX_DEPTH,
-    MAX_SIZE,
-    Body,
-    Field,
-    Rules,
-    ignored_headers,
-    log_ignored,
-    param_of,
-    read_json,
-    timeout_of,
-)
+from llamabatch.server.request.body import Body, Field, Rules, ignored_headers, log_ignored, param_of, timeout_of
+from llamabatch.server.request.json_body import MAX_DEPTH, MAX_SIZE, read_json
 
 JSON = {"content-type": "application/json"}
 

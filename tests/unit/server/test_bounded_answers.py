@@ -10,8 +10,9 @@ from llamabatch.server.openai.completion_body import read_completion
 from llamabatch.server.openai.embeddings import read_embedding
 from llamabatch.server.openai.responses_body import read_responses
 from llamabatch.server.options import ServerOptions
-from llamabatch.server.request.body import Rules, _object
+from llamabatch.server.request.body import Rules
 from llamabatch.server.request.chat_body import read_chat
+from llamabatch.server.request.json_body import _object
 from llamabatch.server.vllm.tokenize import read_detokenize, read_tokenize
 from tests.unit.server.serving_clients import ready_client
 

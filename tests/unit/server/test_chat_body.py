@@ -7,8 +7,9 @@ import pytest
 
 from llamabatch.chat.conversation import render
 from llamabatch.entrypoints.input_processor import InputProcessor
+from llamabatch.request.parameter_names import ALIASES
 from llamabatch.request.samplers import CHAIN
-from llamabatch.request.sampling_params import ALIASES, SamplingParams
+from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.server.http.errors import ApiError
 from llamabatch.server.openai.completion_body import COMPLETION, read_completion
 from llamabatch.server.request.body import Rules
@@ -270,9 +271,9 @@ def test_a_template_needs_trust_and_is_never_a_path():
 
 
 def test_the_shorter_deadline_holds():
-    assert chat(Rules(timeout_s=3.0), deadline_s=5).deadline_s == 3.0
-    assert chat(Rules(timeout_s=8.0), deadline_s=5).deadline_s == 5
-    assert chat(Rules(timeout_s=8.0)).deadline_s == 8.0
+    assert chat(Rules(timeout_s=3.0), deadline_s=5).params.deadline_s == 3.0
+    assert chat(Rules(timeout_s=8.0), deadline_s=5).params.deadline_s == 5
+    assert chat(Rules(timeout_s=8.0)).params.deadline_s == 8.0
 
 
 def test_adapters_are_named_or_numbered():

@@ -14,8 +14,9 @@ from llamabatch.server.llama_server import embedding as llama_embedding
 from llamabatch.server.openai.completion_body import COMPLETION, read_completion
 from llamabatch.server.openai.embeddings import EMBEDDING, read_embedding
 from llamabatch.server.openai.responses_body import RESPONSES, read_responses
-from llamabatch.server.request.body import Rules, read_json
+from llamabatch.server.request.body import Rules
 from llamabatch.server.request.chat_body import CHAT, read_chat
+from llamabatch.server.request.json_body import read_json
 from llamabatch.server.vllm.rerank import CLASSIFY, RERANK, SCORE, read_classify, read_rerank, read_score
 from llamabatch.server.vllm.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 

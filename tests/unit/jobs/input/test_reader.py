@@ -29,7 +29,8 @@ from llamabatch.jobs.input.reader import Reader, read
 from llamabatch.jobs.input.sources import Source, find, fingerprint
 from llamabatch.jobs.input.total import Seen
 from llamabatch.jobs.rows import BadRow, ReadOptions, Row
-from llamabatch.request.sampling_params import ALIASES, SamplingParams
+from llamabatch.request.parameter_names import ALIASES
+from llamabatch.request.sampling_params import SamplingParams
 from tests.long import many_rows
 from tests.waiting import PATIENCE_S
 

@@ -1,0 +1,82 @@
+"""ResolvedConfig: the options of an engine with every choice made, and the sizes that follow from these choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from llamabatch.config.options import OF_DRAFT_MODELS, EngineConfig
+from llamabatch.config.values import MIN_GUESSING_UBATCH
+from llamabatch.errors import ConfigError
+from llamabatch.utils.checks import integer
+
+# Limit of the logits of a call that checks guesses. With 152k tokens, 8 guesses for each of 32 slots take 175 MB.
+_MOST_GUESS_BYTES = 256 * 2**20
+# Limits of the prompt rows that one call reads for logprobs. With 152k tokens, each row takes 0.6 MB of logits.
+_MOST_PROMPT_ROWS = 64
+_MOST_PROMPT_ROW_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class ResolvedConfig(EngineConfig):
+    """The options of an engine with every choice made, by capacity.resolve. Raises ConfigError.
+
+    Numbers are int, the strategy is one of the policies or "multi-instance", and kv is "split" or "unified".
+    `flash_attn`, `extra_bufts` and `trial` may still be "auto": they are decided when the file is loaded.
+
+    Attributes:
+        kv_cells: cells that all slots share; 0 with a split KV cache, in which each slot has its own cells.
+    """
+
+    n_slots: int = field(kw_only=True)
+    start_slots: int = field(kw_only=True)
+    n_ctx: int = field(kw_only=True)
+    n_ubatch: int = field(kw_only=True)
+    prefill_budget: int = field(kw_only=True)
+    n_threads: int = field(kw_only=True)
+    n_threads_batch: int = field(kw_only=True)
+    instances: int = field(kw_only=True)
+    cache_ram: int = field(kw_only=True)
+    kv_cells: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("strategy", "kv", "pooling"):
+            if getattr(self, name) == "auto":
+                raise ConfigError(f"{name} is 'auto'; a resolved config holds what was chosen")
+        if (self.kv_cells > 0) != (self.kv == "unified"):
+            raise ConfigError(f"kv_cells is {self.kv_cells}; it must be 0 with kv='split', and only then")
+
+    def _number(self, name: str, low: int, high: int) -> int:
+        return integer(ConfigError, name, getattr(self, name), 0 if name == "kv_cells" else low, high)
+
+    def _check_cache_ram(self) -> None:
+        """Allows cache_ram 0, the choice if no memory is left. The engine warns then."""
+
+    def requested(self) -> EngineConfig:
+        return EngineConfig(**{**vars(self), "kv_cells": self.kv_cells or "auto"})
+
+    def for_draft_model(self) -> ResolvedConfig:
+        return replace(self, kv_cells=0, pooling="mean", **OF_DRAFT_MODELS)
+
+    def for_one_engine(self) -> ResolvedConfig:
+        """Returns the options of one engine, with its share of the slots if several engines run in this process."""
+        n = self.instances
+        if n == 1 or self.strategy == "multi-instance":
+            return self
+        slots, start = -(-self.n_slots // n), -(-self.start_slots // n)
+        return replace(self, instances=1, n_slots=slots, start_slots=start, cache_ram=self.cache_ram // n)
+
+    @property
+    def n_snapshots(self) -> int:
+        """The number of older states that a sequence keeps if llama.cpp can: one for each guess that may be wrong."""
+        most = self.n_ubatch - MIN_GUESSING_UBATCH + 1
+        return 0 if self.speculate == "off" else max(0, min(self.n_draft, most))
+
+    def prompt_rows(self, n_vocab: int) -> int:
+        """Returns the maximum of output rows of one sequence in a call, which the logprobs of its prompt need."""
+        return max(1, min(_MOST_PROMPT_ROWS, self.n_batch, _MOST_PROMPT_ROW_BYTES // (4 * n_vocab)))
+
+    def output_rows(self, n_slots: int, n_vocab: int) -> int:
+        """Returns the maximum of output rows of a call in a context of `n_slots`: for slots, prompts or guesses."""
+        guesses = min(n_slots * (1 + self.n_draft), _MOST_GUESS_BYTES // (4 * n_vocab))
+        return max(n_slots, self.prompt_rows(n_vocab), 0 if self.speculate == "off" else guesses)
