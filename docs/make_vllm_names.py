@@ -44,6 +44,16 @@ _METHODS = {
     "sleep": "levels 1 and 2 free the weights, and `enable_sleep_mode` is not needed; calls must have ended",
     "wake_up": "all that was loaded is loaded again; any call wakes the model, too",
 }
+_ENGINE = {
+    "EngineArgs": "takes the options of LLM; `LLM(**dataclasses.asdict(args))`; the command line is not parsed",
+    "LLMEngine.from_engine_args": "the same",
+    "LLMEngine.add_request": "the same; at any time, also between steps",
+    "LLMEngine.step": "waits for new tokens; the engine computes in a thread of its own, also between the calls",
+    "LLMEngine.abort_request": "the same",
+    "LLMEngine.has_unfinished_requests": "the same",
+    "LLMEngine.get_num_unfinished_requests": "the same",
+    "LLMEngine.get_tokenizer": "as of LLM",
+}
 _PARAMETERS = {
     "top_k": "the same, before the temperature (there: behind it), as `top_p` and `min_p`",
     "detokenize": "False: the text is empty",
@@ -79,6 +89,7 @@ def page() -> str:
     ]
     parts += ["\n## Methods of LLM\n", *_table(("vLLM", "here"), _METHODS)]
     parts += ["\nThese are not there; the AttributeError says so:\n", *_grouped(("vLLM", "in its place"), llm.ABSENT)]
+    parts += ["\n## LLMEngine\n", *_table(("vLLM", "here"), _ENGINE)]
     parts += ["\n## SamplingParams\n", "Names, order and defaults are vLLM's; a field can be set afterwards.\n"]
     parts += _grouped(("vLLM", "here"), _parameters())
     parts += ["\n## Outputs\n", _OUTPUTS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Collection
@@ -124,6 +125,9 @@ SHORT: dict[str, tuple[str, ...]] = {
     ),
 }
 ALL = "--help-all"
+_MEANT = {"--adapter": "--lora", "--adapters": "--lora"}  # names of other programs
+_MOST_NEAR = 3
+_NEAR = 0.75  # click's own 0.6 takes --json-schema for --no-use-mmap
 _UNDERSCORED = re.compile(r", --[a-z]+_\w+")  # spellings with underscores, which the help leaves out
 
 
@@ -159,10 +163,20 @@ class GroupedCommand(click.Command):
                 args, ctx.allow_extra_args = ["--model", rest[0], *args], True
         try:
             return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            error.possibilities = self._near(error.option_name)  # type: ignore[misc]  # click's own guess is poor
+            raise
         except click.BadParameter as error:
             if error.param is not None and (variable := _variable_of(ctx, error.param)):
                 error.param_hint = f"'{variable}'"
             raise
+
+    def _near(self, name: str) -> list[str]:
+        """Returns the options that an unknown option may mean: those of which it is a part, else the most similar."""
+        names = [opt for each in self.params for opt in (*each.opts, *each.secondary_opts) if opt.startswith("--")]
+        parts = [each for each in names if each.startswith(name) or each.endswith(f"-{name.lstrip('-')}")]
+        meant = [each for each in names if each == _MEANT.get(name)]
+        return meant or parts[:_MOST_NEAR] or difflib.get_close_matches(name, names, cutoff=_NEAR)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Returns completions: options, and models where the argument may be a model."""

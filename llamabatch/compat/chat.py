@@ -16,7 +16,6 @@ from llamabatch.chat.conversation import ChatModel, render
 from llamabatch.chat.messages import MEDIA_MARK, Conversation, check_conversation, media_kind
 from llamabatch.chat.options import ChatOptions
 from llamabatch.chat.template import BoundedTemplate, describe
-from llamabatch.compat.grammar import schema_form
 from llamabatch.errors import ConfigError, PromptError
 from llamabatch.media.files import is_address
 from llamabatch.media.prompt import MARK
@@ -273,7 +272,7 @@ def called_tool(
     for tool in tools:
         if tool["function"]["name"] == name:
             schema = tool["function"].get("parameters") or {"type": "object"}
-            return tools, name, schema_form(schema)
+            return tools, name, structure({"json": schema})
     raise PromptError(f"Tool choice '{name}' not found in tools.")
 
 
@@ -283,7 +282,7 @@ def response_form(given: Any) -> Structure | None:
         return None
     inner = given.get("json_schema")
     schema = given.get("schema") if inner is None else inner["schema"]
-    return structure(given) if schema is None else schema_form(schema)
+    return structure(given if schema is None else {"json": schema})
 
 
 def whole(completion: Json, tool: str | None) -> Json:

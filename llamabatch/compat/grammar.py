@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -40,37 +39,7 @@ class LlamaGrammar:
     @classmethod
     def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
         """Makes a LlamaGrammar from a JSON schema, given as JSON text. Raises SamplingError."""
-        return cls(schema_form(json_schema))
-
-
-def schema_form(given: object) -> Structure:
-    """Returns the form of a JSON schema as llama_cpp reads the schema: an object has only the named properties, unless
-    additionalProperties allows more.
-
-    Args:
-        given: a schema, or its JSON text.
-
-    Raises:
-        SamplingError: `given` is not a schema.
-    """
-    plain = _form({"json": given})
-    return _form({"json": _closed(json.loads(plain.text))})
-
-
-_DATA = ("const", "default", "enum", "examples", "properties")
-
-
-def _closed(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: value if key in _DATA else _closed(value) for key, value in schema.items()}
-    if isinstance(schema.get("properties"), dict):
-        found["properties"] = {name: _closed(each) for name, each in schema["properties"].items()}
-        if schema.get("type", "object") == "object":
-            found.setdefault("additionalProperties", False)
-    return found
+        return cls(_form({"json": json_schema}))
 
 
 def _form(given: dict[str, Any]) -> Structure:

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from llamabatch.config import EngineConfig
+from llamabatch.config.names import advice_about
 from llamabatch.errors import ConfigError, UnknownOptionError
 from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.utils.caller import caller_level
@@ -185,6 +186,8 @@ def check_further(options: Mapping[str, Any], known: list[str]) -> None:
     names = [field.name for field in fields(EngineConfig) if field.name != "model"]
     for name in options:
         if name not in names:
+            if advice := advice_about(name):
+                raise UnknownOptionError(f"there is no option {show(name)}: {advice}")
             raise UnknownOptionError(f"there is no option {show(name)}{nearest(name, [*known, *names])}")
 
 

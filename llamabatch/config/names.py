@@ -10,6 +10,8 @@ from llamabatch.errors import ConfigError, UnknownOptionError
 from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.gguf.validation import ROPE_SCALINGS
 from llamabatch.request.adapters import MAX_ADAPTERS
+from llamabatch.request.parameter_names import ALIASES as PARAMETER_ALIASES
+from llamabatch.request.sampling_params import PARAMETERS
 from llamabatch.utils.aliases import model_named
 from llamabatch.utils.checks import nearest, show
 
@@ -110,6 +112,13 @@ AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
 _GGML_TYPES = dict(zip((0, 1, 30, 8, 2, 3, 20, 6, 7), KV_TYPES, strict=True))
 
 
+def advice_about(name: str) -> str:
+    """Returns what to give in place of an option that the engine does not have; "" if there is no advice."""
+    if name in PARAMETERS or name in PARAMETER_ALIASES:
+        return f"it belongs to a request; give generate(..., SamplingParams({name}=…))"
+    return AS_HERE.get(name, ((), ""))[1]
+
+
 def named(options: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
     """Returns a caller's options with the names of EngineConfig's fields, and with converted values.
 
@@ -128,7 +137,7 @@ def named(options: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
             meant, advice = AS_HERE.get(name, ((), ""))
             if any(type(value) is type(one) and value == one for one in meant):
                 continue
-            if advice:
+            if advice := advice or advice_about(name):
                 raise UnknownOptionError(f"{name} is {show(value)}, which is no option of the engine: {advice}")
             known = [name for name in (*fields, *ALIASES, *AS_HERE) if name != "model"]
             raise UnknownOptionError(f"there is no option {show(given)}{nearest(str(given), known)}")

@@ -132,9 +132,10 @@ class InputProcessor:
             before: token ids to put in front of each conversation, whose own BOS is then left out.
         """
         alone = is_conversation(conversations)
-        if isinstance(conversations, str):
+        if isinstance(conversations, (str, Mapping)):
+            kind = "a text" if isinstance(conversations, str) else "a single message"
             raise PromptError(
-                f"conversations is {show(conversations)}, a text; give [{{'role': 'user', 'content': …}}], or "
+                f"conversations is {show(conversations)}, {kind}; give [{{'role': 'user', 'content': …}}], or "
                 "generate() for a text as it is"
             )
         given = [conversations] if alone else listed("conversations", conversations)

@@ -67,7 +67,9 @@ def read_adapter(path: Path, *, n_embd: int, n_layer: int, n_expert: int) -> Ada
         return AdapterFile("lora", {})
     except OSError as error:
         raise ModelFileError(f"adapter {one_line(path)} cannot be read: {error.strerror}") from error
-    except (ValueError, EOFError) as error:  # ModelFileError is a ValueError
+    except ModelFileError as error:  # the message has the path
+        raise ModelFileError(f"adapter {error}") from error
+    except (ValueError, EOFError) as error:
         raise ModelFileError(f"adapter {one_line(path)}: {error}") from error
 
 

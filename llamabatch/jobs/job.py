@@ -167,6 +167,8 @@ class _Job:
             if output.resumed:
                 done = f"{output.n_before:,} {'row is' if output.n_before == 1 else 'rows are'} done"
                 self._progress.say(f"{shown(settings.output)} goes on: {done}")
+            if (form := settings.reading.params.structure) is not None and form.not_held:
+                self._progress.say(f"the outputs need not follow these parts of the schema: {', '.join(form.not_held)}")
             reader.skip(output.is_done)
             # No error of a stream is held back: a program at the other end may wait for each answer.
             holds = not any(source.is_stream for source in inputs) and output.n_before == output.n_errors_before

@@ -6,10 +6,11 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from llamabatch.config import CONTENT_OPTIONS, EngineConfig, with_paths
-from llamabatch.errors import ConfigError
+from llamabatch.errors import ConfigError, ModelFileError
 from llamabatch.gguf.mmproj import resolve_mmproj
 from llamabatch.gguf.resolve import model_identity, resolve
 from llamabatch.jobs.input import sources
@@ -20,7 +21,7 @@ from llamabatch.jobs.output.records import fields_of
 from llamabatch.jobs.output.stream import STDOUT
 from llamabatch.jobs.rows import ReadOptions
 from llamabatch.utils.checks import integer, number, show
-from llamabatch.utils.paths import absolute
+from llamabatch.utils.paths import absolute, one_line
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,14 @@ class Settings:
         return EngineConfig.from_options(self.model, {**self.engine, "isolate": True})
 
 
+def _adapter_identity(path: str) -> dict[str, Any]:
+    """Returns the identity of an adapter's file. Raises ModelFileError."""
+    try:
+        return model_identity(Path(path))
+    except OSError as error:
+        raise ModelFileError(f"adapter {one_line(path)} cannot be read: {error.strerror}") from error
+
+
 def identity(settings: Settings, inputs: list[Source], known_inputs: object = None) -> dict[str, Any]:
     """Returns the settings that decide the content of the rows. If one of them differs, the job is another job.
 
@@ -121,7 +130,7 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
         if value not in (None, ()):
             engine[name] = [list(pair) for pair in value] if isinstance(value, tuple) else value
     adapters = {
-        name: {**model_identity(resolve(path)), "scale": (settings.adapters or {}).get(name)}
+        name: {**_adapter_identity(path), "scale": (settings.adapters or {}).get(name)}
         for name, path in settings.config.adapters
     }
     if (mmproj := settings.config.mmproj) is not None:

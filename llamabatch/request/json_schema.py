@@ -1,12 +1,12 @@
 """Turns a JSON schema into one that a grammar can hold: annotations are left out, unique items become lists of values,
-and keywords that no grammar holds are named."""
+objects have only the properties that the schema names, and keywords that no grammar holds are named."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -66,6 +66,7 @@ class _Reader:
         self._advice = advice
         self._start = start
         self._left_out: list[str] = []
+        self._merged = _merged(root)
 
     def read(self, given: Any) -> tuple[Any, tuple[str, ...]]:
         found = self.schema(given)
@@ -91,6 +92,8 @@ class _Reader:
             found["pattern"] = self._pattern(pattern)
         if isinstance(patterns := found.get("patternProperties"), dict):
             found["patternProperties"] = {self._pattern(name): each for name, each in patterns.items()}
+        if id(given) not in self._merged and _names_all(given):
+            found.setdefault("additionalProperties", False)
         return self._unique(given, found) if given.get("uniqueItems") is True else found
 
     def _keeps(self, key: str, value: Any) -> bool:
@@ -132,7 +135,7 @@ class _Reader:
                     return {**rest, "anyOf": [_exactly(each) for size in sizes for each in ways(values, size)]}
         self._leave_out(
             "uniqueItems",
-            "uniqueItems of a JSON schema works where items is a short enum, or maxItems is 1; items "
+            "uniqueItems of a JSON schema works where items has few values, or maxItems is 1; items "
             f"is {show(given.get('items'))}",
         )
         return found
@@ -153,12 +156,68 @@ class _Reader:
         if "const" in items:
             return [items["const"]]
         if isinstance(items.get("enum"), list):
-            return list({json.dumps(each, sort_keys=True): each for each in items["enum"]}.values())
+            return _different(items["enum"])
+        if isinstance(items.get("anyOf"), list) and len(items) == 1:
+            each = [self._values(part) for part in items["anyOf"]]
+            return None if None in each else _different(value for values in each for value in values or ())
+        low, high = items.get("minimum"), items.get("maximum")
+        if items.get("type") == "integer" and type(low) is type(high) is int and {*items} <= _OF_INTEGERS:
+            return [*range(low, high + 1)] if high - low < _MOST_LISTS else None
         known: dict[str, list[Any]] = {"boolean": [True, False], "null": [None]}
         return known.get(str(items.get("type")))
 
 
 _OF_LISTS = ("type", "items", "minItems", "maxItems")
+_OF_INTEGERS = frozenset(("type", "minimum", "maximum", "title", "description", "default", "examples"))
+
+
+def _different(values: Iterable[Any]) -> list[Any]:
+    """Returns the values without equal ones."""
+    return [*{json.dumps(each, sort_keys=True): each for each in values}.values()]
+
+
+def _names_all(schema: dict[str, Any]) -> bool:
+    """Returns True if an object of the schema can do with the properties that the schema names.
+
+    A schema without additionalProperties allows any other properties by the standard. A model that may add properties
+    goes on for long, so llama.cpp and vLLM (xgrammar's strict mode) exclude them, too.
+    """
+    named, required = schema.get("properties"), schema.get("required")
+    kinds = schema.get("type", "object")
+    if not isinstance(named, dict) or not isinstance(kinds, (str, list, tuple)) or "object" not in kinds:
+        return False
+    least = schema.get("minProperties", 0)
+    needs_others = isinstance(required, (list, tuple)) and not all(name in named for name in required)
+    return not needs_others and isinstance(least, (int, float)) and least <= len(named)
+
+
+def _merged(root: Any) -> set[int]:
+    """Returns the ids of the schemas whose object must also match other schemas, which may name other properties: those
+    in allOf, beside a reference or beside alternatives, and the schemas to which they refer."""
+    found: set[int] = set()
+    seen: set[tuple[int, bool]] = set()
+    left: list[tuple[Any, bool]] = [(root, False)]
+    while left:
+        schema, is_merged = left.pop()
+        if not isinstance(schema, dict) or (id(schema), is_merged) in seen:
+            continue
+        seen.add((id(schema), is_merged))
+        parts = [schema[key] for key in ("allOf", "anyOf", "oneOf") if isinstance(schema.get(key), (list, tuple))]
+        reference = schema.get("$ref")
+        n_parts = len(parts) + isinstance(reference, str) + isinstance(schema.get("properties"), dict)
+        n_all = len(schema["allOf"]) if isinstance(schema.get("allOf"), (list, tuple)) else 0
+        is_merged = is_merged or n_parts > 1 or n_all > 1
+        if is_merged:
+            found.add(id(schema))
+        left += [(each, is_merged) for part in parts for each in part]
+        if isinstance(reference, str):
+            left.append((referred(reference, root), is_merged))
+        for key, value in schema.items():
+            if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
+                left += [(each, False) for each in value.values()]
+            elif key in ("prefixItems", *_SCHEMAS):
+                left += [(each, False) for each in (value if isinstance(value, (list, tuple)) else [value])]
+    return found
 
 
 def referred(reference: str, root: object) -> object:

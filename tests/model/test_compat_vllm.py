@@ -1,14 +1,15 @@
 """Programs of vLLM's offline calls on compat.vllm: generate, chat, embed, score, structured outputs, LoRA."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from llamabatch.compat import options
-from llamabatch.compat.vllm import LLM, PoolingParams, SamplingParams
+from llamabatch.compat.vllm import LLM, EngineArgs, LLMEngine, PoolingParams, SamplingParams
 from llamabatch.compat.vllm.lora.request import LoRARequest
-from llamabatch.compat.vllm.sampling_params import GuidedDecodingParams, StructuredOutputsParams
+from llamabatch.compat.vllm.sampling_params import GuidedDecodingParams, RequestOutputKind, StructuredOutputsParams
 from tests.model.adapter_files import write_lora
 from tests.model.encoder_files import write_encoder
 
@@ -82,6 +83,49 @@ def test_structured_outputs(llm):
     assert answer(StructuredOutputsParams(grammar=grammar)).startswith("SELECT col_")
     guided = SamplingParams(guided_decoding=GuidedDecodingParams(choice=["no", "yes"]), temperature=0.0)
     assert llm.generate("Is it?", guided)[0].outputs[0].text in ("no", "yes")
+
+
+def test_the_loop_of_an_engine(tmp_path):
+    """As in vLLM's LoRA example: requests are added while others run."""
+    red = LoRARequest("red", 1, str(write_lora(tmp_path / "red.gguf", seed=1)))
+    args = EngineArgs(model="tiny", enable_lora=True, n_slots=4, seed=0)
+    assert dataclasses.asdict(args) == {"model": "tiny", "enable_lora": True, "n_slots": 4, "seed": 0}
+    prompt, short = PROMPTS[0], {"temperature": 0.0, "max_tokens": 12}
+    waiting = [
+        ("plain", SamplingParams(**short), None),
+        ("red", SamplingParams(**short, n=2), red),
+        ("delta", SamplingParams(**short, output_kind=RequestOutputKind.DELTA), None),
+        ("last", SamplingParams(**short, output_kind=RequestOutputKind.FINAL_ONLY), None),
+    ]
+    seen = {}
+    with LLMEngine.from_engine_args(args) as engine:
+        engine.add_request("aborted", prompt, SamplingParams(max_tokens=400, ignore_eos=True))
+        with pytest.raises(ValueError, match="is the id of a running request"):
+            engine.add_request("aborted", prompt, SamplingParams())
+        engine.abort_request(["aborted", "unknown"])
+        assert (engine.get_num_unfinished_requests(), engine.has_unfinished_requests()) == (0, False)
+        while waiting or engine.has_unfinished_requests():
+            if waiting:
+                request_id, params, lora = waiting.pop(0)
+                assert engine.add_request(request_id, prompt, params, lora_request=lora) == request_id
+            for output in engine.step():
+                seen.setdefault(output.request_id, []).append(output)
+        assert engine.step() == []
+        whole = engine.llm.generate([prompt] * 2, SamplingParams(**short), lora_request=[None, red])
+        with pytest.raises(AttributeError, match="collective_rpc is not there"):
+            engine.collective_rpc("x")
+    plain, with_red = (each.outputs[0].text for each in whole)
+    last = {name: outputs[-1] for name, outputs in seen.items()}
+    texts = [output.outputs[0].text for output in seen["plain"]]
+    assert last["plain"].finished
+    assert texts[-1] == plain
+    assert all(plain.startswith(text) for text in texts)
+    assert [each.text for each in last["red"].outputs] == [with_red] * 2
+    assert last["red"].lora_request == red
+    assert "".join(output.outputs[0].text for output in seen["delta"]) == plain
+    assert last["delta"].outputs[0].finish_reason == "length"
+    assert [output.finished for output in seen["last"]] == [True]
+    assert "aborted" not in seen
 
 
 def test_lora(llm, tmp_path):

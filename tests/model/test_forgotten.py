@@ -146,7 +146,8 @@ def test_an_async_llm_whose_load_would_never_end(place, end, begun, monkeypatch,
 
     asyncio.run(main())
     assert_gone(begun)
-    assert not caplog.records  # asyncio logs what nobody fetched
+    # asyncio logs what nobody fetched; a sink of an earlier test that always raises may still be tried again
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_a_compat_llama(begun, reference):

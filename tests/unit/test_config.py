@@ -126,6 +126,7 @@ def test_an_unknown_option_names_the_nearest(kind):
         ({"verbose": True}, 'logging.getLogger("llamabatch.llama_cpp")'),
         ({"lora_path": "a.gguf"}, "give adapters={'name': path}"),
         ({"gpu_memory_utilization": 0.9}, "n_slots and n_ctx say how much"),
+        ({"temperature": 0.9}, "it belongs to a request; give generate(..., SamplingParams(temperature=…))"),
         ({"tensor_parallel_size": 2}, "tensor_split=(1, 1)"),
         ({"quantization": "awq"}, "hf:owner/repo:Q4_K_M"),
         ({"max_num_seqs": 2, "n_slots": 2}, "n_slots is given twice, once as 'max_num_seqs'"),

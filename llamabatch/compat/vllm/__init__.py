@@ -4,6 +4,7 @@ from typing import Any
 
 from llamabatch.compat.vllm.inputs import PromptType, TextPrompt, TokensPrompt
 from llamabatch.compat.vllm.llm import LLM
+from llamabatch.compat.vllm.llm_engine import EngineArgs, LLMEngine
 from llamabatch.compat.vllm.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -27,6 +28,8 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "EngineArgs",
+    "LLMEngine",
     "PoolingOutput",
     "PoolingParams",
     "PoolingRequestOutput",
@@ -46,8 +49,6 @@ ABSENT = {
     "AsyncLLMEngine": _ASYNC,
     "AsyncLLM": _ASYNC,
     "AsyncEngineArgs": _OPTIONS,
-    "EngineArgs": _OPTIONS,
-    "LLMEngine": "llamabatch.Engine is the loop; LLM runs it",
     "ModelRegistry": "llama.cpp has the models",
     "initialize_ray_cluster": "docs/ray.md has llamabatch on Ray",
     "DataPrompt": "a prompt is a text or token ids",

@@ -40,6 +40,7 @@ from llamabatch.entrypoints.submission import token_vectors, vectors
 from llamabatch.errors import InputError, MemoryPlanError, PromptError
 from llamabatch.gguf.resolve import fetch_reference
 from llamabatch.request import outputs as engine
+from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams as EngineParams
 from llamabatch.sampling.defaults import given_by
 from llamabatch.utils.absent import absent
@@ -52,10 +53,10 @@ T = TypeVar("T")
 Bar = bool | Callable[..., Any]
 
 _ONE_PROCESS = "there is one engine, and there are no workers to call"
-_QUEUE = "llm.llm.stream and llm.llm.as_completed give outputs as they come; AsyncLLM takes requests at any time"
+_QUEUE = "LLMEngine takes requests at any time; llm.llm.stream and llm.llm.as_completed give outputs as they come"
 # Names of vLLM's LLM that this class does not have, with their replacement.
 ABSENT = {
-    "llm_engine": "llm.llm is the LLM behind it; llm.llm.plan has the options in force",
+    "llm_engine": "llm.llm is the LLM behind it; LLMEngine has add_request and step",
     "model_config": "llm.llm.plan has the options in force, llm.llm.metadata the values of the file",
     "engine_class": "llm.llm is the LLM behind it",
     "renderer": "llm.get_tokenizer() has apply_chat_template",
@@ -80,7 +81,7 @@ ABSENT = {
     "enqueue": _QUEUE,
     "enqueue_chat": _QUEUE,
     "wait_for_completion": _QUEUE,
-    "from_engine_args": "give the options to LLM(...)",
+    "from_engine_args": "give the options to LLM(...), as LLM(**dataclasses.asdict(args))",
 }
 
 
@@ -154,19 +155,41 @@ class LLM:
             PromptError, SamplingError, AdapterError (ValueError): a prompt or parameter is refused.
             EngineError: the engine failed. EngineClosedError: after close().
         """
-        if prompt_token_ids is not None:
-            prompts = prompt_token_ids
-        given, salts = without_salts(as_list(prompts))
+        given = as_list(prompts if prompt_token_ids is None else prompt_token_ids)
         each = self._params(sampling_params, len(given))
-        most = truncation(tokenization_kwargs)
-        ready = self._inputs.ready(given, each, most)
+        ready, params = self._ready(given, each, priority, tokenization_kwargs)
         adapters, loras = self._inputs.adapters(lora_request, len(given))
+        outputs = self.llm.generate(ready, params, adapters=adapters, errors="raise", progress=bool(use_tqdm))
+        return self._outputs(outputs, each, loras)
+
+    def _request(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        lora_request: LoRARequest | None,
+        priority: int,
+        tokenization_kwargs: Mapping[str, Any] | None,
+    ) -> Request:
+        """Returns a request that is ready to submit. Raises as generate."""
+        ready, engine_params = self._ready([prompt], [params], [priority], tokenization_kwargs)
+        adapters, _ = self._inputs.adapters(lora_request, 1)
+        [request] = self.llm._prepared(lambda inputs: inputs.prompts(ready, engine_params, adapters, "raise")).requests
+        return request
+
+    def _ready(
+        self,
+        given: list[Any],
+        each: list[SamplingParams],
+        priority: list[int] | None,
+        tokenization_kwargs: Mapping[str, Any] | None,
+    ) -> tuple[list[Any], list[EngineParams]]:
+        """Returns the prompts with their token ids, and the engine's parameters of each."""
+        plain, salts = without_salts(given)
         params = [
             one if salt is None else replace(one, cache_salt=salt)
             for one, salt in zip(self._to_engine(each, priority), salts, strict=True)
         ]
-        outputs = self.llm.generate(ready, params, adapters=adapters, errors="raise", progress=bool(use_tqdm))
-        return self._outputs(outputs, each, loras)
+        return self._inputs.ready(plain, each, truncation(tokenization_kwargs)), params
 
     def chat(
         self,
@@ -199,6 +222,10 @@ class LLM:
         for name, value in (("tokenization_kwargs", tokenization_kwargs), ("mm_processor_kwargs", mm_processor_kwargs)):
             if value:
                 raise PromptError(f"{name} is {show(value)}, which is not supported in chat(); leave it out")
+        if isinstance(messages, (str, bytes, Mapping)):
+            raise PromptError(
+                f"messages is {show(messages)}; give [{{'role': 'user', 'content': …}}], or a list of such lists"
+            )
         given = [messages] if is_conversation(messages) else list(messages)
         each = self._params(sampling_params, len(given))
         adapters, loras = self._inputs.adapters(lora_request, len(given))

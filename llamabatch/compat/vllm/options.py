@@ -156,9 +156,6 @@ REFUSED: dict[str, Refusal] = {
     "worker_cls": Refusal(_PLUGINS, (None, "auto")),
     "worker_extension_cls": Refusal(_PLUGINS, (None, "")),
     "guided_decoding_disable_any_whitespace": Refusal("white space of JSON is llguidance's", (None, False)),
-    "guided_decoding_disable_additional_properties": Refusal(
-        "give StructuredOutputsParams(disable_additional_properties=True)", (None, False)
-    ),
 }
 
 _POOLING = {"last": "last", "mean": "mean", "cls": "cls", "all": "none"}
@@ -297,12 +294,11 @@ def _pictures(value: Any) -> dict[str, Any]:
 
 def _outputs(value: Any) -> dict[str, Any]:
     config = dict(value) if isinstance(value, Mapping) else dict(vars(value)) if hasattr(value, "__dict__") else {}
-    for name in ("disable_any_whitespace", "disable_additional_properties"):
-        if config.get(name):
-            raise ConfigError(
-                f"structured_outputs_config has {name} of True, which is not supported; "
-                "StructuredOutputsParams(disable_additional_properties=True) closes the objects of a schema"
-            )
+    if config.get("disable_any_whitespace"):
+        raise ConfigError(
+            "structured_outputs_config has disable_any_whitespace of True, which is not supported; the white space of "
+            "JSON is llguidance's"
+        )
     return {"in_reasoning": bool(config.get("enable_in_reasoning")) or not config.get("reasoning_parser")}
 
 

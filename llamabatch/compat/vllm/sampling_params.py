@@ -9,11 +9,10 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
-from llamabatch.compat.grammar import schema_form
 from llamabatch.errors import SamplingError, UnknownParameterError
 from llamabatch.request.sampling_params import SamplingParams as EngineParams
 from llamabatch.request.sampling_params import named
-from llamabatch.request.structured_outputs import IN_REASONING, Structure, structure
+from llamabatch.request.structured_outputs import IN_REASONING, LENIENT, Structure, structure
 from llamabatch.utils.absent import absent_from
 from llamabatch.utils.aliases import takes_names
 from llamabatch.utils.checks import integer, show
@@ -38,8 +37,10 @@ class StructuredOutputsParams:
         json: a JSON schema, or its text.
         regex, choice, grammar, structural_tag: as in structured_outputs of llamabatch.SamplingParams.
         json_object: True: any JSON object.
-        disable_additional_properties: True: objects have only the properties that the schema names.
+        disable_additional_properties: changes nothing; objects have only the properties that the schema names, unless
+            it has additionalProperties.
         disable_any_whitespace, whitespace_pattern: refused, because llguidance decides on the white space of JSON.
+        lenient: llamabatch's own: True: keywords of `json` that a grammar cannot enforce are ignored, not refused.
 
     Raises:
         SamplingError (ValueError): no form or more than one is given, or the form is invalid.
@@ -54,6 +55,7 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     structural_tag: str | None = None
+    lenient: bool = False
 
     _least = 1
 
@@ -74,11 +76,7 @@ class StructuredOutputsParams:
     def form(self) -> Structure | None:
         """Returns the form as llamabatch.SamplingParams holds it; None: no form is given. Raises SamplingError."""
         given = {name: getattr(self, name) for name in KINDS if getattr(self, name) not in (None, False)}
-        if not given:
-            return None
-        if self.disable_additional_properties and "json" in given:
-            return schema_form(given["json"])
-        return structure(given)
+        return structure({**given, LENIENT: self.lenient}) if given else None
 
 
 @dataclass

@@ -156,7 +156,10 @@ def task_of(line: Mapping[str, Any]) -> Task:
     """Returns the task of a line by its field: prompt, messages or input. Raises PromptError."""
     names = [name for name in TASK_OF if name in line]
     if len(names) != 1:
-        found = " and ".join(names) or "none of them; a template (--prompt) makes a prompt of other fields"
+        found = (
+            " and ".join(names)
+            or "none of them; a template makes a prompt of other fields, as --prompt '{{ question }}'"
+        )
         raise PromptError(f"a line has one of prompt, messages and input; this one has {found}")
     return TASK_OF[names[0]]
 

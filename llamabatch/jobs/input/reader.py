@@ -260,7 +260,8 @@ def _check_wanted(sources: Sequence[Source], options: ReadOptions) -> None:
         if getattr(options, name) != getattr(_PLAIN, name):
             raise ConfigError(
                 f"{name} is {show(getattr(options, name))}, which needs a table or a "
-                "template; without a template each line of JSON has its own kind of request"
+                "template, as --prompt '{{ question }}'; without a template each line of JSON has its own kind of "
+                "request"
             )
 
 

@@ -54,7 +54,10 @@ def template_of(text: str, *, jinja: bool = False, names_columns: bool = True) -
         raise ConfigError(f"template is {show(text)}; give a text of 1 to {MAX_CHARS} characters")
     template = JinjaTemplate(text) if jinja or is_jinja(text) else BracesTemplate(text)
     if names_columns and not template.columns and not template.reads_all:
-        raise ConfigError(f"template is {show(text)}; it names no column, so all rows would have the same prompt")
+        raise ConfigError(
+            f"template is {show(text)}; it names no column, so all rows would have the same prompt; write a column as "
+            "{{ name }}"
+        )
     return template
 
 

@@ -262,8 +262,12 @@ def _form(body: Body) -> str | None:
             forms[name] = form
     if len(forms) > 1:
         raise SamplingError(f"{' and '.join(forms)} both ask for a form of the text; give one of them")
-    body.put("structured_outputs", next(iter(forms.values()), None))
-    return next(iter(forms), None)
+    given, form = next(iter(forms.items()), (None, None))
+    for part in form.not_held if form is not None else ():
+        keyword, _, value = part.replace("'", "").partition(" ")
+        body.ignore(f"{given}.{keyword}{value and ':'}{value}", value or keyword, "a grammar cannot hold it")
+    body.put("structured_outputs", form)
+    return given
 
 
 def _structure(name: str, value: Any) -> Structure | None:

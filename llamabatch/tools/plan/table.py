@@ -50,7 +50,8 @@ def show(report: Report, console: Console) -> None:
     if config.pooling != "mean" or "pooling" in report.requested.reasons:
         line(f"Pooling of texts: {config.pooling}: {report.requested.reasons.get('pooling', 'as asked')}.")
     if "batch_invariant" in report.requested.reasons:
-        line(f"{report.requested.reasons['batch_invariant'].capitalize()}.")
+        reason = report.requested.reasons["batch_invariant"]
+        line(f"{reason[:1].upper()}{reason[1:]}.")
     if report.requested.tools != GENERIC.name:
         line(f"Tools: calls are read and forced in the notation of the family {report.requested.tools}.")
     if report.requested.lacks_template:

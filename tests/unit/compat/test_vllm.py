@@ -108,8 +108,8 @@ def test_names_that_are_absent_say_why():
         with pytest.raises(AttributeError, match=f"LLM.{name} is not there: ") as caught:
             getattr(made, name)
         assert why in str(caught.value)
-    with pytest.raises(ImportError, match=r"EngineArgs is not there: give the options"):
-        from llamabatch.compat.vllm import EngineArgs  # noqa: F401
+    with pytest.raises(ImportError, match=r"AsyncEngineArgs is not there: give the options"):
+        from llamabatch.compat.vllm import AsyncEngineArgs  # noqa: F401
     with pytest.raises(ImportError, match=r"BeamSearchParams is not there"):
         from llamabatch.compat.vllm.sampling_params import BeamSearchParams  # noqa: F401
 
@@ -307,13 +307,15 @@ def test_values_that_mean_nothing_are_taken():
 
 @pytest.mark.parametrize("kind", [StructuredOutputsParams, GuidedDecodingParams])
 def test_a_form_binds_from_the_first_token_on(kind):
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
     form = params_of(SamplingParams(structured_outputs=kind(json=schema))).structure
     assert (form.kind, json.loads(form.text), form.in_reasoning) == ("json", schema, True)
-    form = params_of(
-        SamplingParams(structured_outputs=kind(json=json.dumps(schema), disable_additional_properties=True))
-    )
-    assert json.loads(form.structure.text)["additionalProperties"] is False
+    del schema["additionalProperties"]
+    same = kind(json=json.dumps(schema), disable_additional_properties=True)
+    assert params_of(SamplingParams(structured_outputs=same)).structure == form
+    with pytest.raises(ValueError, match="not of a JSON schema"):
+        kind(json={"not": {}})
+    assert params_of(SamplingParams(structured_outputs=kind(json={"not": {}}, lenient=True))).structure.not_held
     form = params_of(SamplingParams(structured_outputs=kind(choice=["a", "b"])), reasoning_parser="qwen3").structure
     assert (form.kind, form.in_reasoning) == ("choice", False)
     with pytest.raises(ValueError, match="has regex, grammar; give one"):

@@ -20,6 +20,8 @@ def test_an_adapter_is_an_option_of_adapters(name):
 
 
 def test_a_text_is_no_conversation():
+    with pytest.raises(PromptError, match=r"a single message; give \[\{'role': 'user'"):
+        FakeLLM().chat({"role": "user", "content": "text"})
     with pytest.raises(PromptError, match=r"conversations is 'text', a text; give \[\{'role': 'user'.*generate\(\)"):
         FakeLLM().chat("text")
 

@@ -548,7 +548,7 @@ def test_fields_of_a_schema_are_columns(tmp_path, engines, monkeypatch):
         assert (row["label"], row["score"]) == ((f"l{n}", n) if is_whole else (None, None)), n
     manifest = json.loads((tmp_path / "out.jsonl.job.json").read_text())["settings"]
     assert manifest["output"]["parse"] == ["label", "score"]
-    assert json.loads(manifest["params"]["structured_outputs"][1]) == SCHEMA
+    assert json.loads(manifest["params"]["structured_outputs"][1]) == {**SCHEMA, "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
@@ -586,7 +586,7 @@ def test_choices_and_regular_expressions_reach_the_engine_and_a_row_s_own_form_w
         first, second = (request.params.structure for request in engines[1][-1].requests)
         assert first.kind == name
         assert name == "regex" or json.loads(first.text) == ["yes", "no, never"]
-        assert json.loads(second.text) == SCHEMA
+        assert json.loads(second.text) == {**SCHEMA, "additionalProperties": False}
 
 
 @pytest.mark.parametrize("out", ["out.jsonl", "out.csv", "-"])

@@ -20,6 +20,7 @@ def test_a_schema_that_is_held_stays():
         "properties": {"format": {"type": "string", "format": "date"}, "not": {"enum": [{"if": 1, "format": "x"}]}},
         "required": ["not"],
         "default": {"contains": 1},
+        "additionalProperties": False,
     }
     assert form(schema) == (schema, ())
 
@@ -28,7 +29,7 @@ def test_a_schema_that_is_held_stays():
 def test_an_unknown_format_is_an_annotation(name):
     schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": "string", "format": name}]}}}
     found, not_held = form(schema)
-    assert found == {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}]}}}
+    assert found["properties"] == {"a": {"anyOf": [{"type": "string"}]}}
     assert not_held == (f"format {name!r}",)
 
 
@@ -44,7 +45,8 @@ def test_a_keyword_that_no_grammar_holds_is_refused_or_named(key):
 
 def test_a_null_is_no_keyword_and_is_named():
     schema = {"type": "object", "required": None, "properties": {"a": {"enum": None, "const": None}}}
-    assert form(schema) == ({"type": "object", "properties": {"a": {"const": None}}}, ("required null", "enum null"))
+    found, not_held = form(schema)
+    assert (found["properties"], not_held) == ({"a": {"const": None}}, ("required null", "enum null"))
 
 
 def test_property_names_that_are_strings_say_nothing():
@@ -64,6 +66,53 @@ def test_a_set_of_an_enumeration_holds():
     assert len(found["anyOf"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("items", "values"),
+    [
+        ({"type": "integer", "minimum": 1, "maximum": 3}, {1, 2, 3}),
+        ({"anyOf": [{"const": 1}, {"enum": [1, 2]}, {"type": "null"}]}, {1, 2, None}),
+        ({"type": "integer", "minimum": 1, "maximum": 3, "multipleOf": 2}, None),
+        ({"type": "integer", "minimum": 1, "maximum": 1e9}, None),
+        ({"anyOf": [{"const": 1}, {"type": "string"}]}, None),
+    ],
+)
+def test_a_set_of_a_few_values_holds(items, values):
+    schema = {"type": "array", "items": items, "uniqueItems": True, "maxItems": 2}
+    found, not_held = form(schema, lenient=True)
+    if values is None:
+        assert not_held == ("uniqueItems",)
+    else:
+        assert {each["const"] for one in found["anyOf"] for each in one["prefixItems"]} == values
+
+
+A = {"type": "object", "properties": {"a": {}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "n_closed"),
+    [
+        ({"type": "object", "properties": {"x": A, "y": {"type": "array", "items": A}}}, 3),
+        ({"$defs": {"A": A}, "$ref": "#/$defs/A"}, 1),
+        ({"anyOf": [A, {"properties": {"b": {}}}]}, 2),
+        ({"$defs": {"A": A}, "allOf": [{"$ref": "#/$defs/A"}]}, 1),
+        ({"type": ["object", "null"], "properties": {}}, 1),
+        ({"type": "object"}, 0),
+        ({**A, "additionalProperties": {"type": "integer"}}, 0),
+        ({**A, "required": ["a", "b"]}, 0),
+        ({**A, "minProperties": 2}, 0),
+        ({"allOf": [A, {"properties": {"b": {}}}]}, 0),
+        ({"$defs": {"A": A}, "allOf": [{"$ref": "#/$defs/A"}, {"properties": {"b": {}}}]}, 0),
+        ({"$defs": {"A": A}, "$ref": "#/$defs/A", "properties": {"b": {}}}, 0),
+        ({**A, "oneOf": [{"properties": {"b": {}}}, {"properties": {"c": A}}]}, 1),
+        ({"const": {"properties": {"a": 1}}}, 0),
+    ],
+)
+def test_an_object_has_only_the_properties_that_the_schema_names(schema, n_closed):
+    """Unless the schema allows others, needs others, or joins several schemas in one object."""
+    found, _ = form(schema)
+    assert json.dumps(found).count('"additionalProperties": false') == n_closed
+
+
 def test_of_many_values_the_lists_are_in_order():
     found, _ = read({"type": "array", "items": {"enum": list(range(9))}, "uniqueItems": True}, lenient=False)
     lists = [[each["const"] for each in one["prefixItems"]] for one in found["anyOf"]]
@@ -73,7 +122,7 @@ def test_of_many_values_the_lists_are_in_order():
 
 def test_unique_items_of_any_kind_are_refused_or_named():
     schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-    with pytest.raises(SamplingError, match="uniqueItems of a JSON schema works where items is a short enum"):
+    with pytest.raises(SamplingError, match="uniqueItems of a JSON schema works where items has few values"):
         form(schema)
     assert form(schema, lenient=True) == ({"type": "array", "items": {"type": "string"}}, ("uniqueItems",))
     assert form({**schema, "maxItems": 1}) == ({"type": "array", "items": {"type": "string"}, "maxItems": 1}, ())

@@ -38,6 +38,8 @@ def said(kind, **fields):
 OPTIONAL = [
     (CHAT, {"verbosity": "low", "prediction": {"type": "content", "content": "x"}}, "prediction, verbosity"),
     (CHAT, {"web_search_options": {}, "media_io_kwargs": {"video": {}}}, "media_io_kwargs, web_search_options"),
+    (CHAT, {"structured_outputs": {"json": {"format": "path"}}}, "structured_outputs.format:path"),
+    (COMPLETIONS, {"structured_outputs": {"json": {"not": {}}, "lenient": True}}, "structured_outputs.not"),
     (CHAT, {"tools": [{"type": "web_search"}, CHAT_TOOL]}, "tools[0]:web_search"),
     (CHAT, {"tools": [{"type": "custom", "custom": {"name": "c"}}]}, "tools[0]:custom"),
     (CHAT, {"unheard_of": 1, "stream_options": {"other": 1}, "stream": True}, "stream_options.other, unheard_of"),

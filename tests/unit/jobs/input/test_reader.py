@@ -130,7 +130,7 @@ def test_a_batch_line_of_a_chat(tmp_path):
         tmp_path, batch("/v1/chat/completions", {"messages": [USER], "response_format": format, "logprobs": True})
     )
     assert (row.params.structure.kind, row.params.logprobs) == ("json", 0)
-    assert json.loads(row.params.structure.text) == schema
+    assert json.loads(row.params.structure.text) == {**schema, "additionalProperties": False}
 
 
 def test_a_batch_line_of_a_completion_and_of_an_embedding(tmp_path):

@@ -1,0 +1,221 @@
+"""LLMEngine: vLLM's loop of add_request and step, over one LLM of this package; EngineArgs: its options."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, make_dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from llamabatch.compat.vllm.llm import LLM
+from llamabatch.compat.vllm.lora.request import LoRARequest
+from llamabatch.compat.vllm.outputs import CompletionOutput, RequestOutput, request_output
+from llamabatch.compat.vllm.sampling_params import RequestOutputKind, SamplingParams
+from llamabatch.compat.vllm.tokenizer import Tokenizer
+from llamabatch.errors import PromptError
+from llamabatch.request.outputs import SequenceOutput
+from llamabatch.utils.absent import absent
+from llamabatch.utils.checks import show
+
+_OPTIONS = "give the options to LLMEngine.from_engine_args(EngineArgs(model, ...))"
+ABSENT = {
+    "add_cli_args": "the options of vLLM's command line are not parsed here",
+    "from_cli_args": "the options of vLLM's command line are not parsed here",
+    "from_vllm_config": _OPTIONS,
+    "model_config": "engine.llm.llm.plan has the options in force",
+    "vllm_config": "engine.llm.llm.plan has the options in force",
+    "collective_rpc": "there is one engine, and there are no workers to call",
+}
+
+
+class EngineArgs:
+    """The model and the options of an LLMEngine or an LLM: `LLM(**dataclasses.asdict(args))`.
+
+    Args:
+        model: as for LLM.
+        **options: as for LLM, which checks them.
+    """
+
+    model: str
+
+    def __new__(cls, model: str, **options: Any) -> EngineArgs:
+        # vLLM's class has fields with defaults for all options. This one has the given options only, so that asdict()
+        # gives nothing that the caller did not choose.
+        values = {"model": model, **options}
+        self: EngineArgs = object.__new__(make_dataclass("EngineArgs", list(values), bases=(cls,), init=False))
+        vars(self).update(values)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        raise absent(self, name, ABSENT)
+
+
+@dataclass
+class _Running:
+    """A request that runs.
+
+    Attributes:
+        output: the output without continuations, with the request_id that the caller gave.
+        parts: the continuations so far, by their index.
+    """
+
+    params: SamplingParams
+    output: RequestOutput
+    parts: dict[int, CompletionOutput] = field(default_factory=dict)
+
+    def after(self, event: SequenceOutput) -> RequestOutput:
+        """Adds an event, and returns the output after it."""
+        kind = self.params.output_kind
+        part = self.parts.setdefault(event.index, CompletionOutput(event.index, "", [], None, None))
+        part.text += event.text if self.params.detokenize else ""
+        part.token_ids += event.token_ids
+        if event.logprobs is not None:
+            part.logprobs = [*(part.logprobs or ()), *event.logprobs]
+        if event.ended is not None:
+            part.finish_reason = event.ended.value
+        if event.finished is None:
+            if kind is RequestOutputKind.FINAL_ONLY:
+                return self.output
+            return replace(
+                self.output,
+                outputs=[replace(self.parts[i], token_ids=[*self.parts[i].token_ids]) for i in sorted(self.parts)],
+            )
+        whole = request_output(self.output.request_id, event.finished, self.params, self.output.lora_request)
+        if kind is not RequestOutputKind.DELTA:
+            return whole
+        ends = {each.index: each for each in whole.outputs if each.index in self.parts}
+        for i, end in ends.items():
+            end.text, end.token_ids, end.logprobs = self.parts[i].text, self.parts[i].token_ids, self.parts[i].logprobs
+        return replace(whole, outputs=list(ends.values()))
+
+
+class LLMEngine:
+    """vLLM's synchronous engine: requests may be added between steps, and each step returns new outputs.
+
+    The engine computes in a thread of its own, also between the calls of step().
+
+    Attributes:
+        llm: the LLM behind it.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self._events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
+        self._running: dict[str, _Running] = {}  # by the id of the engine's request
+
+    @classmethod
+    def from_engine_args(
+        cls, engine_args: EngineArgs, usage_context: Any = None, stat_loggers: Any = None, disable_log_stats: Any = None
+    ) -> LLMEngine:
+        """Makes an LLMEngine. All arguments but the first change nothing. Raises the errors of LLM."""
+        return cls(LLM(**asdict(engine_args)))  # type: ignore[call-overload]  # __new__ makes a dataclass
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> str:
+        """Adds a request and returns its id.
+
+        Args:
+            prompt: one prompt, as for LLM.generate. params, lora_request, tokenization_kwargs: as there.
+            arrival_time, trace_headers: change nothing.
+            priority: lower goes first.
+
+        Raises:
+            PromptError, SamplingError, AdapterError (ValueError): an argument is refused, or the id is in use.
+        """
+        if not isinstance(params, SamplingParams):
+            raise PromptError(f"params is {show(params)}; give SamplingParams; LLM.encode and LLM.embed pool texts")
+        if any(each.output.request_id == request_id for each in self._running.values()):
+            raise PromptError(f"request_id is {show(request_id)}, which is the id of a running request")
+        request = self.llm._request(prompt, params, lora_request, priority, tokenization_kwargs)
+        output = RequestOutput(
+            request_id=request_id,
+            prompt=request.prompt,
+            prompt_token_ids=list(request.prompt_token_ids),
+            prompt_logprobs=None,
+            outputs=[],
+            finished=False,
+            lora_request=lora_request,
+        )
+        self._running[request.request_id] = _Running(params, output)
+        try:
+            self.llm.llm._client.submit([request], self._events.put, stream=True)
+        except BaseException:
+            del self._running[request.request_id]
+            raise
+        return request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Waits for new tokens, and returns the requests that have some; [] if no request runs.
+
+        An output has the whole text so far; with RequestOutputKind.DELTA the new part only; with FINAL_ONLY there is an
+        output at the end of the request only, which may take several steps.
+
+        Raises:
+            EngineError: a request failed. The other requests continue.
+        """
+        if not self._running:
+            return []
+        events = self._events.get()
+        while not self._events.empty():
+            events = [*events, *self._events.get()]
+        changed: dict[str, RequestOutput] = {}
+        failed: Exception | None = None
+        for event in events:
+            running = self._running.get(event.request_id)
+            if running is None:  # aborted
+                continue
+            if event.finished is not None:
+                del self._running[event.request_id]
+                if (error := event.finished.exception()) is not None:
+                    failed = failed or error
+                    continue
+            if event.request_id not in changed and running.params.output_kind is RequestOutputKind.DELTA:
+                running.parts.clear()
+            changed[event.request_id] = running.after(event)
+        if failed is not None:
+            raise failed
+        return [each for each in changed.values() if each.outputs]
+
+    def abort_request(self, request_ids: Iterable[str]) -> None:
+        """Ends requests, without an output. Ids that are unknown are left out."""
+        wanted = {request_ids} if isinstance(request_ids, str) else set(request_ids)
+        found = [key for key, each in self._running.items() if each.output.request_id in wanted]
+        for key in found:
+            del self._running[key]
+        self.llm.llm._client.abort(found)
+
+    def has_unfinished_requests(self) -> bool:
+        """Returns True while a request has not ended."""
+        return bool(self._running)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Returns the number of requests that have not ended."""
+        return len(self._running)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer of the model."""
+        return self.llm.get_tokenizer()
+
+    def close(self) -> None:
+        """Ends all requests and frees the model."""
+        self._running.clear()
+        self.llm.close()
+
+    def __enter__(self) -> LLMEngine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        raise absent(self, name, ABSENT)
