@@ -38,7 +38,8 @@ def held(schema: Any, start: str = "", root: Any = None) -> tuple[Any, tuple[str
 
     Args:
         start: the beginning of an error message.
-        root: the schema that contains this one; None: none.
+        root: the schema that contains this one; None: none. The objects of a contained schema stay open, because only
+            the root shows which objects it joins with others.
 
     Raises:
         SamplingError: a keyword that no grammar holds.
@@ -66,9 +67,11 @@ class _Reader:
         self._advice = advice
         self._start = start
         self._left_out: list[str] = []
-        self._merged = _merged(root)
+        self._merged: set[int] | None = None  # known once the root is read, because a walk of it for each part is long
 
     def read(self, given: Any) -> tuple[Any, tuple[str, ...]]:
+        if given is self._root:
+            self._merged = _merged(given)
         found = self.schema(given)
         if isinstance(found, dict) and given is self._root:
             targets = set(_references(given))
@@ -92,7 +95,7 @@ class _Reader:
             found["pattern"] = self._pattern(pattern)
         if isinstance(patterns := found.get("patternProperties"), dict):
             found["patternProperties"] = {self._pattern(name): each for name, each in patterns.items()}
-        if id(given) not in self._merged and _names_all(given):
+        if self._merged is not None and id(given) not in self._merged and _names_all(given):
             found.setdefault("additionalProperties", False)
         return self._unique(given, found) if given.get("uniqueItems") is True else found
 

@@ -349,15 +349,16 @@ def trial():
         {"properties": {"a": {**S, "pattern": "(^a$|" * 5000 + ")" * 5000}}},
         {"properties": {"a": {**S, "pattern": "(" * 5000}}},
         {"properties": {"a": {**S, "pattern": "[" * 20_000}}},
+        {"properties": {f"p{k}": {"properties": {"a": {"properties": {}}}} for k in range(3000)}},
     ],
-    ids=["oneOf", "patterns", "chain", "dense", "values", "allOf", "ways", "branches", "groups", "classes"],
+    ids=["oneOf", "patterns", "chain", "dense", "values", "allOf", "ways", "branches", "groups", "classes", "objects"],
 )  # fmt: skip
 def test_no_schema_takes_all_time_or_memory(schema):
     """This part of the work is done in the process of the server."""
     start = time.process_time()
     with contextlib.suppress(SamplingError):
         assert len(grammar(TAGGED[-1], {"f": schema}, quoted, parallel=False).lark) < 2**19
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 3
 
 
 def test_a_value_does_not_hold_what_ends_it():
