@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from llamabatch.compat import vllm
-from llamabatch.compat.vllm import llm, options, sampling_params
+from llamabatch.compat.vllm import options, sampling_params
+from llamabatch.compat.vllm.entrypoints import llm
 
 PAGE = Path(__file__).with_name("vllm_names.md")
 _HEAD = """# vLLM's names in llamabatch.compat.vllm
@@ -26,7 +27,10 @@ _MODULES = {
     "vllm.inputs": "`TextPrompt`, `TokensPrompt`, `PromptType`",
     "vllm.pooling_params": "`PoolingParams`",
     "vllm.config": "`PoolerConfig`",
-    "vllm.metrics": "`Counter`, `Gauge`, `Histogram`, `Vector`: in vLLM `vllm.v1.metrics.reader`",
+    "vllm.v1.metrics.reader": "`Counter`, `Gauge`, `Histogram`, `Vector`",
+    "vllm.entrypoints.llm": "`LLM`",
+    "vllm.engine.arg_utils": "`EngineArgs`",
+    "vllm.engine.llm_engine": "`LLMEngine`",
 }
 _METHODS = {
     "generate": "a bad prompt ends the call with a ValueError, as there; texts are read with special tokens",

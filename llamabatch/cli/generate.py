@@ -15,6 +15,7 @@ from llamabatch.cli.options import (
     adapters_of,
     chat_template_option,
     engine_options,
+    form_options,
     lora_option,
     model_option,
     sampling_options,
@@ -48,6 +49,7 @@ from llamabatch.utils.paths import AUTO
     help="With --chat: a sound before the prompt; may be given again.",
 )
 @sampling_options
+@form_options
 @lora_option
 @click.option("--show-plan", is_flag=True, help="Print to stderr the options chosen for this machine, with reasons.")
 @engine_options()

@@ -86,20 +86,8 @@ _ENGINE = ("n_ctx", "n_threads", "n_gpu_layers")
 # For commands with many options: the options that `--help` shows; `--help-all` shows all.
 SHORT: dict[str, tuple[str, ...]] = {
     "generate": (
-        *(
-            "model",
-            "chat",
-            "system",
-            "images",
-            "sounds",
-            "mmproj",
-            "loras",
-            *_SAMPLING,
-            "stop",
-            *_ENGINE,
-            "show_plan",
-            "help",
-        ),
+        *("model", "chat", "system", "images", "sounds", "mmproj", "loras", *_SAMPLING, "stop", "json_schema"),
+        *(*_ENGINE, "show_plan", "help"),
     ),
     "chat": ("model", "system", "chat_template", "loras", *_SAMPLING, *_ENGINE, "reasoning_format", "help"),
     "run": (

@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
+from pathlib import Path
 from typing import Any
 
 import click
 
-from llamabatch.cli.param_types import AutoInt, Bias, File, ModelName, Param, ScaledFile, Shares, Tags, Text
+from llamabatch.cli.param_types import AutoInt, Bias, File, ModelName, Param, ScaledFile, Shares, Tags, Text, Texts
 from llamabatch.config import CHOICES, EngineConfig
 from llamabatch.gguf.resolve import local
 from llamabatch.request.sampling_params import OPEN, SamplingParams
 from llamabatch.sampling.defaults import DEFAULTS
+from llamabatch.utils.checks import show
+from llamabatch.utils.paths import absolute
 
 Command = Callable[..., Any]
 
@@ -181,6 +184,13 @@ _SAMPLING_NAMES = (
     *("frequency_penalty", "logit_bias", "seed", "stop", "ignore_eos"),
 )
 
+_FORM_OPTIONS = (
+    click.option("--json-schema", help="Answers are JSON of this schema: a file, or its text."),
+    click.option("--choice", type=Texts(), help="Answers are one of these texts: 'positive,negative'."),
+    click.option("--regex", help="Answers match this regular expression."),
+)
+_FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
 
 def sampling_options(command: Command, short: bool = True, is_chat: bool = False) -> Command:
     """Adds the sampling options. The command gets the given fields of SamplingParams as a dict in `sampling`.
@@ -204,6 +214,43 @@ def sampling_options(command: Command, short: bool = True, is_chat: bool = False
     for option in reversed((*(_OF_CHAT if is_chat else _SHORT if short else _LONG), *_SAMPLING_OPTIONS)):
         decorated = option(decorated)
     return decorated
+
+
+def form_options(command: Command) -> Command:
+    """Adds options for the form of the answers, whose value goes to `sampling`. Place it below `sampling_options`."""
+
+    @functools.wraps(command)
+    def wrapped(
+        sampling: dict[str, Any], json_schema: str | None, choice: tuple[str, ...] | None, regex: str | None,
+        **values: Any,
+    ) -> Any:  # fmt: skip
+        if (form := _form(json_schema, choice, regex)) is not None:
+            if any(name in sampling for name in _FORMS):
+                raise click.UsageError("the form of the answers is given twice, by an option and by -P; give it once")
+            sampling["structured_outputs"] = form
+        return command(sampling=sampling, **values)
+
+    decorated: Command = wrapped
+    for option in reversed(_FORM_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+def _form(json_schema: str | None, choice: tuple[str, ...] | None, regex: str | None) -> dict[str, Any] | None:
+    """Returns the structured_outputs of the options; None without such options."""
+    given = {"json": json_schema, "choice": choice and list(choice), "regex": regex}
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+        raise click.UsageError("give one of --json-schema, --choice and --regex")
+    if json_schema is not None and not json_schema.lstrip().startswith("{"):
+        try:
+            given["json"] = Path(absolute(json_schema)).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise click.UsageError(
+                f"--json-schema is {show(json_schema)}, which is no JSON object and no file that can be read: {reason}"
+            ) from error
+    return given or None
 
 
 def adapters_of(loras: tuple[tuple[str, float], ...]) -> tuple[tuple[tuple[str, str], ...], dict[str, float] | None]:

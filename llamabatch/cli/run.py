@@ -16,11 +16,12 @@ from llamabatch.cli.options import (
     chat_template_option,
     engine_options,
     engine_variables,
+    form_options,
     lora_option,
     model_option,
     sampling_options,
 )
-from llamabatch.cli.param_types import Columns, File, Shard, Texts
+from llamabatch.cli.param_types import Columns, File, Shard
 from llamabatch.errors import OutputError
 from llamabatch.jobs.job import JobInterrupted, preview
 from llamabatch.jobs.job import run as run_job
@@ -33,16 +34,13 @@ from llamabatch.jobs.settings import Settings
 from llamabatch.jobs.summary import Summary
 from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.utils import interrupts
-from llamabatch.utils.checks import show
 from llamabatch.utils.console import check_targets, write_json, write_plot
-from llamabatch.utils.paths import AUTO, absolute
-
-FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+from llamabatch.utils.paths import AUTO
 
 
 @click.command(cls=GroupedCommand)
 @click.argument("inputs", nargs=-1, metavar="IN...")
-@click.argument("output", metavar="OUT")
+@click.argument("output", metavar="OUT", default="")
 @model_option
 @click.option("--prompt", help="The prompt of a row, a template of jinja2: 'Translate: {{ text }}'.")
 @click.option("--template", help="The same in the older notation, 'Translate: {text}', too.  [default: {prompt}]")
@@ -64,11 +62,9 @@ FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex",
 )  # fmt: skip
 @click.option("--keep", type=Columns(), help="Columns of IN that OUT gets too, as 'name,label'; all: all of them.")
 @click.option("--answer", default="text", show_default=True, help="The column of OUT that holds the generated text.")
-@click.option("--json-schema", help="Answers are JSON of this schema: a file, or its text.")
-@click.option("--choice", type=Texts(), help="Answers are one of these texts: 'positive,negative'.")
-@click.option("--regex", help="Answers match this regular expression.")
 @click.option("--parse", is_flag=True, help="With --json-schema: its fields are columns of OUT, too.")
 @sampling_options
+@form_options
 @lora_option
 @click.option(
     "--order", type=click.Choice(ORDERS), default="input", show_default=True, help="Order of the rows in OUT."
@@ -115,7 +111,8 @@ def run(
     141 the reader of stdout has left.
     """
     if not inputs:
-        raise click.UsageError(f"OUT is missing, the file for the results: run {shlex.quote(output)} results.jsonl")
+        missing, name = ("OUT is", shlex.quote(output)) if output else ("IN and OUT are", "prompts.csv")
+        raise click.UsageError(f"{missing} missing; for example: llamabatch run {name} results.jsonl")
     if chat and embed:
         raise click.UsageError("give --chat or --embed, not both")
     if sample and not dry_run:
@@ -162,10 +159,6 @@ def _settings(
 ) -> Settings:  # fmt: skip
     """Returns the settings of a job. Takes the options out of `sampling` and `given`. Raises UsageError."""
     seed = sampling.pop("seed", None)
-    if (form := _form(given.pop("json_schema"), given.pop("choice"), given.pop("regex"))) is not None:
-        if any(name in sampling for name in FORMS):
-            raise click.UsageError("the form of the answers is given twice, by an option and by -P; give it once")
-        sampling["structured_outputs"] = form
     reading = ReadOptions(
         SamplingParams.from_options(**sampling),
         task=task,
@@ -183,23 +176,6 @@ def _settings(
         given["engine"].setdefault("mmproj", AUTO)
     given["engine"]["adapters"], scales = adapters_of(loras)
     return Settings(inputs, output, reading=reading, writing=writing, seed=seed, adapters=scales, **given)
-
-
-def _form(json_schema: str | None, choice: tuple[str, ...] | None, regex: str | None) -> dict[str, Any] | None:
-    """Returns the structured_outputs of the options; None without such options."""
-    given = {"json": json_schema, "choice": choice and list(choice), "regex": regex}
-    given = {name: value for name, value in given.items() if value is not None}
-    if len(given) > 1:
-        raise click.UsageError("give one of --json-schema, --choice and --regex")
-    if json_schema is not None and not json_schema.lstrip().startswith("{"):
-        try:
-            given["json"] = Path(absolute(json_schema)).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise click.UsageError(
-                f"--json-schema is {show(json_schema)}, which is no JSON object and no file that can be read: {reason}"
-            ) from error
-    return given or None
 
 
 def _report(summary: Summary, json_file: Path | None, plot_file: Path | None) -> None:

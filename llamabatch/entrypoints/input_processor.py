@@ -14,6 +14,8 @@ from typing import Any, Protocol, TypeGuard
 
 from llamabatch.chat.messages import Conversation
 from llamabatch.chat.options import ChatOptions
+from llamabatch.config.names import ALIASES
+from llamabatch.config.options import EngineConfig
 from llamabatch.engine.validation import RequestLimits, check_kind, validate
 from llamabatch.entrypoints.answer_format import AnswerFormat
 from llamabatch.entrypoints.classification import pair_tokenizer, relevance_index
@@ -34,7 +36,7 @@ from llamabatch.media.prompt import MARK, Prompt, chat_prompt, chat_text, text_p
 from llamabatch.planning.plan import Plan
 from llamabatch.request.adapters import AdapterSet, adapter_sets, check_known
 from llamabatch.request.request import Request, new_group
-from llamabatch.request.sampling_params import SamplingParams
+from llamabatch.request.sampling_params import PARAMETERS, SamplingParams
 from llamabatch.utils.checks import choice, counted, integer, items, show
 
 OneParams = SamplingParams | Mapping[str, Any]
@@ -56,11 +58,18 @@ class Host(Protocol):
     def adapters(self) -> list[str]: ...
 
 
+_ADAPTER = ("adapter", "lora", "loras", "lora_request", "lora_path")  # names of other libraries
+
+
 def place_of(name: str) -> str:
-    """Returns advice for a keyword that a method does not have but SamplingParams has; "" for any other keyword."""
-    if name not in SamplingParams.__dataclass_fields__:
-        return ""
-    return f"a field of SamplingParams: give params=SamplingParams({name}=…), or params={{{name!r}: …}}"
+    """Returns advice for a keyword that a method does not have, but a request or an engine has; "" for others."""
+    if name in _ADAPTER:
+        return "an adapter: give adapters='name' of one that LLM(..., adapters={'name': path}) or load_adapter loaded"
+    if name in PARAMETERS:
+        return f"a parameter of sampling: give params=SamplingParams({name}=…), or params={{{name!r}: …}}"
+    if name in EngineConfig.__dataclass_fields__ or name in ALIASES:
+        return f"an option of the engine: give LLM(..., {name}=…)"
+    return ""
 
 
 class InputProcessor:

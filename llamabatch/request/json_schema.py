@@ -29,7 +29,9 @@ _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems")
 _WITH_SCHEMAS = (*_SCHEMAS_BY_NAME, *_LISTS_OF_SCHEMAS, *_SCHEMAS)
 _MOST_LISTS = 512  # the most lists of values that replace a schema with unique items
-_LENIENT_ADVICE = 'leave it out, or give "lenient": True beside "json": the output then lists the ignored keywords'
+_LENIENT_ADVICE = (
+    'leave it out, or give structured_outputs={"json": schema, "lenient": True}: outputs list what is then ignored'
+)
 _DEEPEST = 64  # the longest chain of references to an enumeration
 
 

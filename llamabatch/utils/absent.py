@@ -7,13 +7,14 @@ import sys
 from collections.abc import Mapping
 
 
-def absent(owner: object, name: str, advice: Mapping[str, str]) -> AttributeError:
+def absent(owner: object, name: str, advice: Mapping[str, str], kind: str = "") -> AttributeError:
     """Returns the error for a missing attribute of an object.
 
     Args:
         advice: maps names of other libraries to their replacement here.
+        kind: how to call the owner; "": by the name of its class.
     """
-    kind = type(owner).__name__
+    kind = kind or type(owner).__name__
     if name in advice:
         return AttributeError(f"{kind}.{name} is not there: {advice[name]}", name=name, obj=owner)
     return AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=owner)

@@ -101,9 +101,10 @@ MODULES = {
     **{
         f"compat.vllm.{name}": text
         for name, text in {
-            "engine": _OPTIONS,
-            "entrypoints": f"{_VLLM} has LLM; `llamabatch serve` is the server",
-            "v1": f"{_VLLM}.metrics has Counter, Gauge, Histogram and Vector",
+            "engine.async_llm_engine": _ASYNC,
+            "entrypoints.openai": "`llamabatch serve` is the server",
+            "entrypoints.chat_utils": "LLM.chat takes conversations",
+            "v1.engine": f"{_VLLM}.engine has EngineArgs and LLMEngine",
             "transformers_utils": "LLM.get_tokenizer() is the tokenizer",
             "distributed": "one engine computes",
             "multimodal": "a picture is given as it is: a path, bytes, a PIL image, an array",
@@ -112,6 +113,7 @@ MODULES = {
             "beam_search": OF_PACKAGE["BeamSearchParams"],
         }.items()
     },
+    "compat.llama_cpp": f"{_LLAMA} has the names of llama_cpp",
     "llama_cpp": "llama_cpp itself has the functions of llama.cpp",
     "llama_grammar": f"{_LLAMA} has LlamaGrammar",
     "llama_chat_format": "LLM.chat(..., chat_template=…) takes a template",

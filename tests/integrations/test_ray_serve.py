@@ -125,6 +125,16 @@ def busy():
     return max(handle.record_routing_stats.remote().result()["in_flight"] for _ in range(6))
 
 
+def generated(client):
+    """The generated tokens of each replica that has answered, by its name."""
+    url = str(client.base_url).removesuffix("/v1/")
+    answer = httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer secret"})
+    assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (200, "text/plain")
+    families = {each.name: each for each in text_string_to_metric_families(answer.text)}
+    assert len(families) == answer.text.count("# TYPE ")  # each family stands once
+    return {each.labels["replica"]: each.value for each in families["llamabatch:generation_tokens"].samples}
+
+
 def test_openais_client_streamed_and_not(client):
     whole = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}], temperature=0)
     assert whole.choices[0].message.content
@@ -158,12 +168,22 @@ def test_a_beginning_goes_where_it_is_while_that_has_free_slots(client):
 
 
 def test_a_client_that_leaves_frees_its_slot(client):
-    assert busy() == 0  # the first look takes longer than a text
-    running = stream(client, 480, n=64)  # far longer than a look, and than the wait below
+    two_replicas()
+    assert busy() == 0
+    before = sum(until(lambda: len(now := generated(client)) == 2 and now).values())
+    engines = [child for replica in replicas().values() for child in replica.children()]
+    running = stream(client, 480, n=64)
     next(iter(running))
-    assert busy() > 2
-    running.close()
-    until(lambda: busy() == 0, 5)
+    for each in engines:
+        each.suspend()  # the request is in flight until they continue, on a machine of any speed
+    try:
+        assert busy() > 2
+        running.close()
+    finally:
+        for each in engines:
+            each.resume()
+    until(lambda: busy() == 0)
+    assert sum(generated(client).values()) - before < 64 * 480 / 2
 
 
 def test_keys_and_what_one_replica_alone_could_answer(client):
@@ -185,18 +205,10 @@ def test_figures_of_all_replicas_in_one_place(client):
     key = {"Authorization": "Bearer secret"}
     assert httpx.get(f"{url}/metrics").status_code == 401
 
-    def tokens():
-        """The generated tokens of each replica."""
-        answer = httpx.get(f"{url}/metrics", headers=key)
-        assert (answer.status_code, answer.headers["content-type"].split(";")[0]) == (200, "text/plain")
-        families = {each.name: each for each in text_string_to_metric_families(answer.text)}
-        assert len(families) == answer.text.count("# TYPE ")  # each family stands once
-        return {each.labels["replica"]: each.value for each in families["llamabatch:generation_tokens"].samples}
-
     complete(client, "0 " + LONG)
-    before = until(lambda: len(now := tokens()) == 2 and now)
+    before = until(lambda: len(now := generated(client)) == 2 and now)
     _, _, replica = complete(client, "Once upon a time", max_tokens=5)
-    until(lambda: tokens() == {**before, replica: before[replica] + 5})
+    until(lambda: generated(client) == {**before, replica: before[replica] + 5})
     assert httpx.get(f"{url}/load", headers=key).json()["server_load"] < 4
     assert httpx.post(f"{url}/reset_prefix_cache", headers=key).status_code == 200
     assert complete(client, "0 " + LONG)[1] == 0

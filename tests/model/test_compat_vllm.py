@@ -10,6 +10,7 @@ from llamabatch.compat import options
 from llamabatch.compat.vllm import LLM, EngineArgs, LLMEngine, PoolingParams, SamplingParams
 from llamabatch.compat.vllm.lora.request import LoRARequest
 from llamabatch.compat.vllm.sampling_params import GuidedDecodingParams, RequestOutputKind, StructuredOutputsParams
+from llamabatch.errors import EngineError
 from tests.model.adapter_files import write_lora
 from tests.model.encoder_files import write_encoder
 
@@ -126,6 +127,26 @@ def test_the_loop_of_an_engine(tmp_path):
     assert last["delta"].outputs[0].finish_reason == "length"
     assert [output.finished for output in seen["last"]] == [True]
     assert "aborted" not in seen
+
+
+def test_an_error_of_one_request_in_the_loop():
+    def broken(token_ids, logits):
+        raise RuntimeError("broken processor")
+
+    with LLMEngine(LLM("tiny", max_num_seqs=4)) as engine:
+        last = SamplingParams(max_tokens=4, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+        for name, processors in (("good", None), ("bad", [broken]), ("worse", [broken]), ("fine", None)):
+            engine.add_request(name, PROMPTS[0], dataclasses.replace(last, logits_processors=processors))
+        finished, errors = [], []
+        while engine.has_unfinished_requests():
+            try:
+                finished += [output.request_id for output in engine.step()]
+            except EngineError as error:
+                errors.append(str(error))
+        assert sorted(finished) == ["fine", "good"]
+        assert len(errors) == 2
+        assert all("broken processor" in error for error in errors)
+        assert engine.step() == []
 
 
 def test_lora(llm, tmp_path):

@@ -547,8 +547,8 @@ def test_ctrl_c_on_the_command_line(steps):
 
 
 def test_the_command_line_tells_a_refused_prompt_from_one_that_failed(tmp_path):
-    refused = ["hi", "-P", 'structured_outputs={"regex": "(?=a)b"}']
-    failed = ["hi", "-P", 'structured_outputs={"choice": ["yes"]}', "-P", "allowed_token_ids=[300]"]
+    refused = ["hi", "--regex", "(?=a)b"]
+    failed = ["hi", "--choice", "yes", "-P", "allowed_token_ids=[300]"]
     for arguments, code, message in (
         ([""], 2, "the prompt is empty"),
         (refused, 2, "look-around"),

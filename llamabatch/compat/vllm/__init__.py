@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from llamabatch.compat.vllm.engine.arg_utils import EngineArgs
+from llamabatch.compat.vllm.engine.llm_engine import LLMEngine
+from llamabatch.compat.vllm.entrypoints.llm import LLM
 from llamabatch.compat.vllm.inputs import PromptType, TextPrompt, TokensPrompt
-from llamabatch.compat.vllm.llm import LLM
-from llamabatch.compat.vllm.llm_engine import EngineArgs, LLMEngine
 from llamabatch.compat.vllm.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -46,6 +47,7 @@ _ASYNC = "llamabatch.AsyncLLM is the asyncio class: `async for piece in llm.stre
 _OPTIONS = "give the options to LLM(...), as LLM(**options)"
 # Public names of vLLM that this module does not have, with their replacement.
 ABSENT = {
+    "__version__": "llamabatch.__version__ is this package's",
     "AsyncLLMEngine": _ASYNC,
     "AsyncLLM": _ASYNC,
     "AsyncEngineArgs": _OPTIONS,

@@ -11,11 +11,22 @@ from llamabatch.compat.vllm.pooling_params import PoolingParams
 from llamabatch.compat.vllm.sampling_params import SamplingParams
 from llamabatch.entrypoints import llm as native
 from llamabatch.entrypoints.input_processor import Adapters
+from llamabatch.entrypoints.input_processor import place_of as native_place_of
 from llamabatch.entrypoints.prompts import is_prompt_mapping, is_token_ids
 from llamabatch.errors import AdapterError, InputError
+from llamabatch.request.sampling_params import PARAMETERS
 from llamabatch.utils.checks import counted, integer, show
 
 Loras = LoRARequest | Sequence[LoRARequest | None] | None
+
+
+def place_of(name: str) -> str:
+    """Returns advice for a keyword that generate and chat do not have; "" for a name that is known nowhere."""
+    if name in PARAMETERS:
+        return f"a parameter of sampling: give SamplingParams({name}=…)"
+    if name in ("adapters", "lora", "loras"):
+        return "an adapter: give lora_request=LoRARequest(name, id, path)"
+    return native_place_of(name)
 
 
 class CallInputs:

@@ -128,8 +128,8 @@ class BracesTemplate:
         for name in self.columns:
             if name not in columns:
                 raise ConfigError(
-                    f"{source} has no column {show(name)} for the template{nearest(name, columns)}; single braces hold "
-                    "a column's name: give a template of jinja2 as --prompt"
+                    f"{source} has no column {show(name)}; single braces of a template hold the name of a column, and "
+                    f"--prompt takes a template of jinja2{nearest(name, columns)}"
                 )
 
     def fill(self, values: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from llamabatch.jobs.output.survey import sums_of_lines
 from llamabatch.jobs.rows import BadRow, Row, ShardIndex
 from llamabatch.request.outputs import RequestOutput
 from llamabatch.utils.checks import boolean, choice, number, show
+from llamabatch.utils.paths import shown
 from llamabatch.utils.system import most_name_bytes
 
 Order = Literal["input", "finished"]
@@ -389,36 +390,37 @@ def _resolved(path: Path) -> Path:
         if not os.path.islink(found):
             return found
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the output is {show(str(path))}, which is no file name: {error}") from error
-    raise ConfigError(f"the output is {show(str(path))}, a link that leads to itself; give another name")
+        raise ConfigError(f"the output is '{shown(path)}', which is no file name: {error}") from error
+    raise ConfigError(f"the output is '{shown(path)}', a link that leads to itself; give another name")
 
 
 def _check_name(path: Path) -> None:
     """Raises ConfigError: an output cannot have this name."""
     suffix, zipped = formats.suffixes(path)
     if zipped and suffix in formats.PARQUET:
-        raise ConfigError(f"the output is {show(str(path))}; Parquet is compressed in itself: leave {zipped} away")
+        raise ConfigError(f"the output is '{shown(path)}'; Parquet is compressed in itself: leave {zipped} away")
     foreign = "one JSON document" if suffix == ".json" else formats.FOREIGN.get(suffix)
     if foreign is not None:
+        possible = Path(path.name.removesuffix(zipped)).with_suffix(".jsonl")
         raise ConfigError(
-            f"the output is {show(str(path))}, and {suffix} is {foreign}, which is not written; "
-            f"what is written: {formats.WRITTEN}; {path.with_suffix('.jsonl').name}, for instance"
+            f"the output is '{shown(path)}', and {suffix} is {foreign}, which is not written; "
+            f"what is written: {formats.WRITTEN}; for instance '{possible}'"
         )
     try:
         if path.is_dir():
-            raise ConfigError(f"the output is {show(str(path))}, a directory; give the name of a file")
+            raise ConfigError(f"the output is '{shown(path)}', a directory; give the name of a file")
         if not path.parent.is_dir():
-            raise ConfigError(f"the output is {show(str(path))}; there is no directory {path.parent}")
+            raise ConfigError(f"the output is '{shown(path)}'; there is no directory {path.parent}")
         most = most_name_bytes(path.parent) - LONGEST_SUFFIX
         if len(os.fsencode(path.name)) > most:
             raise ConfigError(
-                f"the output is {show(str(path))}, a name of {len(os.fsencode(path.name))} bytes; with the endings of "
+                f"the output is '{shown(path)}', a name of {len(os.fsencode(path.name))} bytes; with the endings of "
                 f"what a job keeps beside it, its folder takes {most}: give a shorter one"
             )
         if path.exists() and not path.is_file():
-            raise ConfigError(f"the output is {show(str(path))}, which is no regular file; give another name")
+            raise ConfigError(f"the output is '{shown(path)}', which is no regular file; give another name")
     except OSError as error:
-        raise ConfigError(f"the output is {show(str(path))}: {error.strerror}; give another name") from error
+        raise ConfigError(f"the output is '{shown(path)}': {error.strerror}; give another name") from error
 
 
 def _name_of(fd: int) -> str:

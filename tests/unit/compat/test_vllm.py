@@ -15,11 +15,11 @@ from llamabatch.cli.flag_table import VLLM, read_rows
 from llamabatch.compat import options as shared
 from llamabatch.compat import vllm
 from llamabatch.compat.vllm import LLM, PoolingParams, SamplingParams, options, outputs, sampling_params
-from llamabatch.compat.vllm import llm as llm_module
 from llamabatch.compat.vllm.config import PoolerConfig
+from llamabatch.compat.vllm.entrypoints import llm as llm_module
 from llamabatch.compat.vllm.lora.request import LoRARequest
-from llamabatch.compat.vllm.metrics import Counter, Gauge, Histogram
 from llamabatch.compat.vllm.sampling_params import GuidedDecodingParams, RequestOutputKind, StructuredOutputsParams
+from llamabatch.compat.vllm.v1.metrics.reader import Counter, Gauge, Histogram
 from llamabatch.errors import AdapterError, ConfigError, InputError, MemoryPlanError, PromptError, SamplingError
 from llamabatch.gguf.pooling import POOLINGS
 from llamabatch.testing import FakeLLM
@@ -110,6 +110,12 @@ def test_names_that_are_absent_say_why():
         assert why in str(caught.value)
     with pytest.raises(ImportError, match=r"AsyncEngineArgs is not there: give the options"):
         from llamabatch.compat.vllm import AsyncEngineArgs  # noqa: F401
+    with pytest.raises(AttributeError, match=r"EngineArgs.add_cli_args is not there: the options of vLLM's"):
+        vllm.EngineArgs.add_cli_args(None)
+    with pytest.raises(TypeError, match=r"'max_tokens', a parameter of sampling: give SamplingParams\(max_tokens="):
+        made.generate("a", max_tokens=3)
+    with pytest.raises(TypeError, match=r"'adapters', an adapter: give lora_request="):
+        made.chat([], adapters="red")
     with pytest.raises(ImportError, match=r"BeamSearchParams is not there"):
         from llamabatch.compat.vllm.sampling_params import BeamSearchParams  # noqa: F401
 

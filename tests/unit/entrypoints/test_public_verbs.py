@@ -55,9 +55,16 @@ def test_signatures_name_the_keywords_of_chats_in_front_of_the_verbs_own(name):
 def test_a_field_of_sampling_that_is_given_as_a_keyword_is_told_its_place(name):
     with (
         FakeLLM() as llm,
-        pytest.raises(TypeError, match=r"'max_tokens', a field .* params=SamplingParams\(max_tokens="),
+        pytest.raises(TypeError, match=r"'max_tokens', a param.* params=SamplingParams\(max_tokens="),
     ):
         getattr(llm, name)("a", max_tokens=5)
+    for keyword, advice in {
+        "max_new_tokens": r"SamplingParams\(max_new_tokens=",
+        "lora_request": "adapters='name'",
+        "max_model_len": r"LLM\(..., max_model_len=",
+    }.items():
+        with FakeLLM() as llm, pytest.raises(TypeError, match=advice):
+            getattr(llm, name)("a", **{keyword: None})
 
 
 def test_a_prompt_of_a_chat_has_no_keyword_for_its_answer():

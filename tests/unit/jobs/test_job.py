@@ -320,7 +320,8 @@ def test_settings_are_checked_when_they_are_made(options, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["in.jsonl"], "OUT is missing, the file for the results: run in.jsonl results.jsonl"),
+        ([], "IN and OUT are missing; for example: llamabatch run prompts.csv results.jsonl"),
+        (["in.jsonl"], "OUT is missing; for example: llamabatch run in.jsonl results.jsonl"),
         (["none.jsonl", "out.jsonl"], "does not exist"),
         (["in.jsonl", "no/such/out.jsonl"], "no directory"),
         (["in.jsonl", "out.jsonl", "--shard", "one"], "such as 1/4"),

@@ -56,7 +56,7 @@ def test_rows_as_messages_texts_to_embed_and_with_ids(tmp_path):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{nme}", "has no column 'nme' for the template; did you mean 'name'"),
+        ("{nme}", "takes a template of jinja2; did you mean 'name'"),
         ("{name.__class__}", "has no column 'name.__class__'"),
         ("a {}", "the brace at character 3 is no pair with a column's name between"),
         ("{name", "write {{ or }} for a brace"),

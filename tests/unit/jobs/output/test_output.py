@@ -236,7 +236,10 @@ def test_a_shard_is_not_mixed_with_another(tmp_path):
     ("name", "what"),
     [
         ("out.parquet.gz", "Parquet is compressed in itself: leave .gz away"),
-        ("out.xlsx.zst", r"\.xlsx is a spreadsheet, which is not written; what is written: lines of JSON .* out\.xlsx"),
+        (
+            "out.xlsx.zst",
+            r"\.xlsx is a spreadsheet, which is not written; what is written: lines of JSON .* 'out\.jsonl'",
+        ),
         ("out.json", r"\.json is one JSON document, which is not written"),
         ("out.xlsx", r"\.xlsx is a spreadsheet, which is not written"),
         ("out.jsonl.xz", r"\.xz is compressed by another program"),

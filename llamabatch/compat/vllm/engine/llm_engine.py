@@ -1,14 +1,15 @@
-"""LLMEngine: vLLM's loop of add_request and step, over one LLM of this package; EngineArgs: its options."""
+"""LLMEngine: vLLM's loop of add_request and step, over one LLM of this package."""
 
 from __future__ import annotations
 
 import queue
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, make_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from llamabatch.compat.vllm.llm import LLM
+from llamabatch.compat.vllm.engine.arg_utils import EngineArgs
+from llamabatch.compat.vllm.entrypoints.llm import LLM
 from llamabatch.compat.vllm.lora.request import LoRARequest
 from llamabatch.compat.vllm.outputs import CompletionOutput, RequestOutput, request_output
 from llamabatch.compat.vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -17,38 +18,15 @@ from llamabatch.errors import PromptError
 from llamabatch.request.outputs import SequenceOutput
 from llamabatch.utils.absent import absent
 from llamabatch.utils.checks import show
+from llamabatch.utils.lifetime import ForkGuard
 
 _OPTIONS = "give the options to LLMEngine.from_engine_args(EngineArgs(model, ...))"
 ABSENT = {
-    "add_cli_args": "the options of vLLM's command line are not parsed here",
-    "from_cli_args": "the options of vLLM's command line are not parsed here",
     "from_vllm_config": _OPTIONS,
     "model_config": "engine.llm.llm.plan has the options in force",
     "vllm_config": "engine.llm.llm.plan has the options in force",
     "collective_rpc": "there is one engine, and there are no workers to call",
 }
-
-
-class EngineArgs:
-    """The model and the options of an LLMEngine or an LLM: `LLM(**dataclasses.asdict(args))`.
-
-    Args:
-        model: as for LLM.
-        **options: as for LLM, which checks them.
-    """
-
-    model: str
-
-    def __new__(cls, model: str, **options: Any) -> EngineArgs:
-        # vLLM's class has fields with defaults for all options. This one has the given options only, so that asdict()
-        # gives nothing that the caller did not choose.
-        values = {"model": model, **options}
-        self: EngineArgs = object.__new__(make_dataclass("EngineArgs", list(values), bases=(cls,), init=False))
-        vars(self).update(values)
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        raise absent(self, name, ABSENT)
 
 
 @dataclass
@@ -103,6 +81,8 @@ class LLMEngine:
         self.llm = llm
         self._events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
         self._running: dict[str, _Running] = {}  # by the id of the engine's request
+        self._errors: list[Exception] = []  # of requests that failed, for the next calls of step()
+        self._process = ForkGuard()
 
     @classmethod
     def from_engine_args(
@@ -161,15 +141,18 @@ class LLMEngine:
         output at the end of the request only, which may take several steps.
 
         Raises:
-            EngineError: a request failed. The other requests continue.
+            EngineError: a request failed. The other requests continue; outputs of the same step were returned before.
+            EngineClosedError (EngineError): this process is a fork of the engine's.
         """
+        if self._errors:
+            raise self._errors.pop(0)
         if not self._running:
             return []
+        self._process.check()
         events = self._events.get()
         while not self._events.empty():
             events = [*events, *self._events.get()]
         changed: dict[str, RequestOutput] = {}
-        failed: Exception | None = None
         for event in events:
             running = self._running.get(event.request_id)
             if running is None:  # aborted
@@ -177,14 +160,15 @@ class LLMEngine:
             if event.finished is not None:
                 del self._running[event.request_id]
                 if (error := event.finished.exception()) is not None:
-                    failed = failed or error
+                    self._errors.append(error)
                     continue
             if event.request_id not in changed and running.params.output_kind is RequestOutputKind.DELTA:
                 running.parts.clear()
             changed[event.request_id] = running.after(event)
-        if failed is not None:
-            raise failed
-        return [each for each in changed.values() if each.outputs]
+        outputs = [each for each in changed.values() if each.outputs]
+        if self._errors and not outputs:
+            raise self._errors.pop(0)
+        return outputs
 
     def abort_request(self, request_ids: Iterable[str]) -> None:
         """Ends requests, without an output. Ids that are unknown are left out."""
@@ -195,8 +179,8 @@ class LLMEngine:
         self.llm.llm._client.abort(found)
 
     def has_unfinished_requests(self) -> bool:
-        """Returns True while a request has not ended."""
-        return bool(self._running)
+        """Returns True while a request has not ended, or step() has an error to raise."""
+        return bool(self._running or self._errors)
 
     def get_num_unfinished_requests(self) -> int:
         """Returns the number of requests that have not ended."""

@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from llamabatch.compat.vllm.call_inputs import CallInputs, Loras, as_list, truncation, without_salts
+from llamabatch.compat.vllm.call_inputs import CallInputs, Loras, as_list, place_of, truncation, without_salts
 from llamabatch.compat.vllm.lora.request import LoRARequest
-from llamabatch.compat.vllm.metrics import Metric, metrics_of
 from llamabatch.compat.vllm.options import HUB, Defaults, engine_options
 from llamabatch.compat.vllm.outputs import (
     ClassificationOutput,
@@ -33,6 +32,7 @@ from llamabatch.compat.vllm.outputs import (
 from llamabatch.compat.vllm.pooling_params import PoolingParams
 from llamabatch.compat.vllm.sampling_params import SamplingParams
 from llamabatch.compat.vllm.tokenizer import Tokenizer
+from llamabatch.compat.vllm.v1.metrics.reader import Metric, metrics_of
 from llamabatch.entrypoints import llm as native
 from llamabatch.entrypoints.classification import classified, reranked
 from llamabatch.entrypoints.input_processor import is_conversation
@@ -44,6 +44,7 @@ from llamabatch.request.request import Request
 from llamabatch.request.sampling_params import SamplingParams as EngineParams
 from llamabatch.sampling.defaults import given_by
 from llamabatch.utils.absent import absent
+from llamabatch.utils.aliases import also_named
 from llamabatch.utils.caller import caller_level
 from llamabatch.utils.checks import counted, integer, show
 from llamabatch.utils.paths import HUB as HUB_PREFIX
@@ -125,6 +126,7 @@ class LLM:
 
     # --- generation ---
 
+    @also_named(place_of)
     def generate(
         self,
         prompts: Any = None,
@@ -191,6 +193,7 @@ class LLM:
         ]
         return self._inputs.ready(plain, each, truncation(tokenization_kwargs)), params
 
+    @also_named(place_of)
     def chat(
         self,
         messages: Any,
