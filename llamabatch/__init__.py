@@ -90,7 +90,7 @@ __all__ = [
     "__version__",
 ]
 
-# Imported on first use: the command line takes over signals before slow imports, and few programs need all of them.
+# Names are imported on first use: the command line handles signals before slow imports, and few programs need all.
 _NAMES = {
     "client.base": ("Heartbeat",),
     "config": ("EngineConfig",),

@@ -16,7 +16,7 @@
     │   └── ModelFileError             the model file: missing, truncated, not GGUF, a directory
     ├── QueueFull                      max_queue requests wait already; no request of this call was queued
     ├── SetupError                     the installation: library missing, too old, struct layouts differ
-    ├── MemoryPlanError                the engine asked for does not fit in memory; the message shows the sum
+    ├── MemoryPlanError                the requested engine does not fit in memory; the message shows the sum
     ├── OutputError                    a job's output cannot be written; the rows written so far stay
     └── EngineError                    the engine itself
         └── EngineClosedError          a call after close(), or the engine died
@@ -82,14 +82,15 @@ class AdapterError(InputError):
 
 
 class PromptError(InputError):
-    """A prompt cannot be run: it is empty, does not fit n_ctx, or holds ids outside the vocabulary."""
+    """A prompt cannot be run: it is empty, does not fit n_ctx, or contains ids outside the vocabulary."""
 
 
 class ContextLengthError(PromptError):
     """A prompt or text has more tokens than a request of this engine may use.
 
     Attributes:
-        n_tokens: the prompt's length. n_allowed: n_ctx; for a text to embed, the smaller of n_ctx and n_batch.
+        n_tokens: the prompt's length in tokens.
+        n_allowed: n_ctx; for a text to embed, the smaller of n_ctx and n_batch.
         is_cured_by_n_ctx: True if the prompt fits with a larger n_ctx: n_tokens is exact, and n_ctx is the only limit.
     """
 
@@ -99,7 +100,7 @@ class ContextLengthError(PromptError):
 
 
 class JobStoppedError(InputError):
-    """The first rows of a job all ended with the same error. None is written, so the same job runs them again."""
+    """The first rows of a job all ended with the same error. They are not written, so the same job runs them again."""
 
 
 class ModelFileError(InputError):
@@ -121,7 +122,7 @@ class SetupError(LlamaBatchError):
 
 
 class MemoryPlanError(LlamaBatchError):
-    """The engine asked for does not fit in memory; the message shows the sum."""
+    """The requested engine does not fit in memory; the message shows the sum."""
 
 
 class OutputError(LlamaBatchError):
@@ -158,7 +159,7 @@ def error_class(name: str | None) -> type[LlamaBatchError]:
 
 
 def describe(error: BaseException) -> str:
-    """Returns an error's text for the output of a request, after the name of its type if not a LlamaBatchError."""
+    """Returns an error's text for the output of a request, after the name of its type unless a LlamaBatchError."""
     try:
         text = str(error)
     except Exception:  # a caller's class can raise anything

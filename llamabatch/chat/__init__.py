@@ -1,1 +1,1 @@
-"""Conversations: templates in, thinking and tool calls out."""
+"""Makes prompts from conversations, and splits generated text into thinking, answer and tool calls."""

@@ -24,7 +24,7 @@ def without_template(option: str) -> str:
     """Returns the error message for a model without a chat template.
 
     Args:
-        option: the option as the caller writes it, with the template that llama-server would use.
+        option: the option that sets llama-server's default template, as the caller writes it.
     """
     return f"this model has no chat template; give {option}, or the template of its family"
 
@@ -37,7 +37,7 @@ def check_template(source: str) -> None:
 
 
 def template_variables(source: str) -> frozenset[str]:
-    """Returns the names of the variables that a template reads. Raises ConfigError if it cannot be compiled."""
+    """Returns the names of the variables that a template reads. Raises ConfigError for an invalid template."""
     return _compile(source).variables
 
 
@@ -52,7 +52,7 @@ def render(
     """Returns the prompt of a conversation, up to the point where the assistant's answer begins or continues.
 
     Args:
-        template: jinja2 source from the model's metadata; options.template takes its place.
+        template: jinja2 source from the model's metadata; options.template replaces this source.
         conversation: messages with "role" and "content"; content is a text, or OpenAI's list of text parts.
         bos, eos: text of these special tokens, for templates that write them.
         options: tools, variables, and the end of the prompt.
@@ -60,9 +60,8 @@ def render(
 
     Raises:
         ConfigError: the model has no chat template, or the template cannot be compiled.
-        PromptError: a message has no role or content; the template refuses the conversation, takes too much time or
-            memory for it (see template.BUDGET), or does not know a variable that was given; or there is no message to
-            continue.
+        PromptError: a message has no role or content; the template refuses the conversation, needs too much time or
+            memory (see template.BUDGET), or does not read a given variable; or there is no message to continue.
         CancelledError: `cancelled` returned True.
     """
     options = options or ChatOptions()
@@ -93,10 +92,10 @@ def render(
 
 def _tool_lists(tools: Tools | None, template: BoundedTemplate) -> list[Any]:
     """Returns the lists of tools that the template may accept, the best first."""
-    if not tools:  # some templates take the length of the list of tools even if there are no tools
+    if not tools:  # some templates compute the length of `tools` even if there are no tools
         return [None, []] if "tools" in template.variables else [None]
     given = [*map(_without_nulls, tools)]
-    filled = [*map(_filled, given)]  # some templates rely on each field of a function
+    filled = [*map(_filled, given)]  # some templates fail without a description or parameters
     return [given] if given == filled else [given, filled]
 
 
@@ -107,12 +106,14 @@ def _first_text(
     systems: Sequence[str],
     cancelled: Callable[[], bool] | None,
 ) -> str:
-    """Returns the first text that the template writes, up to the mark; if there are several system messages, the first
-    text with all of them. Raises as render.
+    """Renders the template with each of `tries` until one succeeds. Returns its text up to the mark. Raises as render.
+
+    With several system messages, the first text that contains all of them is preferred.
 
     Args:
         tries: variables to render the template with.
-        mark: as from _mark_end(); None: none.
+        mark: the mark from _mark_end(); None: the text is not cut.
+        systems: contents of the system messages.
     """
     from llamabatch.chat.template import describe
     from llamabatch.chat.template_prices import TemplateLimit
@@ -125,14 +126,14 @@ def _first_text(
             text = text if mark is None else _cut_at(text, mark)
             if len(systems) < 2 or all(each in text for each in systems):
                 return text
-            incomplete = incomplete or text  # some templates write only the last of several
+            incomplete = incomplete or text  # some templates write only the last system message
         except (CancelledError, PromptError):
             raise
         except Exception as error:  # a template is a program: it can raise any exception
-            # The traceback is dropped: its frames hold this variable, which is a cycle, and all values of the template.
+            # The traceback is dropped: its frames refer to `refusal` (a cycle) and to all values of the template.
             refusal = refusal or error.with_traceback(None)
             if isinstance(error, TemplateLimit):
-                break  # each other form would take as much again
+                break  # each other form would cost as much
     if incomplete is not None:
         return incomplete
     assert refusal is not None
@@ -148,7 +149,7 @@ def _without_nulls(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _filled(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a tool with a description, even an empty one, of its function and of each parameter."""
+    """Returns a tool with parameters, and with a description (perhaps empty) of its function and each parameter."""
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return tool
@@ -160,7 +161,7 @@ def _filled(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_known(template: BoundedTemplate, options: ChatOptions) -> None:
-    """Raises PromptError for an option that the template does not read, because it would change nothing."""
+    """Raises PromptError for an option that the template does not read: the option would change nothing."""
     given = list(options.kwargs)
     if options.add_generation_prompt is False and not options.continue_final_message:
         given.append("add_generation_prompt")
@@ -175,8 +176,8 @@ def _mark_end(messages: list[Message]) -> str:
     """Adds a mark to the content of the last message, which must be an assistant's; returns the mark.
 
     As in transformers (utils/chat_template_utils.py), the prompt is cut before the mark, whatever the template writes
-    behind the content. The mark ends with a tab. If the tab is missing in the prompt, the template trims contents, and
-    would also have removed the white space before the mark.
+    behind the content. The mark ends with a tab. A template that trims contents removes this tab. Such a template
+    would also have removed the white space before the mark, so _cut_at removes that white space.
     """
     last = messages[-1]
     content = last.get("content")
@@ -216,7 +217,7 @@ def to_tokens(
     """Returns a conversation as text and as token ids. Raises as render and Model.tokenize.
 
     Special tokens are read anywhere in the text, as in llama-server: a message that spells out <|im_end|> ends its
-    turn. A program that passes on text from strangers must decide how to treat this.
+    turn. A program that passes on text from strangers must decide how to treat such text.
     """
     bos = model.special_token("bos")
     text = to_text(model, conversation, options, cancelled)
@@ -230,8 +231,11 @@ def to_pieces(
     options: ChatOptions | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> tuple[str, list[list[int]]]:
-    """Returns a conversation with pictures as text, and the token ids before the first mark, between marks, and behind
-    the last mark. Raises as to_tokens."""
+    """Returns the text of a conversation with media, and the token ids of each piece of text. Raises as to_tokens.
+
+    Args:
+        mark: the text in place of each picture or sound. The pieces are before, between and behind the marks.
+    """
     bos = model.special_token("bos")
     text = to_text(model, conversation, options, cancelled)
     first, *others = text.split(mark)
@@ -241,7 +245,7 @@ def to_pieces(
 
 
 def _begins_with(text: str, bos: str) -> bool:
-    """Returns True if the template itself wrote BOS: the text must not get a second one."""
+    """Returns True if the template itself wrote BOS. Then the tokenizer must not add a second BOS."""
     return bool(bos) and text.startswith(bos)
 
 
@@ -266,5 +270,5 @@ def _compile(template: str) -> BoundedTemplate:
     with late_import("the code for chat templates"):
         from llamabatch.chat.template import BoundedTemplate  # imports jinja2, which only chats need
 
-    # some model files have one of llama.cpp's names in place of a template
+    # some model files contain the name of one of llama.cpp's templates instead of a template
     return BoundedTemplate(TEMPLATES.get(template.strip(), template))

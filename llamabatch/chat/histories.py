@@ -1,9 +1,9 @@
-"""Rewrites a conversation into a form that its template can show: with tool calls, and with roles that alternate.
+"""Rewrites the tool calls and roles of a conversation into a form that its template can write.
 
-Templates differ in how they read a call: arguments as values or as JSON text, and None or "" as the content beside the
-call. Some do not read calls at all, so that a call would silently be missing. So a small conversation is tried once in
-each form, and the forms with the fewest faults are used: every word of the conversation must be found once, in order,
-and no None or null that nobody sent.
+Templates differ in the form of the calls that they read. Arguments are values or JSON text, and the content beside a
+call is None or "". Some templates silently drop calls. So a small trial conversation is rendered once in each form, and
+the forms with the fewest faults are used. A rendering without faults contains every word of the conversation once, in
+order, and no None or null that nobody sent.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _NATIVE: tuple[Literal["values", "text"], ...] = ("values", "text")
 
 
 class Form(NamedTuple):
-    """A form in which calls and the results of tools are given to a template.
+    """A form in which a template receives calls and the results of tools.
 
     Attributes:
         calls: "values": the arguments are an object; "text": they are JSON text; "content": the call is part of the
             text of the message, as the model would write it.
         bare: the content of a message that has calls and no text.
         short_ids: the id of a call has nine letters and digits, as Mistral's templates demand.
-        one_each: each message has one call, and its result comes directly behind.
-        answers_of: the role of the result of a tool.
+        one_each: each message has one call, and the call's result follows directly.
+        answers_of: the role of messages with the result of a tool.
     """
 
     calls: Literal["values", "text", "content"]
@@ -58,7 +58,7 @@ class Form(NamedTuple):
             return {**message, "role": "user", "content": f"The function returned: {content or ''}"}
         if self.short_ids and message.get("tool_call_id") is not None:
             message = {**message, "tool_call_id": _short(message["tool_call_id"])}
-        if not calls:  # some templates take an empty list for a call
+        if not calls:  # some templates treat an empty list as a call
             return {**_without_calls(message), "content": "" if content is None else content}
         if self.calls == "content":
             named = [(_name(call["function"]), _values(call["function"])) for call in calls]
@@ -75,7 +75,7 @@ class Form(NamedTuple):
         return {**message, "content": self.bare if content is None else content, "tool_calls": made}
 
 
-_FOREIGN = Form("content")  # calls as text, and the results of tools in a role of their own
+_FOREIGN = Form("content")  # calls as text, and the results of tools in the role "tool"
 
 # The preferred forms come first. `one_each` matters only if a message has several calls.
 FORMS = (
@@ -92,7 +92,7 @@ FORMS = (
 
 
 def _one_each(messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages with one call in each, and the result that has the call's id directly behind."""
+    """Returns the messages with one call in each, directly followed by the result with the call's id."""
     made: list[Message] = []
     left = deque(messages)
     while left:
@@ -183,7 +183,7 @@ def _trial(several: bool) -> tuple[list[Message], list[str]]:
 
 def _faults(text: str, words: list[str]) -> int:
     """Counts the faults of a rendered trial: each word that is not found exactly once, a wrong order, a missing name of
-    the function, and each word that nobody sent."""
+    the function, and each text of _NOBODYS that is found."""
     missing = sum(text.count(word) != 1 for word in words)
     first, last, between = text.find(words[0]), text.find(words[-1]), [text.find(word) for word in words[1:-1]]
     in_order = all(first < at < last for at in between) and between[-1] == max(between)
@@ -191,7 +191,7 @@ def _faults(text: str, words: list[str]) -> int:
 
 
 def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Form]:
-    """Returns the forms that a template shows with the fewest faults, one for each value of Form.calls.
+    """Returns the forms that a template writes with the fewest faults, at most one for each value of Form.calls.
 
     Args:
         several: one message has two calls.
@@ -203,11 +203,11 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
     place = {"type": "string", "description": "Where."}
     schema = {"type": "object", "properties": {"place": place}, "required": ["place"]}
     function = {"name": _NAME, "description": "Looks it up.", "parameters": schema}
-    for start in ([], [_SYSTEM]):  # some templates want a system message
+    for start in ([], [_SYSTEM]):  # some templates require a system message
         faults = {}
         for form in FORMS:
             if (form.one_each and not several) or (form == _FOREIGN and "tool" not in source):
-                continue  # the template would write the role "tool" only by chance; the model was not trained on it
+                continue  # a template without "tool" writes this role only by chance: the model was not trained on it
             variables = {
                 "messages": [*start, *form.of(messages, tool_format)],
                 "tools": [{"type": "function", "function": function}],
@@ -218,7 +218,7 @@ def best_forms(template: BoundedTemplate, source: str, several: bool) -> list[Fo
             try:
                 faults[form] = _faults(template.render(variables), words)
             except TemplateLimit:
-                return [FORMS[0]]  # each other form, and the conversation itself, would take as long
+                return [FORMS[0]]  # the other forms and the conversation would exceed the time, too
             except Exception:  # a template is a program: it can raise any exception
                 continue
         if faults:
@@ -257,7 +257,8 @@ def shown(
 
 
 def _without_system(messages: list[Message]) -> list[Message]:
-    """Joins as _joined does, and puts the system message at the start of the user's, for templates that refuse it."""
+    """Joins messages as _joined does, and moves the system message into the user's message, because some templates
+    refuse system messages."""
     messages = _joined(messages)
     if len(messages) < 2 or [message["role"] for message in messages[:2]] != ["system", "user"]:
         return messages
@@ -266,8 +267,8 @@ def _without_system(messages: list[Message]) -> list[Message]:
 
 
 def _joined(messages: list[Message]) -> list[Message]:
-    """Joins neighbours of the same role, other than results of tools, to one message; a system message behind another
-    role becomes a user message. Agents send conversations with such messages, and some templates refuse them."""
+    """Joins neighbouring messages of one role, apart from results of tools. A system message behind another role
+    becomes a user message. Agents send such conversations, and some templates refuse them."""
     made: list[dict[str, Any]] = []
     for message in messages:
         last = made[-1] if made else None

@@ -17,13 +17,13 @@ PICTURE_TYPES = ("image_url", "input_image", "image", "image_pil")
 """The `type` of a part with a picture: in OpenAI's chats, in its responses, in transformers and in vLLM."""
 SOUND_TYPES = ("input_audio", "audio_url", "audio")
 """The `type` of a part with a sound."""
-MEDIA_MARK = "media_mark"  # `type` of a part that only has the mark of a picture or a sound
+MEDIA_MARK = "media_mark"  # `type` of a part that contains only the mark of a picture or a sound
 Conversation = Sequence[Message]
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def check_conversation(conversation: object, *, media: bool = False) -> Conversation:
-    """Returns the conversation unchanged. Raises PromptError if it is no list of valid messages.
+    """Returns the conversation unchanged. Raises PromptError unless it is a list of valid messages.
 
     Args:
         media: allow parts with pictures and sounds; these parts are not checked.

@@ -1,6 +1,7 @@
 """llama.cpp's named chat templates (src/llama-chat.cpp), written in jinja2.
 
-They serve models whose file has no template, or a wrong one. llama.cpp writes these prompts in C++; a test compares.
+The templates serve models whose file has no template or a wrong one. llama.cpp writes these prompts in C++. A test
+checks that both write the same.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 
 
 def _turns(parts: Mapping[str, tuple[str, str]], opening: str, *, trim: bool = False, start: str = "") -> str:
-    """Returns a template in which a turn depends only on its role.
+    """Returns a template in which the texts around a message depend only on the role.
 
     Args:
         parts: by role, the texts before and after the content. {role} in a text becomes the role; the role "" stands

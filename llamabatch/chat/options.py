@@ -16,7 +16,7 @@ from llamabatch.utils.checks import boolean, nearest, show
 from llamabatch.utils.paths import absolute
 
 # A caller cannot set these variables of a template: llamabatch sets them, or they are functions of the environment.
-# A template is a program, and must find under these names the things that its author meant.
+# A template is a program that relies on these names, so a caller must not replace their values.
 _OPTIONS_OF_THEIR_OWN = ("tools", "tool_choice", "add_generation_prompt", "continue_final_message")
 RESERVED = (
     *("messages", "bos_token", "eos_token", *_OPTIONS_OF_THEIR_OWN),
@@ -39,8 +39,8 @@ class ChatOptions:
     """The options by which a conversation becomes a prompt.
 
     Attributes:
-        tools: OpenAI's function tools, [{"type": "function", "function": {"name": …, "parameters": …}}]. A template
-            that has no place for them gets them described in a message.
+        tools: OpenAI's function tools, [{"type": "function", "function": {"name": …, "parameters": …}}]. If the
+            template has no place for tools, a message describes them.
         kwargs: Variables of the template by name, with plain values as in JSON. A variable that the template does not
             read is refused.
         usual: Default variables for any template. A variable is passed on if the template reads it and `kwargs` does
@@ -48,7 +48,7 @@ class ChatOptions:
         template: jinja2 source in place of the model's own template; None: the model's.
         add_generation_prompt: the prompt ends with the header of the assistant's answer; None: yes, unless
             continue_final_message.
-        continue_final_message: the prompt ends with the last message, an assistant's, and the answer continues it.
+        continue_final_message: the prompt ends with the last message, an assistant's. The answer continues it.
         tool_choice: "auto": the model decides whether to call a tool; "none": its text is not searched for calls;
             "required": it must call a tool; {"type": "function", "function": {"name": …}}: it must call this tool;
             {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": […]}}: it may, or must,
@@ -57,7 +57,7 @@ class ChatOptions:
         reasoning_format: "none": thinking stays in the text; None: the engine's setting.
 
     Raises:
-        PromptError: the tools are no such list, or tool_choice does not fit them; a variable has a reserved name or a
+        PromptError: `tools` is not such a list, or tool_choice does not fit it; a variable has a reserved name or a
             value that is not plain; or both add_generation_prompt and continue_final_message are True.
     """
 
@@ -123,7 +123,7 @@ class ChatOptions:
 
     @property
     def forced_tools(self) -> dict[str, Mapping[str, Any]] | None:
-        """`schemas` of the tools of which one must be called; None: no call is required."""
+        """The part of `schemas` from which one function must be called; None: no call is required."""
         allowed = _allowed(self.tool_choice)
         if self.tool_choice == "required" or (allowed is not None and allowed.mode == "required"):
             return self._callable
@@ -137,7 +137,7 @@ class ChatOptions:
 
     @property
     def free_schemas(self) -> dict[str, Mapping[str, Any]]:
-        """The schemas of calls if the model decides whether to call; any object for functions that are not strict."""
+        """The schemas of arguments if the model decides whether to call. Without "strict", any object is allowed."""
         strict, loose = self.strict_tools, {"type": "object"}
         return {name: schema if name in strict else loose for name, schema in self._callable.items()}
 
@@ -167,7 +167,7 @@ class _Allowed(NamedTuple):
 
 
 def _allowed(choice: object) -> _Allowed | None:
-    """Returns the mode and the functions of a valid tool_choice of type "allowed_tools"; None for any other."""
+    """Returns the mode and the functions of a valid tool_choice of type "allowed_tools"; None for any other value."""
     if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
         return None
     inner = choice.get("allowed_tools")
@@ -178,7 +178,7 @@ def _allowed(choice: object) -> _Allowed | None:
 
 
 def _chosen(choice: object) -> str | None:
-    """Returns the name in a tool_choice that names a function; None for any other."""
+    """Returns the name in a tool_choice that names a function; None for any other value."""
     if not isinstance(choice, Mapping) or choice.get("type", "function") != "function":
         return None
     function = choice.get("function")

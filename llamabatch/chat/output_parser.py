@@ -31,13 +31,13 @@ class OutputParser:
     """The parser of one continuation: a TextParser.
 
     The thinking goes to `Delta.reasoning`, without white space around it. The rest goes to the tool parser, or to
-    `Delta.text`. Up to len(GAP) line breaks between the two are dropped.
+    `Delta.text`. Up to len(GAP) line breaks between the thinking and the rest are dropped.
 
     Args:
         chat_format: the format of the model.
         thinking: the state of the thinking where the prompt ends.
-        special: Marks that are special tokens of the vocabulary. No text can quote them, so they count anywhere; other
-            tags count only at the beginning of the answer.
+        special: Marks that are special tokens of the vocabulary. Ordinary text cannot contain special tokens, so they
+            count anywhere. Other tags count only at the beginning of the answer.
         ends_thinking: marks of calls that also end the thinking.
         make_tool_parser: makes the parser of the text behind the thinking; None: that text is the answer.
 
@@ -75,12 +75,12 @@ class OutputParser:
         return self._parts.has_called
 
     def feed(self, text: str) -> Delta:
-        """Takes the next piece of text."""
+        """Parses the next piece of text. Returns the parts that are complete."""
         self._splitter.feed(text)
         return self._parts.take()
 
     def finish(self, text: str = "") -> Delta:
-        """Takes the last piece; returns everything that is still held back."""
+        """Parses the last piece of text. Returns all parts that were held back."""
         self._splitter.feed(text)
         self._splitter.finish()
         self._parts.finish()
@@ -100,7 +100,7 @@ def joined_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
 
 
 class _Parts:
-    """A collector of the parts of a delta: thinking without white space around it, and text through the tool parser."""
+    """A collector of the parts of a delta: thinking without white space around it, and text from the tool parser."""
 
     def __init__(self, tool_parser: TextParser | None) -> None:
         self.has_reasoned = False
@@ -108,7 +108,7 @@ class _Parts:
         self.tool_parser = tool_parser
         self._reasoning, self._text = "", ""
         self._calls: list[ToolCallDelta] = []
-        self._space = ""  # white space that stays only if more thinking follows
+        self._space = ""  # white space behind the thinking; added only if more thinking follows
         self._has_thought = False  # some thinking besides white space has come
 
     def begin_reasoning(self) -> None:
@@ -171,7 +171,7 @@ class _Tags:
     """The splitter for thinking between two tags.
 
     Args:
-        anywhere: the tags count wherever they stand, not only before the answer.
+        anywhere: the tags count at any place, not only before the answer.
         stops: other texts that end the thinking; they are part of the answer.
     """
 
@@ -204,7 +204,7 @@ class _Tags:
             self._parts.add_text(held)
 
     def _before(self) -> bool:
-        """Looks for a tag while only white space has come. Each step returns False if it needs more text."""
+        """Looks for a tag at the start of the text. Like every step, returns False if it needs more text."""
         begun = self._held.lstrip()
         for tag in (self._start, self._end):
             if begun.startswith(tag):
@@ -282,9 +282,9 @@ _MOST_HELD = _MOST_HEADER + max(map(len, CHANNEL_MARKS))
 class _Channels:
     """The splitter for messages in channels.
 
-    Analysis is thinking, final and commentary are the answer, and a message with a recipient is a call. A call goes to
-    the tool parser as the model wrote it, with its header and marks. Without a tool parser, the body of the call is
-    part of the answer.
+    The channel "analysis" is thinking, "final" and "commentary" are the answer, and a message with a recipient is a
+    call. The tool parser receives a call as the model wrote it, with its header and marks. Without a tool parser, the
+    body of the call is part of the answer.
     """
 
     def __init__(self, parts: _Parts, thinking: Thinking) -> None:
@@ -308,7 +308,7 @@ class _Channels:
         held, self._held = self._held, ""
         if self._header is None:
             self._add(held)
-        elif self._header == "" and not held.lstrip().startswith(("<|", "to=")):  # the text may be "to" alone
+        elif self._header == "" and not held.lstrip().startswith(("<|", "to=")):  # held text such as "to" was no header
             self._parts.add_text(held)
 
     def _step(self) -> bool:
@@ -319,7 +319,7 @@ class _Channels:
         if may_be_header and found is None and len(self._held) < _MOST_HELD:
             return False
         if not may_be_header or found is None or found.start() > _MOST_HEADER:
-            self._begin(f"{CHANNEL}final")  # the text has no channels
+            self._begin(f"{CHANNEL}final")  # text without a header is the answer
             return True
         before, mark = self._held[: found.start()], found[0]
         self._held = self._held[found.end() :]
@@ -368,13 +368,13 @@ class _Channels:
 
 
 def _may_be_header(text: str) -> bool:
-    """Returns True if the text may begin a header: it begins with a mark, a recipient, or a part of one."""
+    """Returns True if the text may begin a header: it begins with a mark or a recipient, or is a part of one."""
     begun = text.lstrip(" ")
     return any(begun.startswith(mark) or mark.startswith(begun) for mark in _HEADER_BEGINS)
 
 
 def held_length(text: str, marks: Iterable[str]) -> int:
-    """Returns the number of characters at the end of the text that more text may turn into one of these marks."""
+    """Returns the length of the end of the text that may be the beginning of one of these marks."""
     longest = 0
     for mark in marks:
         for length in range(min(len(mark) - 1, len(text)), longest, -1):

@@ -1,6 +1,6 @@
-"""Scanner: generated text as it comes, for parsers that are written as generators.
+"""Scanner: generated text, piece by piece, for parsers that are written as generators.
 
-A parser reads as if all text were there, and yields where it needs more: `yield from scanner.accept("<tool_call>")`.
+A parser reads as if all text were present, and yields where it needs more: `yield from scanner.accept("<tool_call>")`.
 Emitted text cannot be taken back. So a part that may still become a marker is held until its meaning is certain. As a
 result, the joined output does not depend on how the text was cut.
 """
@@ -157,7 +157,7 @@ _MOST_DEPTH = 100
 class JsonScan:
     """A scanner that follows one JSON value, piece by piece, and finds its end.
 
-    JSON forbids control characters within strings, but models write them; they come out as escapes.
+    JSON forbids control characters within strings, but models write them. `read` returns escapes instead.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class JsonScan:
         return self._state == _BAD
 
     def read(self, text: str, at: int) -> tuple[int, str]:
-        """Reads on from position `at`; returns the end of the part that belongs to the value, and that part."""
+        """Reads on from position `at`. Returns the end of the part that belongs to the value, and the part itself."""
         made: list[str] = []
         while at < len(text) and self._state not in (_DONE, _BAD):
             if self._state == _STRING:

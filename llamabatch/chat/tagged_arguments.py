@@ -17,9 +17,9 @@ from llamabatch.request.lark_rules import MAX_CHARS, PARAMETERS, Raw, Rules, quo
 from llamabatch.utils.checks import show
 
 NAME = Raw(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}", "x")  # name of an argument that the schema does not name
-_MOST_FORMS = 64  # of one schema
+_MOST_FORMS = 64  # forms of one schema
 _MOST_COUNTS = 4096  # rules that count arguments
-_DEEPEST = 64  # schemas within schemas
+_DEEPEST = 64  # levels of schemas within schemas
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Form:
     most: int | None = None
 
     def of(self, name: str) -> Any:
-        """Returns the schema of a name; True if there are patterns, as the name may or may not match one."""
+        """Returns the schema of the argument `name`; True (any value) if only patterns, or nothing, may describe it."""
         return self.named.get(name, True if self.other is None or self.patterns else self.other)
 
 
@@ -101,7 +101,7 @@ class Forms:
         return found
 
     def _own(self, schema: Mapping[str, Any]) -> Form:
-        """Returns the form of a schema's own keywords, without the schemas that it joins."""
+        """Returns the form of a schema's own keywords, without $ref, allOf, anyOf and oneOf."""
         named, patterns = self._by_name(schema, "properties"), self._by_name(schema, "patternProperties")
         required = schema.get("required", ())
         if not isinstance(required, (list, tuple)) or not all(isinstance(each, str) for each in required):
@@ -199,11 +199,11 @@ def arguments(
     check: Callable[[Sequence[str]], None],
     budget: Budget,
 ) -> str:
-    """Adds the rules of all arguments of a function; returns the expression that uses them.
+    """Adds the rules of all arguments of a function. Returns the expression that uses the rules.
 
     Args:
         number: a number that no other function has.
-        root: the schema, as far as a grammar can express it.
+        root: the schema of the arguments, as far as a grammar can express it.
         check: raises SamplingError for names that the reader could not find in a call.
         budget: the budget of the request.
 
@@ -242,7 +242,7 @@ class _Arguments:
     """A writer of the rules of one form.
 
     Args:
-        names: the names in all forms of the arguments; an argument that the schema does not name cannot have them.
+        names: the names in all forms. An argument that the schema does not name cannot have one of these names.
 
     Attributes:
         impossible: the name of a required argument that no value fits; None: none was found.
@@ -258,7 +258,7 @@ class _Arguments:
         self.impossible: str | None = None
 
     def of(self, form: Form) -> str | None:
-        """Adds the rules of a form; returns the expression that uses them; None: nothing fits the form."""
+        """Adds the rules of a form. Returns the expression that uses the rules; None: no arguments fit the form."""
         items: list[tuple[str, bool]] = []
         for k, (name, schema) in enumerate(form.named.items()):
             start = quoted(self._tags.key + name + self._tags.value)
@@ -294,7 +294,7 @@ class _Arguments:
             terms = [f"/{NAME.regex}/", *list(patterns.values())[k : k + 1]]
             terms += [f"~({' | '.join(others)})"] if others else []
             name = self._rules.rule(f"NAME{self._place}_{k}", " & ".join(terms))
-            # The start is one terminal, like the start of a named argument, from which the lexer could not go back.
+            # The start is one terminal, like that of a named argument: the lexer could not go back between them.
             start = f"{quoted(self._tags.key)} {name} {quoted(self._tags.value)}"
             start = self._rules.rule(f"START{self._place}_{k}", start)
             made = self._values.rule(f"{self._place}_free{k}", "", start, schema)
@@ -302,7 +302,7 @@ class _Arguments:
                 yield made
 
     def _counted(self, items: Sequence[tuple[str, bool]], free: str, least: int, most: int | None) -> str | None:
-        """Adds rules that count the optional arguments: a rule for each argument and each count before it."""
+        """Adds rules that count the optional arguments: one for each argument and each number of them before it."""
         n_counts = 1 + (least if most is None else most)
         if (len(items) + 1) * n_counts > _MOST_COUNTS:
             many = f"{len(items)} arguments up to {n_counts - 1}"

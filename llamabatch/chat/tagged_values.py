@@ -1,7 +1,7 @@
 """Makes the grammar rules of a value between tags.
 
-A string stands there as it is, so its schema becomes one regular expression. This expression also has null, true, false
-and numbers. Lists and objects are JSON.
+A string is written between the tags as it is, so its schema becomes one regular expression. This expression also
+matches null, true, false and numbers. Lists and objects are JSON.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ LARK = "x-lark"
 strings as they are. Strings in JSON have escapes, which the grammar of a text does not have."""
 
 _NO_NAME = "\0"  # a name that no argument has
-_DEEPEST = 64  # schemas within schemas
+_DEEPEST = 64  # $refs in a chain
 _SPACE = r"[\s\x1c-\x1f]*"  # white space that the readers strip
-# Texts that look like JSON of a type. Where the type is allowed, a reader does not take them as strings.
+# Texts that look like JSON of a type. If the type is allowed, a reader does not read these texts as strings.
 _WHOLE, _FRACTION = "-?(0|[1-9][0-9]*)", r"(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _LOOKS = {
     "null": "null",
@@ -75,12 +75,13 @@ class Values:
         self._root = root
 
     def rule(self, place: str, name: str, start: str, schema: object) -> str | None:
-        """Adds the rules of an argument; returns the expression that uses them; None: no value fits its schema.
+        """Adds the rules of an argument. Returns the expression that uses the rules; None: no value fits the schema.
 
-        One terminal holds a string together with the text around it. It is left out where no string fits.
+        One terminal matches strings and words of JSON together with the text around them. If neither fits the schema,
+        the terminal is left out.
 
         Args:
-            place: suffix for the names of rules, which no other argument has.
+            place: suffix of the rules' names; no other argument has this suffix.
             name: name of the argument; "": any name that the schema does not mention.
             start: the text before the value, as an expression of a terminal.
         """
@@ -107,7 +108,7 @@ class Values:
         return f"{start} ({text} | {self._json(place, schema, nested)})"
 
     def _read_as(self, name: str) -> frozenset[str]:
-        """Returns the types that a reader may take the value for."""
+        """Returns the types that a reader may give to the value of an argument."""
         return self._types_of(of_argument(self._root, name or _NO_NAME))
 
     def _json(self, place: str, schema: object, types: frozenset[str]) -> str:
@@ -117,7 +118,7 @@ class Values:
         return f"{self._rules.rule(f'json{place}', f'%json {made}')} {quoted(self._end)}"
 
     def _with_definitions(self, schema: object) -> dict[str, Any]:
-        """Returns a schema with all that it refers to, copied from anywhere in the root to its $defs."""
+        """Returns a schema with all schemas that it refers to, copied from the root to its $defs."""
         names: dict[str, str] = {}
 
         def renamed(part: Any) -> Any:
@@ -157,10 +158,10 @@ def _target(reference: str, root: object, about: str) -> object:
 class _Words:
     """The words of JSON that a schema allows: null, true, false and numbers.
 
-    Between tags, words and strings are written alike, so that one terminal has to hold both.
+    Between tags, words and strings are written alike. So one terminal must match both.
 
     Attributes:
-        is_bounded: the schema restricts numbers by more than a list or a type, which words cannot express.
+        is_bounded: the schema restricts numbers by bounds or by oneOf. Words cannot express these.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class _Words:
         return found + [quoted(json.dumps(each)) for each in self._numbers if self._fits(self._schema, each)]
 
     def _look(self, schema: object, seen: set[str]) -> None:
-        """Collects what the schema, and all schemas that it joins, say about numbers."""
+        """Collects the numbers and bounds of a schema and of all schemas that it joins."""
         if not isinstance(schema, Mapping):
             return
         self._spend(1)
@@ -204,7 +205,7 @@ class _Words:
             self._look(referred(reference, self._root), seen)
 
     def _fits(self, schema: object, value: object, references: tuple[str, ...] = ()) -> bool:
-        """Returns True if null, a boolean or a number fits a schema, apart from bounds of numbers."""
+        """Returns True if null, a boolean or a number fits a schema. Bounds of numbers are not checked."""
         self._spend(1 + sum(map(len, lists_of_values(schema))) if isinstance(schema, Mapping) else 1)
         if not isinstance(schema, Mapping):
             return schema is not False
@@ -234,7 +235,7 @@ class Texts:
     Args:
         about: the argument, for messages.
         closing: text at which a reader ends a value.
-        read_as: types that a reader may take the value for.
+        read_as: types that a reader may give to the value.
     """
 
     def __init__(self, root: object, about: str, closing: str, read_as: frozenset[str], budget: Budget) -> None:
@@ -245,12 +246,12 @@ class Texts:
         self._read_as = read_as
 
     def readable(self, content: str, *, as_any: bool = False, apart_from: frozenset[str] = frozenset()) -> str:
-        """Returns the part of `content` that a reader takes as it is.
+        """Returns an expression of the texts of `content` that a reader returns unchanged, as strings.
 
         Args:
-            as_any: allow texts that a reader takes for JSON, too.
-            apart_from: types that other terminals hold. Texts that begin like one are left out, so that the first
-                letter decides which terminal comes.
+            as_any: also allow texts that a reader reads as JSON.
+            apart_from: types that have a terminal of their own. Texts that begin like a value of these types are left
+                out, because the first character must decide between the terminals.
         """
         never = [containing(self._closing)]
         if self._read_as != STRING and not as_any:

@@ -4,7 +4,7 @@ A template is a program from a model's file. jinja2's sandbox limits access, but
 loops run forever, and `'a' * 10**10` is one native call that nothing can interrupt. So the compiled template pays
 before it acts: for entering a block (every loop and every macro enters blocks), for the operands of operators, for the
 input of filters, tests and methods, and for the output that they can make of the input. An operation without a price
-is refused. The same input costs the same on every machine, so that a template fits on all machines or on none.
+is refused. The same input costs the same on every machine, so a template fits its budget on all machines or on none.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from llamabatch.utils.checks import show
 MAX_SOURCE = 256 * 2**10  # characters; longer templates take seconds to compile, and the longest known one has 40 KB
 # One unit is the time of writing a byte: some nanoseconds.
 BUDGET = 128 * 2**20
-PER_BYTE = 2048  # added for each byte of the conversation: templates may walk all of it for each message
+PER_BYTE = 2048  # units for each byte of the conversation: a template may read all bytes for each message
 MAX_BUDGET = 2**31
-MAX_BITS = 2**14  # of a whole number
+MAX_BITS = 2**14  # bits of a whole number
 _CALL, _ITEM = 256, 64
 _LOOK_EVERY = 2**20  # units between two calls of `cancelled`
 
-_CHANGES = ("append", "pop")  # allowed on lists that the template itself has made; Kimi-K2's template uses them
+_CHANGES = ("append", "pop")  # methods allowed on lists that the template itself has made, as in Kimi-K2's template
 
 # No chat template needs these filters, and their cost is unknown before they run.
 _NO_FILTERS = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 
 
 class Meter:
-    """The budget of one rendering, and the rest that is left.
+    """The budget of one rendering, and the units that are left.
 
     Args:
         budget: units.
         cancelled: called now and then; True ends the rendering.
-        given: ids of the lists that are passed to the template, which it may not change.
+        given: id() of each list that is passed to the template. The template may not change these lists.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class BoundedTemplate:
 
     Args:
         source: jinja2, as Hugging Face's transformers read it.
-        written: For the rows of a table: returns the text of a value, or None for a value without a text, which is an
-            error. To write a missing variable is an error, too. Without `written`, as for chats, a missing variable
-            is written as "", and any value as Python writes it.
+        written: For the rows of a table: returns the text of a value, or None for a value without a text. Rendering
+            fails if the template writes such a value or a missing variable. Without `written`, as for chats, a missing
+            variable is written as "", and any value as Python writes it.
 
     Attributes:
         variables: names that the template reads.
 
     Raises:
-        ConfigError: it cannot be compiled.
+        ConfigError: the source cannot be compiled.
     """
 
     def __init__(self, source: str, *, written: Written | None = None) -> None:
@@ -119,12 +119,12 @@ class BoundedTemplate:
                 free = jinja2.meta.find_undeclared_variables(self._environment.parse(source))
                 self.variables = frozenset(free if written is None else free - self._environment.globals.keys())
                 self._template = self._environment.from_string(source)
-        except Exception as error:  # jinja2 and Python's compiler: RecursionError, MemoryError, ValueError and more
+        except Exception as error:  # jinja2 and Python's compiler raise RecursionError, MemoryError and more
             advice = _OF_GO if _GO.search(source) else ""
             raise ConfigError(f"{name} cannot be compiled: {describe(error)}{advice}") from error
 
     def render(self, variables: Mapping[str, Any], cancelled: Callable[[], bool] | None = None) -> str:
-        """Returns the text. Raises TemplateLimit, CancelledError, and any exception of the template."""
+        """Returns the rendered text. Raises TemplateLimit, CancelledError, and any exception of the template."""
         size = weight(variables, MAX_BUDGET)
         given = frozenset(_lists(variables)) if self._changes_lists else frozenset()
         meter = Meter(min(BUDGET + PER_BYTE * size, MAX_BUDGET), cancelled, given)
@@ -146,7 +146,7 @@ def describe(error: BaseException) -> str:
 
 
 def _lists(value: Any) -> Iterator[int]:
-    """Yields the ids of all lists in a value. `weight` must have bounded the value before."""
+    """Yields id() of each list in a value. The caller bounds the size of the value first, with `weight`."""
     left = [value]
     while left:
         item = left.pop()
@@ -159,8 +159,8 @@ def _lists(value: Any) -> Iterator[int]:
 
 
 class _Items:
-    """The iterator of a filter such as `map`, paid for item by item. Python frees a long chain of these without
-    recursion; a chain of generators would need the stack."""
+    """The iterator of a filter such as `map`, which pays for each item. Python frees a long chain of _Items without
+    recursion, but a chain of generators would need the stack."""
 
     __slots__ = ("_items", "_spend")
 
@@ -195,7 +195,7 @@ class _Missing(jinja2.Undefined):
 
 class _Environment(ImmutableSandboxedEnvironment):
     """The jinja2 environment that Hugging Face's templates are written for (transformers, chat_template_utils.py),
-    tojson included. It adds the prices."""
+    tojson included. This class adds the prices."""
 
     code_generator_class = Generator
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
@@ -235,7 +235,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         jinja2 would put lines of the template into the traceback, in a cycle that keeps the template's values alive.
         """
-        raise  # a variable for the exception would make a cycle, too
+        raise  # a variable for the exception would also make a cycle
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Applies the sandbox's rule, and also allows append and pop on lists that the template itself has made."""
@@ -259,7 +259,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             meter.look()
 
     def tick(self, units: int) -> bool:
-        """Pays for the condition of a loop; always True."""
+        """Pays for the condition of a loop. Returns True."""
         self.spend(units)
         return True
 
@@ -291,7 +291,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.spend(LETTER * len(value) if isinstance(value, str) else 2 * shallow(value))
         return value
 
-    def concat(self, pieces: Any) -> str:  # type: ignore[override]  # a function there
+    def concat(self, pieces: Any) -> str:  # type: ignore[override]  # the base class has a function
         text = "".join(pieces)  # each piece is paid for
         self.spend(len(text))
         return text
@@ -331,7 +331,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         def formatted(*args: Any, **kwargs: Any) -> str:
             if by_mapping:
-                [kwargs], args = args, ()  # type: ignore[assignment]  # ValueError as of any wrong call
+                [kwargs], args = args, ()  # type: ignore[assignment]  # a wrong number of arguments raises ValueError
             self.spend(_CALL + shallow(text))
             made: str = type(text)(formatter.vformat(text, args, kwargs))
             return made
@@ -355,7 +355,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return result
 
     def _now(self, form: str) -> str:
-        self.spend(256 * len(form))  # one character of the form may become this much text
+        self.spend(256 * len(form))  # one character of the form may become 256 bytes of text
         return datetime.now().strftime(form)
 
 
@@ -460,7 +460,7 @@ def _priced_test(environment: _Environment, name: str, function: Callable[..., A
         values = (*args[n_before:], *kwargs.values())
         environment.spend(_CALL)
         if name in ("odd", "even", "divisibleby") and values and isinstance(values[0], str):
-            environment.spend(price_of_percent(values[0], values[1:]))  # Python's % formats a text
+            environment.spend(price_of_percent(values[0], values[1:]))  # for a text, % means formatting
         for position, value in enumerate(values):
             if position == 1 and name == "in":  # a mapping finds its key at once
                 environment.holder(value)

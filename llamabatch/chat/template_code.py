@@ -1,4 +1,4 @@
-"""Code of compiled chat templates: jinja2's, with payments for blocks and for the operands of operators."""
+"""Generates the code of compiled chat templates: jinja2's code, with payments for blocks and operands."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 MAX_DEPTH = 100  # levels of lists in lists
 MAX_VALUE = 2**27  # units of one value that is worked on as a whole
-LETTER = 84  # for each letter of a text that becomes a list: most letters are objects of their own
+LETTER = 84  # units for each letter of a text that becomes a list: most letters become objects
 _HELD = 64
 
 
@@ -173,7 +173,7 @@ _METHODS: tuple[tuple[Any, dict[str, _Price]], ...] = (
 
 
 def price_of_method(owner: Any, name: str, values: tuple[Any, ...]) -> int:
-    """Returns the price of a method of `owner`; 0: its type is not built in. Arguments have a price of their own.
+    """Returns the price of a method of `owner`, without its arguments; 0: the type of `owner` is not built in.
 
     Raises:
         SecurityError: a method of a built-in type has no price.
@@ -188,7 +188,7 @@ def price_of_method(owner: Any, name: str, values: tuple[Any, ...]) -> int:
 
 
 def growth(name: str, values: list[Any], kwargs: dict[str, Any]) -> int:
-    """Returns the units for the output of a filter beyond its input, which depends on the filter's parameters."""
+    """Returns the units for the part of a filter's output that depends on the filter's parameters."""
     value, parameters = values[0], (*values[1:], *kwargs.values())
     text = value if isinstance(value, str) else ""
     numbers = 4 * _integers(parameters)
@@ -202,7 +202,7 @@ def growth(name: str, values: list[Any], kwargs: dict[str, Any]) -> int:
         lines = len(text.splitlines()) if text else weight(value, MAX_VALUE)
         return 64 * lines + (lines + 1) * (numbers + longest + 16)
     elif name == "replace":
-        form = str(value)  # paid for
+        form = str(value)  # the input is paid for already
         return _replace(form, tuple(map(str, values[1:3])) if len(values) > 2 else tuple(map(str, parameters[:2])))
     elif name == "join":
         return (len(value) if isinstance(value, abc.Sized) else 0) * longest

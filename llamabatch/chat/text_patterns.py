@@ -69,7 +69,7 @@ def found_in_text(pattern: str) -> str:
 def _branches(pattern: str, depth: int = 0) -> Iterator[str]:
     branches = _alternatives(pattern)
     if branches is None:
-        yield f"/{_of_lark(pattern)}/"  # llguidance refuses it: its parentheses do not match
+        yield f"/{_of_lark(pattern)}/"  # llguidance refuses the pattern, because its parentheses do not match
         return
     for branch in branches:
         inner = branch[1:-1].removeprefix("?:")
@@ -84,7 +84,7 @@ def _branches(pattern: str, depth: int = 0) -> Iterator[str]:
 
 
 def _of_lark(pattern: str) -> str:
-    """Returns the pattern for Lark. Digits and letters are ASCII only, as in ECMA-262 and llguidance's own schemas."""
+    """Returns a pattern for Lark. Digits and letters are ASCII only, as in ECMA-262 and llguidance's own schemas."""
     return slashed(re.sub(r"\\(.)", lambda found: _CLASSES.get(found[1], found[0]), pattern, flags=re.DOTALL))
 
 

@@ -1,6 +1,6 @@
 """ToolFormat: the notation in which a family of models calls tools, found from its chat template.
 
-A row of FORMATS has the reader of the notation, and the notation as data. From the data, tool_grammar.py makes the
+A row of FORMATS contains the reader of the notation, and the notation as data. From the data, tool_grammar.py makes the
 grammar that forces a model to write valid calls (tool_choice="required").
 """
 
@@ -67,12 +67,12 @@ class ToolFormat:
         name: name of the family.
         signs: texts that identify the family: its chat templates contain all of them.
         reader: the reader of its calls.
-        notation: the notation that the grammar allows; the reader accepts variants, too.
+        notation: the notation that the grammar allows; the reader also accepts variants.
         marks: texts of the notation that may be special tokens of a vocabulary.
         ends_thinking: marks of calls that also end a thinking part that was not closed.
         thought: beginning and end of a thinking part before the calls, if the grammar itself has to allow one.
         answer: text that begins an answer without calls, for families with `thought`.
-        id_letters: number of letters and digits in the ids made for calls; 0: "call_" and 24 of them, as OpenAI has it.
+        id_letters: number of letters and digits in a call's id; 0: "call_" and 24 of them, as in OpenAI's ids.
     """
 
     name: str
@@ -214,7 +214,7 @@ GENERIC = ToolFormat("generic", (), tool_parsers.bare_json, _BARE)
 
 
 def written(tool_format: ToolFormat, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Writes calls, each a name and arguments, as text in the notation of the family."""
+    """Returns the text of calls, each a name and arguments, in the notation of the family."""
     notation = tool_format.notation
     if isinstance(notation, TaggedNotation):
         return notation.between.join(_written_tags(notation, name, arguments) for name, arguments in calls)
@@ -247,7 +247,7 @@ _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def call_id(tool_format: ToolFormat, seed: int, prompt_token_ids: Sequence[int], continuation: int, index: int) -> str:
-    """Returns the id of a call, made from all inputs that decide its text: a retry or a resumed job gets the same id.
+    """Returns the id of a call, made from all inputs that decide its text. A retry or a resumed job gets the same id.
 
     Args:
         seed: the seed of the request.

@@ -1,6 +1,6 @@
 """Makes the grammar of a family's tool calls from the schemas of the tools.
 
-There are three grammars: of required calls, of calls within free text, and of calls in place of an answer in a form.
+There are three grammars: required calls, free text with calls, and either calls or an answer in a given form.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: 
 
     Args:
         tools: the tools that may be called. A tool that the grammar cannot express is left out if others remain.
-        spell: gives the form of a mark of the family in Lark.
+        spell: returns a mark of the family in Lark's notation.
         parallel: allow more than one call.
 
     Raises:
@@ -55,7 +55,7 @@ def grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: 
 def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, parallel: bool) -> CallGrammar | None:
     """Returns the grammar of free text in which every call has the right form.
 
-    None: calls of the family begin with no mark, or the family has a ToolFormat.thought.
+    Returns None if the calls of the family do not begin with a mark, or if the family has a ToolFormat.thought.
 
     Args:
         as for grammar(); no tool is left out.
@@ -83,7 +83,7 @@ def lazy_grammar(tool_format: ToolFormat, tools: Schemas, spell: Spell, *, paral
 
 
 def answer_grammar(tool_format: ToolFormat, tools: Schemas, form: str, spell: Spell, *, parallel: bool) -> CallGrammar:
-    """Returns the grammar of calls, as grammar() has it, or of a text of a given form.
+    """Returns a grammar that accepts either calls, as in grammar(), or a text of a given form.
 
     Args:
         form: the form of the text: the right side of a Lark rule.
@@ -158,7 +158,7 @@ def _add_call(
     *,
     beside_form: bool,
 ) -> tuple[str, ...]:
-    """Adds the rules of one call; returns the parts of its schema that they do not enforce. Raises SamplingError."""
+    """Adds the rules of one call. Returns the formats that the rules do not enforce. Raises SamplingError."""
     if not _reads(tool_format, name, ()):
         raise _unreadable(tool_format, f"a function has the name {show(name)}", " 64 of them at most")
     rules.about = f"{PARAMETERS} of {show(name)}"
@@ -196,7 +196,7 @@ def _whole_call(notation: JsonNotation, name: str, schema: Mapping[str, Any]) ->
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Returns a schema with its references adjusted to the place within another schema to which it moves."""
+    """Returns a schema for use at `place` within another schema: its references are adjusted."""
     if isinstance(schema, list):
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, Mapping):
@@ -212,7 +212,7 @@ def _json(schema: Mapping[str, Any]) -> str:
 
 
 def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a schema without arguments that it does not name, unless it allows them."""
+    """Returns a schema that forbids arguments it does not name, unless it has additionalProperties."""
     names = names_of(schema)
     if names is None or "additionalProperties" in schema:
         return schema

@@ -1,9 +1,9 @@
 """Finds tool calls in generated text, with one reader for each family of models.
 
-A reader goes through the text once (scanner.py) and reports to ToolParser: text, the beginning of a call, and more of
-its arguments. A call begins when the reader has read the name of a given tool and its arguments begin. Before that, a
-part that does not fit is text after all, together with its markers. After that, the call stays a call: arguments that
-are no JSON, or are cut off, are passed on as they came.
+A reader reads the text once (scanner.py) and reports text, the beginning of a call, and pieces of its arguments to
+ToolParser. A call begins when the reader has read the name of a given tool and its arguments begin. Before this point,
+a part that does not fit becomes text, together with its markers. After this point, the call remains a call: arguments
+that are not JSON, or are cut off, are emitted as the model wrote them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from llamabatch.request.tool_calls import ToolCallDelta
 
 Reader = Callable[["ToolParser"], Generator[None, None, None]]
 
-_MOST_HEADER = 512  # characters of the part of a call that holds its name
+_MOST_HEADER = 512  # characters of the part of a call that contains its name
 _NEVER = ("\0\0",)  # a marker that no model writes
 _NO, _WHOLE, _BROKEN = range(3)  # no call; a call; a call whose arguments are no JSON, read to the end marker
 
 
 class ToolParser:
-    """A parser that finds tool calls in text as it comes.
+    """A parser that finds tool calls in text that comes piece by piece.
 
     Args:
         reader: the reader of the model's family.
@@ -42,8 +42,8 @@ class ToolParser:
         self._make_id = make_id
         self._parallel = parallel
         self._n_calls = 0
-        self._n_text = 0  # characters
-        self._spaces: str | None = ""  # whitespace, dropped if a call follows; None: text came since the last call
+        self._n_text = 0  # characters of text so far
+        self._spaces: str | None = ""  # held whitespace, dropped if a call follows; None: text came since the last call
         self._text: list[str] = []
         self._deltas: list[ToolCallDelta] = []
         self._reading = reader(self)
@@ -54,7 +54,7 @@ class ToolParser:
         return self._go_on()
 
     def finish(self, text: str = "") -> Delta:
-        """Takes the last piece; returns everything that is still held back."""
+        """Appends the last piece of text. Returns all parts that were held back."""
         self.scanner.push(text)
         self.scanner.ended = True
         delta = self._go_on()
@@ -70,7 +70,7 @@ class ToolParser:
         return delta
 
     def text(self, text: str) -> None:
-        """Adds text outside of calls (for readers). Text of only whitespace beside a call is dropped."""
+        """Adds text outside of calls (for readers). Text that is only whitespace is dropped beside a call."""
         if self._spaces is None:
             self._add(text)
         elif text and not text.isspace():
@@ -128,7 +128,7 @@ def hermes(p: ToolParser) -> Reading[None]:
 
 
 def bare_json(p: ToolParser) -> Reading[None]:
-    """Reads {"name": …, "parameters": {…}} behind <|python_tag|> or at the beginning, and there also a list of them."""
+    """Reads {"name": …, "parameters": {…}} behind <|python_tag|>, or one or a list of them at the beginning."""
     s, tag = p.scanner, "<|python_tag|>"
     marker = ""
     s.mark(0)
@@ -170,7 +170,7 @@ def _json_list(p: ToolParser, *ends: str) -> Reading[int]:
 
 
 def _json_objects(p: ToolParser, ends: tuple[str, ...] = (), *separators: str) -> Reading[int]:
-    """Reads calls one after another. Returns _NO only if the first one is no call.
+    """Reads calls one after another. Returns _NO only if the first object is no call.
 
     Args:
         ends: markers that end arguments which are no JSON.
@@ -232,7 +232,7 @@ def _deepseek_call(p: ToolParser, end: str) -> Reading[int]:
 
 
 def kimi(p: ToolParser) -> Reading[None]:
-    """Reads <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>, in section markers."""
+    """Reads <|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|> in section markers."""
     marks = (f"<|tool_{each}|>" for each in ("calls_section_begin", "call_begin", "call_end", "calls_section_end"))
     return _sections(p, _kimi_call, *marks)
 
@@ -248,10 +248,10 @@ def _kimi_call(p: ToolParser, end: str) -> Reading[int]:
 def _sections(
     p: ToolParser, read: Callable[[ToolParser, str], Reading[int]], section: str, begin: str, end: str, last: str
 ) -> Reading[None]:
-    """Reads sections of calls: the marker `section`, for each call `begin`, the call and `end`, and the marker `last`.
+    """Reads sections of calls. A section is the marker `section`, then `begin`, a call and `end` repeated, then `last`.
 
     Args:
-        read: reads a call, up to the marker `end`, which it gets.
+        read: (parser, `end`) -> result; reads a call up to the marker `end`.
     """
     s = p.scanner
     while marker := (yield from s.until((section, begin), p.text)):
@@ -345,7 +345,7 @@ _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
 def harmony(p: ToolParser) -> Reading[None]:
     """Reads <|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>.
 
-    The recipient may stand anywhere before <|message|>. OutputParser removes the marks of other messages.
+    The recipient may be anywhere before <|message|>. OutputParser removes the marks of other messages.
     """
     s = p.scanner
     while marker := (yield from s.until(("<|start|>", "<|channel|>", " to=functions."), p.text)):
@@ -405,7 +405,7 @@ class _Arguments:
             p.arguments("".join(parts))
 
     def _nested(self, brackets: Sequence[str], closing: str) -> Reading[str | None]:
-        """Reads a list or an object, and its closing tag; None: none comes. Strings in it may contain the tag, too."""
+        """Reads a list or an object and the closing tag; None: something else comes. Strings may contain the tag."""
         s = self._p.scanner
         s.mark(0)
         yield from s.spaces()
@@ -427,7 +427,9 @@ def _escaped(text: str) -> str:
 
 
 def to_json(text: str, types: frozenset[str] | None) -> str:
-    """Returns a value between tags as JSON: of one of these types if it can be read so, else a string.
+    """Returns a value between tags as JSON.
+
+    A text that is no JSON becomes a string. So does a value of another type than `types`, if these include strings.
 
     Args:
         types: type names of JSON schema; None: any type.
@@ -535,7 +537,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _object(value: str) -> str | None:
-    """Returns the text of an object from a JSON value: an object, null, or a string that holds one; None: no object."""
+    """Returns the object in a JSON value (an object, null, or a string with either) as text; None: there is none."""
     value = value.strip()
     if value.startswith('"'):
         value = _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", json.loads(value)).strip()
@@ -555,7 +557,7 @@ def _string(s: Scanner) -> Reading[str | None]:
 
 
 def _value(s: Scanner) -> Reading[str | None]:
-    """Reads one JSON value and returns its text; None: no whole value comes."""
+    """Reads one JSON value and returns its text, or None if the answer ends or breaks before the value is complete."""
     scan, parts = JsonScan(), []
     while True:
         s.at, text = scan.read(s.buffer, s.at)

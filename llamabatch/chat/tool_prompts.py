@@ -12,8 +12,8 @@ from llamabatch.chat.tool_formats import ToolFormat, example
 def described(messages: Sequence[Message], tools: Tools, tool_format: ToolFormat) -> list[list[Message]]:
     """Returns the messages with a description of the tools, in one or two versions.
 
-    The description is added to the system message. If there is none, the first version has a new system message. The
-    second version, for templates that refuse a system message, has the description in the first message.
+    The description is added to the system message. Without a system message, the first version adds a new one. The
+    second version, for templates that refuse a system message, adds the description to the first message.
     """
     text = description(tools, tool_format)
     first, rest = messages[0], list(messages[1:])

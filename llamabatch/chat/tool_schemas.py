@@ -15,8 +15,8 @@ TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "o
 STRING = frozenset(("string",))
 NESTED = frozenset(("array", "object"))
 
-_DEEPEST = 64  # schemas within schemas
-_MOST_LOOKS = 50_000  # schemas looked at; usual tools take about ten for each argument
+_DEEPEST = 64  # levels of schemas within schemas
+_MOST_LOOKS = 50_000  # looks at schemas; usual tools need about ten for each argument
 _MOST_PARTS = 2000  # parts of a schema looked at for one name
 
 
@@ -30,13 +30,13 @@ def refused(about: str, what: str) -> SamplingError:
 
 
 class Budget:
-    """A limit of the work on the schemas of one request, as schemas may refer to one another again and again."""
+    """A limit of the work on the schemas of one request, because schemas may refer to one another many times."""
 
     def __init__(self) -> None:
         self._left = _MOST_LOOKS
 
     def spend(self, about: str, looks: int = 1) -> None:
-        """Takes looks from the budget. Raises SamplingError when it is spent."""
+        """Takes looks from the budget. Raises SamplingError when the budget is spent."""
         self._left -= looks
         if self._left < 0:
             raise SamplingError(f"tools are refused: {about}: the schema is too large, or has too many references")
@@ -64,11 +64,11 @@ def types_of_value(value: object) -> frozenset[str]:
 
 
 class TypesOf:
-    """A function from a schema, which may refer to itself, to the types that it allows to values of finite depth.
+    """A function from a schema to the types of its values. A schema may refer to itself; its values have finite depth.
 
     Args:
         root: as for types_of().
-        spend: called for each look at a schema; None: a schema that takes too many looks allows any type.
+        spend: called for each look at a schema; None: a schema that needs too many looks allows any type.
     """
 
     def __init__(self, root: object, spend: Callable[[], None] | None = None) -> None:
@@ -125,7 +125,7 @@ def types_named(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def unknown_type(schema: Mapping[str, Any]) -> object:
-    """Returns the part of "type" that is no JSON type; None: there is none."""
+    """Returns the first part of "type" that is no JSON type; None: all parts are JSON types."""
     names = _type_names(schema)
     if names is None:
         return schema.get("type")
@@ -133,7 +133,7 @@ def unknown_type(schema: Mapping[str, Any]) -> object:
 
 
 def lists_of_values(schema: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-    """Yields the lists of allowed values, from const and enum. A value must be in each of them."""
+    """Yields the lists of allowed values, from const and enum. A value must be in each of these lists."""
     if "const" in schema:
         yield [schema["const"]]
     if isinstance(choices := schema.get("enum"), (list, tuple)):
@@ -168,7 +168,7 @@ def count(schema: Mapping[str, Any], key: str, about: str) -> int | None:
 
 
 def of_argument(root: Mapping[str, Any], name: str) -> object:
-    """Returns a schema that fits all values of an argument, joined from all places that mention it; True: none does.
+    """Returns the schema of an argument, joined from all places that mention the argument; True: no place does.
 
     Args:
         root: the schema of all arguments.
@@ -212,9 +212,10 @@ def _of_argument(schema: object, name: str, root: object, budget: Iterator[int],
 
 
 def _here(schema: Mapping[str, Any], name: str) -> object:
-    """Returns the schema that a schema has for an argument, without schemas that it joins; None: none.
+    """Returns a schema's own schema of an argument, without $ref, allOf, anyOf and oneOf; None: there is none.
 
-    A name outside of `properties` counts as a match of any pattern, as Python's regular expressions can take forever.
+    A name outside of `properties` counts as a match of every pattern, because Python's regular expressions can run
+    forever.
     """
     properties, patterns = schema.get("properties"), schema.get("patternProperties")
     if isinstance(properties, Mapping) and name in properties:
@@ -226,7 +227,7 @@ def _here(schema: Mapping[str, Any], name: str) -> object:
 
 
 def names_of(root: Mapping[str, Any]) -> list[str] | None:
-    """Returns the names of arguments anywhere in a schema; None: it lists none, or a joined schema allows others."""
+    """Returns the names of arguments anywhere in a schema; None: no `properties`, or a joined schema allows others."""
     is_listed, found = False, dict[str, None]()
     left: list[object] = [root]
     seen: set[str] = set()

@@ -1,8 +1,8 @@
 """The command line: one file per command, each a thin layer over the library.
 
-The result goes to stdout, everything else to stderr. Exit codes: 0 done, 1 a part failed, 2 usage or bad input,
-3 an error of the engine or the installation, 141 the reader of stdout has closed it, 130 interrupted, 143 ended by
-SIGTERM, 129 the terminal was closed (see utils/interrupts.py). Imports all other packages.
+The result goes to stdout, everything else to stderr. Exit codes: 0 done; 1 a part failed; 2 usage or bad input;
+3 an error of the engine or the installation; 141 the reader of stdout has closed it; 130 interrupted; 143 ended by
+SIGTERM; 129 the terminal was closed (see utils/interrupts.py). Imports all other packages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from llamabatch.errors import InputError, LlamaBatchError, visible
 from llamabatch.utils import interrupts
 from llamabatch.utils.checks import nearest
 
-# Commands and their summaries. With them --help need not import every command.
+# Command -> its summary. --help reads the summaries here, so it need not import every command.
 COMMANDS = {
     "chat": "Talk with a model in the terminal.",
     "generate": "Continue one prompt and stream the text to stdout.",
@@ -53,7 +53,7 @@ _NO_READER = 141  # 128 + SIGPIPE, the exit code of other tools
 
 
 class LazyGroup(click.Group):
-    """A group that imports the file of a command on first use, so that `--help` and `doctor` need no engine."""
+    """A group that imports the file of a command at its first use, so that `--help` and `doctor` import no engine."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -82,12 +82,12 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds a command, and sets the user's defaults for its options."""
+        """Finds a command, and sets the user's defaults (config.toml) for its options."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             raise click.UsageError(f"No such command {name!r}{nearest(name, COMMANDS)}", ctx)
         found, command, rest = super().resolve_command(ctx, args)
-        wants_help = {"-h", "--help", "--help-all"} & set(rest)  # help must work with a broken config file
+        wants_help = {"-h", "--help", "--help-all"} & set(rest)  # help must work even if the config file is broken
         if command is not None and not (ctx.resilient_parsing or wants_help or name in _WITHOUT_DEFAULTS):
             from llamabatch.cli.config_file import check_named, defaults
 
@@ -99,7 +99,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except LlamaBatchError as error:
-            if interrupts.came() is not None:  # an interrupted import or load may raise a LlamaBatchError, too
+            if interrupts.came() is not None:  # a signal during an import or a load may cause a LlamaBatchError
                 raise
             echo_wrapped(f"Error: {error}")
             ctx.exit(2 if isinstance(error, InputError) else 3)
@@ -118,12 +118,12 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command line. A signal ends it with the exit code of the signal, a closed stdout with 141, both without
-    a traceback."""
+    """Runs the command line. A signal ends it with the exit code of the signal. A closed stdout ends it with 141.
+    Neither prints a traceback."""
     _open_streams()
     interrupts.guard()
     if _COMPLETING in os.environ:
-        importlib.import_module("llamabatch.cli.completion")  # registers our reader of bash's line
+        importlib.import_module("llamabatch.cli.completion")  # registers the class for bash's completion
     try:
         code = cli.main(standalone_mode=False, **_narrow())
     except (click.Abort, KeyboardInterrupt):
@@ -138,12 +138,12 @@ def main() -> None:
             code = _interrupted()
     except Exception as error:
         if interrupts.came() is not None:
-            code = _interrupted()  # code in between may have turned the signal's exception into any other
+            code = _interrupted()  # some code may have turned the signal's KeyboardInterrupt into another exception
         elif isinstance(error, OSError) and error.errno in _NO_ROOM:
             code = _no_room(error)
         else:
             raise
-    interrupts.guard()  # from here on a signal may end the process at once, since nothing is left to save
+    interrupts.guard()  # from here on, signals end the process at once, since nothing is left to save
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -163,12 +163,12 @@ def _no_room(error: OSError) -> int:
 
 def _open_streams() -> None:
     """Opens os.devnull for each standard stream that is closed, as after `2>&-`. Otherwise the next opened file would
-    get the descriptor, and with it the output of llama.cpp."""
+    get the stream's descriptor, and llama.cpp would write its messages into this file."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `number`
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))  # noqa: SIM115  # for good
 
@@ -180,7 +180,7 @@ def _interrupted() -> int:
 
 
 def _narrow() -> dict[str, Any]:
-    """Returns click's setting of the help's width on a terminal that is narrower than click supports."""
+    """Returns click's setting for the width of help texts if the terminal is narrower than click's least width."""
     columns = shutil.get_terminal_size().columns
     return {"terminal_width": max(_LEAST_WIDTH, columns - 2)} if columns < _CLICK_LEAST_WIDTH else {}
 
@@ -189,7 +189,7 @@ def echo_wrapped(text: str, *, err: bool = True) -> None:
     """Prints sentences to stderr or stdout, with control characters escaped, and wrapped on a terminal."""
     from llamabatch.utils.console import for_terminal  # imported late, since it imports rich
 
-    with contextlib.suppress(OSError) if err else contextlib.nullcontext():  # a full disk has no room for messages
+    with contextlib.suppress(OSError) if err else contextlib.nullcontext():  # stderr may be a file on a full disk
         click.echo(for_terminal(visible(text), sys.stderr if err else sys.stdout), err=err)
 
 

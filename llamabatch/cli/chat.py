@@ -34,7 +34,7 @@ from llamabatch.tools.chat_session import NAMES, ChatSession, Leave
 from llamabatch.utils import interrupts, system
 
 _PROMPT, _MORE = "> ", ". "
-# Control characters are removed, so that the text of a model cannot move the cursor or change the title.
+# Control characters are removed, so that a model's text cannot move the cursor or change the terminal's title.
 _CONTROLS = dict.fromkeys([n for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"])
 
 
@@ -79,8 +79,8 @@ def chat(
 
 
 def _talk(session: ChatSession) -> None:
-    """Answers messages and runs commands until the user leaves. Raises EngineClosedError, and KeyboardInterrupt for
-    signals other than Ctrl-C."""
+    """Answers messages and runs commands until the user leaves. Raises EngineClosedError, and KeyboardInterrupt after
+    a signal other than Ctrl-C."""
     system.edit_lines(_completed, " \n")
     while True:
         try:
@@ -118,7 +118,7 @@ def _line(prompt: str) -> str:
     try:
         if sys.stdout.isatty():
             return interrupts.read_line(lambda: input(prompt))
-        click.echo(prompt, nl=False, err=True)  # the prompt goes to stderr, since stdout is for the answers
+        click.echo(prompt, nl=False, err=True)  # stdout is a file or a pipe, and must contain only the answers
         return interrupts.read_line(input)
     except EOFError:
         click.echo(err=not sys.stdout.isatty())
@@ -130,13 +130,13 @@ def _has_styles() -> bool:
 
 
 def _completed(text: str, state: int) -> str | None:
-    """Returns command number `state` that begins with a text, for readline; None after the last command."""
+    """Returns the completion number `state` of a text for readline: a command, or None after the last one."""
     found = [name for name in NAMES if name.startswith(text)] if text.startswith("/") else []
     return found[state] if state < len(found) else None
 
 
 def _show(pieces: Generator[SequenceOutput, None, None]) -> None:
-    """Writes the pieces of an answer as they come. Closes the generator, also at an interrupt."""
+    """Writes the pieces of an answer as they come. Always closes the generator, even after an interrupt."""
     terminal, thinks, begun = sys.stdout.isatty(), False, False
     dim = terminal and _has_styles()
     try:

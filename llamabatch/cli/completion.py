@@ -34,7 +34,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class Bash(BashComplete):
-    """The completion for bash. click's own splits words as bash does, also at the colon of owner/repo:Q4_K_M."""
+    """The completion for bash. click's own class would split owner/repo:Q4_K_M at the colon, as bash does."""
 
     source_template = _BASH
 
@@ -50,12 +50,12 @@ class Bash(BashComplete):
         return words[1:], incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Returns a reply without the text that bash keeps."""
+        """Returns a reply without the beginning that bash does not replace."""
         return f"{item.type},{item.value.removeprefix(self._kept)}"
 
     @staticmethod
     def _check_version() -> None:
-        """Skips click's check of the bash on the path, since another bash may read the script."""
+        """Does nothing. click would check the version of the bash on the path, but another bash may read the script."""
 
 
 add_completion_class(Bash)

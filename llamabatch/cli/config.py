@@ -18,7 +18,7 @@ from llamabatch.utils.checks import show
 
 @dataclass(frozen=True)
 class _Variable:
-    """An environment variable that is set.
+    """An environment variable that is set and gives an option its default.
 
     Attributes:
         commands: the commands that read the variable.
@@ -76,7 +76,7 @@ def config(path_only: bool, as_json: bool) -> None:
 
 
 def _variables() -> dict[str, _Variable]:
-    """Returns the variables LLAMABATCH_… that are set, by their options. The values of keys and tokens are hidden."""
+    """Returns option -> variable LLAMABATCH_… for all variables that are set. Hides the values of keys and tokens."""
     found: dict[str, _Variable] = {}
     for command in COMMANDS:
         for option, param in options_of(cli.command_of(command)).items():
@@ -100,7 +100,8 @@ def _check(name: str, option: click.Option, command: str) -> None:
 
 
 def _overruled(setting: Setting, variable: _Variable | None) -> tuple[bool, str]:
-    """Returns True if a setting of the file is in force for any command, and a remark if a variable overrides it."""
+    """Returns whether a setting of the file is in force for at least one command, and a remark if a variable overrides
+    the setting."""
     if variable is None or (setting.section and setting.section not in variable.commands):
         return True, ""
     is_partial = bool(variable.readers) and not setting.section

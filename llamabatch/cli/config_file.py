@@ -1,7 +1,7 @@
-"""Reads config.toml, the user's defaults for options. A flag overrides the environment, which overrides the file.
+"""Reads config.toml, the user's defaults for options. Flags and environment variables override these defaults.
 
 Keys are names of options, with - or _. A key in a section such as [run] is for this command alone. Values are converted
-to the texts of a command line, so that the option itself checks them.
+to texts as on a command line, so that the option itself checks them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _KEY = re.compile(r"""\s*["']?([\w-]+)["']?\s*=""")
 
 @dataclass(frozen=True)
 class Setting:
-    """A default in the file.
+    """An option's default in config.toml.
 
     Attributes:
-        section: the command of the setting; "" for all commands with the option.
+        section: the command that the default is for; "": all commands that have the option.
         key: the key as written in the file.
-        value: the value as TOML gives it.
+        value: the value as the TOML parser returns it.
         line: the line number, from 1; 0 if it was not found.
     """
 
@@ -47,7 +47,7 @@ class Setting:
 
 
 def config_path() -> Path:
-    """Returns the path of the file, which may not exist. LLAMABATCH_CONFIG names another file."""
+    """Returns the path of the user's config.toml, or the path in LLAMABATCH_CONFIG. The file need not exist."""
     override = os.environ.get(VARIABLE)
     if override:
         return Path(absolute(override))
@@ -79,7 +79,7 @@ def read_settings(path: Path, commands: Iterable[str]) -> list[Setting]:
     except FileNotFoundError:
         return []
     except PermissionError as error:
-        if not os.path.lexists(path):  # The user may not look into the folder, so the file is not for this user.
+        if not os.path.lexists(path):  # the folder is not readable either, so the file belongs to another user
             return []
         raise click.UsageError(f"{path} cannot be read: {reason(error)}") from error
     except (OSError, ValueError) as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors
@@ -115,14 +115,14 @@ def _place(path: Path, line: int) -> str:
 def defaults(
     name: str, command: click.Command, commands: Iterable[str], command_of: Callable[[str], click.Command]
 ) -> dict[str, Any]:
-    """Returns the defaults of the file for a command, by the names of its parameters.
+    """Returns parameter -> default in the file, for the parameters of a command.
 
     Args:
         commands: names of all commands.
         command_of: returns a command by its name; called only for keys that `command` does not have.
 
     Raises:
-        UsageError: an unknown key or section, or a value that its option refuses, with the file and the line.
+        UsageError: a key or a section is unknown, or an option refuses its value. The message names file and line.
     """
     path = config_path()
     found: dict[str, Any] = {}
@@ -159,7 +159,7 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 
 
 def _checked(path: Path, setting: Setting, option: click.Option, command: click.Command) -> Any:
-    """Returns the value as the command line would give it. Raises UsageError."""
+    """Returns the value as a text of the command line, or a bool for a flag. Raises UsageError."""
     value, where = setting.value, f"{_place(path, setting.line)}: {setting.key} is {show(setting.value)}"
     if option.is_flag:
         if not isinstance(value, bool):

@@ -10,7 +10,7 @@ from llamabatch.cli.help_groups import GroupedCommand
 from llamabatch.tools.doctor import Check, Report, Status, examine
 from llamabatch.utils.checks import counted
 
-_LEAST_DETAIL = 40  # the fewest columns with which a detail is shown beside its name
+_LEAST_DETAIL = 40  # with fewer columns for the details, they are shown below the names instead of beside them
 _UNWRAPPED = 100_000
 _EXTRA, _ABSENT = "extra ", "not installed"
 # Findings that are shown even if their status is OK.
@@ -36,7 +36,7 @@ def doctor(ctx: click.Context, as_json: bool, verbose: bool) -> None:
 
 
 def _shortened(checks: tuple[Check, ...]) -> tuple[Check, ...]:
-    """Returns the faults, then the findings in _USUAL, and one finding for all extras."""
+    """Returns the checks that failed, then those in _USUAL, then one check that sums up the optional packages."""
     faults = sorted((each for each in checks if each.status is not Status.OK), key=lambda each: each.status.value)
     fine = [each for each in checks if each.status is Status.OK]
     extras = [each for each in fine if each.name.startswith(_EXTRA) and each.name != "extra buffers"]
@@ -48,7 +48,7 @@ def _shortened(checks: tuple[Check, ...]) -> tuple[Check, ...]:
 
 
 def _print(report: Report, checks: tuple[Check, ...]) -> None:
-    """Prints name, status and detail side by side, or below each other on a narrow terminal. Lines are wrapped only on
+    """Prints name, status and detail side by side, or the detail below them on a narrow terminal. Wraps lines only on
     a terminal."""
     from rich.text import Text
 

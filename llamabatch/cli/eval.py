@@ -125,9 +125,9 @@ def _number(value: Any) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps other output from stdout, and other progress bars than the engine's from stderr.
+    """Redirects stdout to stderr, and hides all progress bars except the engine's.
 
-    lm_eval and datasets show a bar for each phase of each task. lm_eval also runs git, which prints an error outside of
+    lm_eval and datasets show a bar for each phase of each task. lm_eval also runs git, and git prints an error outside
     a repository.
     """
     import datasets
@@ -143,7 +143,7 @@ def _quiet() -> Iterator[None]:
 
     def quiet_bootstrap(*args: Any, **given: Any) -> Any:
         with contextlib.redirect_stdout(io.StringIO()), _replaced((tqdm, "tqdm", no_bar)):
-            return bootstrap(*args, **given)  # not None, since this function replaces an existing one
+            return bootstrap(*args, **given)  # never None here, since _replaced skips a missing attribute
 
     had_bars = not datasets.are_progress_bars_disabled() and "HF_DATASETS_DISABLE_PROGRESS_BARS" not in os.environ
     with (
@@ -166,8 +166,12 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Replaces attributes of modules during the block, each given as (module, name, value). An attribute that a module
-    lacks is skipped. The attributes are not part of lm_eval's public interface, so another version may lack them."""
+    """Replaces attributes of modules during the block. Skips an attribute that the module lacks, because these
+    attributes are not part of lm_eval's public interface.
+
+    Args:
+        changes: for each attribute, the module, its name, and the value during the block.
+    """
     changes = tuple(each for each in changes if hasattr(each[0], each[1]))
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]
     try:
@@ -203,19 +207,19 @@ def _configured(model: str, given: dict[str, Any]) -> tuple[Any, Any]:
         tasks = config.process_tasks({**config.metadata, "model": model})
     except LlamaBatchError:
         raise
-    except Exception as error:  # the user's YAML file, which may name functions, can raise any exception
+    except Exception as error:  # functions that the user's YAML file names can raise any exception
         raise ConfigError(f"lm_eval refuses this: {error}") from error
     return config, tasks
 
 
 def _seed(seeds: list[int | None] | None, default: int) -> int:
-    """Returns the seed for sampling: torch's seed, with which other models of lm_eval sample."""
+    """Returns the seed for sampling. lm_eval's other models sample with torch's seed, the third."""
     found = None if seeds is None else seeds[2]
     return default if found is None else found
 
 
 def _evaluated(lm: Any, model: str, config: Any, tasks: Any) -> dict[str, Any]:
-    """Runs the tasks, writes the results to --output, and returns them. Raises SetupError if lm_eval fails."""
+    """Runs the tasks, writes the results to --output, and returns the results. Raises SetupError if lm_eval fails."""
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 

@@ -17,9 +17,9 @@ from llamabatch.config.other_servers import SETTINGS
 from llamabatch.utils.checks import reason, show
 
 Args = tuple[str, ...]
-TRUE = ("on", "enabled", "true", "1")  # common/arg.cpp, is_truthy and is_falsey
+TRUE = ("on", "enabled", "true", "1")  # TRUE and FALSE are as in llama.cpp (common/arg.cpp, is_truthy, is_falsey)
 FALSE = ("off", "disabled", "false", "0")
-MANY = -1  # the flag takes one value or more, up to the next flag
+MANY = -1  # the flag has one or more values: all words up to the next flag
 LLAMA, VLLM = "llama-server", "vLLM"
 
 
@@ -31,10 +31,10 @@ class Row:
         program: the server, LLAMA or VLLM.
         names: the names of the flag.
         negatives: names that turn the flag off.
-        env: environment variables of llama-server, older names first; "": none.
+        env: environment variables of llama-server, with blanks between them, older names first; "": none.
         takes: number of values; MANY: one or more.
-        args: returns our arguments for a value; None: no arguments.
-        on, off: our arguments for a flag without a value.
+        args: converts a value to our arguments; None: the flag becomes no arguments.
+        on, off: our arguments if a flag without a value turns something on or off.
         note: the reason why the flag has no effect, shown when it is given; "": nothing is shown.
         cure: advice, shown when a value is refused.
         fine: values that are accepted although `cure` refuses the others.
@@ -94,7 +94,7 @@ def _words(text: str | list[str]) -> Args:
 
 
 def _args(entry: Mapping[str, Any]) -> Callable[[str], Args] | None:
-    """Returns a function from a value to our options; None if the entry has none."""
+    """Returns the function that converts a value of the flag to our options; None if the entry names no options."""
     if "call" in entry:
         return CALLS[entry["call"]]
     if "values" in entry:
@@ -174,7 +174,7 @@ def _counted(value: str) -> str:
 
 
 def _module(value: str) -> str:
-    """Returns name=path of an adapter from name=path or vLLM's JSON."""
+    """Returns an adapter as name=path. The value is in this form already, or is vLLM's JSON object."""
     if not value.lstrip().startswith("{"):
         return value
     try:
@@ -208,13 +208,13 @@ VALUES: Mapping[str, Callable[[str], str]] = {
 
 
 def _each(value: str) -> Args:
-    """Returns --lora for each part of a list. An existing file with a comma in its name is one part."""
+    """Returns --lora for each part of a comma-separated list. An existing file with a comma in its name is one part."""
     parts = [value] if os.path.exists(value) else [part for part in value.split(",") if part]
     return tuple(arg for part in parts for arg in ("--lora", part))
 
 
 def _scaled(value: str) -> Args:
-    """Converts llama-server's path:scale to our path=scale, each with --lora."""
+    """Returns --lora with path=scale for each path:scale of llama-server's comma-separated list."""
     found: list[str] = []
     for part in value.split(","):
         path, colon, scale = part.rpartition(":")
@@ -238,7 +238,7 @@ def _spec_type(value: str) -> Args:
 
 
 def _speculative(value: str) -> Args:
-    """Converts vLLM's JSON: {"method": "ngram", "num_speculative_tokens": 5}, or with "model"."""
+    """Converts vLLM's JSON object with "method", "model" and "num_speculative_tokens" to our options."""
     try:
         given = json.loads(value)
         method, n_draft = given.get("method"), given.get("num_speculative_tokens")

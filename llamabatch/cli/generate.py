@@ -98,7 +98,8 @@ def _conversation(
 def _print(
     llm: LLM, prompt: Any, params: SamplingParams, adapters: dict[str, float] | None, template: str | None
 ) -> None:
-    """Writes the pieces as they come, or several continuations one after another. Raises as LLM.stream."""
+    """Writes the pieces of a single continuation as they come, or several continuations at the end. Raises as
+    LLM.stream."""
     pieces = llm.stream(prompt, params, chat_template=template, adapters=adapters)
     thinks = False
     try:
@@ -116,7 +117,7 @@ def _echo_thinking(piece: SequenceOutput, thinks: bool) -> bool:
     """Writes thinking to stderr, with a line break before the answer. Returns True while the thinking continues.
 
     Args:
-        thinks: the result for the previous piece.
+        thinks: the return value for the previous piece.
     """
     click.echo(piece.reasoning, nl=False, err=True)
     if thinks and (piece.text or piece.finished is not None):

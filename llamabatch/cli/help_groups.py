@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-# Groups of shared options, by the names of their parameters. An option in no group belongs to the command itself.
+# Group -> names of the parameters of its options. An option in no group is listed as the command's own.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Sampling": (
         *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
@@ -83,7 +83,7 @@ SERVER_GROUPS: dict[str, tuple[str, ...]] = {
 }
 _SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "others")
 _ENGINE = ("n_ctx", "n_threads", "n_gpu_layers")
-# For commands with many options: the options that `--help` shows; `--help-all` shows all.
+# Command -> names of the parameters that `--help` shows. For these commands only `--help-all` shows all options.
 SHORT: dict[str, tuple[str, ...]] = {
     "generate": (
         *("model", "chat", "system", "images", "sounds", "mmproj", "loras", *_SAMPLING, "stop", "json_schema"),
@@ -113,9 +113,9 @@ SHORT: dict[str, tuple[str, ...]] = {
     ),
 }
 ALL = "--help-all"
-_MEANT = {"--adapter": "--lora", "--adapters": "--lora"}  # names of other programs
+_MEANT = {"--adapter": "--lora", "--adapters": "--lora"}  # other programs' option -> ours
 _MOST_NEAR = 3
-_NEAR = 0.75  # click's own 0.6 takes --json-schema for --no-use-mmap
+_NEAR = 0.75  # least similarity of a suggested option; with click's 0.6, --json-schema would suggest --no-use-mmap
 _UNDERSCORED = re.compile(r", --[a-z]+_\w+")  # spellings with underscores, which the help leaves out
 
 
@@ -135,7 +135,7 @@ class GroupedCommand(click.Command):
 
     @property
     def takes_model(self) -> bool:
-        """True if the command takes the model as its only argument, instead of --model."""
+        """True if the command accepts the model as its only argument, in place of --model."""
         has_model = any(each.name == "model" for each in self.params)
         return has_model and not any(isinstance(each, click.Argument) for each in self.params)
 
@@ -144,7 +144,8 @@ class GroupedCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), *(["[MODEL]"] if self.takes_model else [])]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the arguments. An error of a value from the environment names its variable."""
+        """Parses the arguments. A single argument without a flag may be the model. An error in an environment variable
+        names the variable."""
         if self.takes_model and not ctx.resilient_parsing:
             given, rest, _ = self.make_parser(ctx).parse_args(list(args))
             if len(rest) == 1 and "model" not in given:
@@ -160,7 +161,8 @@ class GroupedCommand(click.Command):
             raise
 
     def _near(self, name: str) -> list[str]:
-        """Returns the options that an unknown option may mean: those of which it is a part, else the most similar."""
+        """Returns suggestions for an unknown option: our option in _MEANT, else options that start or end with its
+        name, else the most similar options."""
         names = [opt for each in self.params for opt in (*each.opts, *each.secondary_opts) if opt.startswith("--")]
         parts = [each for each in names if each.startswith(name) or each.endswith(f"-{name.lstrip('-')}")]
         meant = [each for each in names if each == _MEANT.get(name)]
@@ -180,7 +182,7 @@ class GroupedCommand(click.Command):
         self.write_options(ctx, formatter, SHORT.get(str(self.name), ()))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Adds a line on ALL if not all options are shown."""
+        """Adds a line about --help-all if not all options are shown."""
         super().format_epilog(ctx, formatter)
         short = SHORT.get(str(self.name))
         if short is not None and not ctx.meta.get(ALL):
@@ -205,7 +207,7 @@ class GroupedCommand(click.Command):
 
 
 def _variable_of(ctx: click.Context, param: click.Parameter) -> str | None:
-    """Returns the environment variable of a parameter's value; None if the value is from elsewhere."""
+    """Returns the environment variable that set a parameter; None if no variable set it."""
     if ctx.get_parameter_source(str(param.name)) is not ParameterSource.ENVIRONMENT or not param.envvar:
         return None
     names = [param.envvar] if isinstance(param.envvar, str) else param.envvar

@@ -55,7 +55,7 @@ lora_option = click.option(
     help="A LoRA or control vector to apply, and its scale; may be given several times.",
 )
 
-# These fields get no generated option: --model and --lora are defined above, --seed is SamplingParams'.
+# These fields get no generated option: --model and --lora are defined above, and --seed is a sampling option.
 _NO_OPTIONS = ("model", "adapters", "seed")
 
 
@@ -63,8 +63,8 @@ _VALUES: dict[str, tuple[str, ...]] = {name: tuple(values) for name, values in C
 
 
 def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command]:
-    """Returns a decorator that adds an option for each field of EngineConfig except the excluded ones. The command gets
-    the given options as a dict in `engine`."""
+    """Returns a decorator that adds an option for each field of EngineConfig except the excluded ones. The command
+    receives the options that the user has given as a dict in `engine`."""
     chosen = [field for field in fields(EngineConfig) if field.name not in (*_NO_OPTIONS, *exclude)]
 
     def decorate(command: Command) -> Command:
@@ -82,12 +82,12 @@ def engine_options(exclude: tuple[str, ...] = ()) -> Callable[[Command], Command
 
 
 def variable_of(name: str) -> str:
-    """Returns the environment variable of an option from the name of its parameter."""
+    """Returns the name of an option's environment variable. `name`: the parameter of the option."""
     return f"LLAMABATCH_{name.upper()}"
 
 
 def engine_variables(command: click.Command) -> None:
-    """Lets the engine's options take their values from the environment, such as LLAMABATCH_N_SLOTS."""
+    """Makes a command read the engine's options from environment variables such as LLAMABATCH_N_SLOTS."""
     names = {field.name for field in fields(EngineConfig)}
     for each in command.params:
         if isinstance(each, click.Option) and each.name in names and each.envvar is None:
@@ -98,10 +98,10 @@ def _option(field: Field[Any]) -> Callable[[Command], Command]:
     flag = "--" + field.name.replace("_", "-")
     default = "" if field.default in (None, ()) else f"  [default: {str(field.default).lower()}]"
     text = field.metadata["help"] + default
-    # The default of the click option is None, since the library chooses the value of an option that is not given.
+    # The default for click is None, because the library itself chooses the value of an option that is not given.
     if isinstance(field.default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", field.name, default=None, help=text)
-    kind: Any = str  # also for options that EngineConfig parses from llama.cpp's notation
+    kind: Any = str  # EngineConfig parses texts in llama.cpp's notation itself
     if field.name in _VALUES:
         kind = Text(_VALUES[field.name])
     elif field.name in ("draft_model", "mmproj"):
@@ -193,11 +193,11 @@ _FORMS = ("structured_outputs", "response_format", "guided_json", "guided_regex"
 
 
 def sampling_options(command: Command, short: bool = True, is_chat: bool = False) -> Command:
-    """Adds the sampling options. The command gets the given fields of SamplingParams as a dict in `sampling`.
+    """Adds the sampling options. The command receives the given fields of SamplingParams as a dict in `sampling`.
 
     Args:
-        short: also add -n and -t, which have other meanings in llama-server.
-        is_chat: the length of an answer has no limit but n_ctx unless --max-tokens is given.
+        short: add -n and -t as well, which mean something else in llama-server.
+        is_chat: the help says that without --max-tokens only n_ctx limits the length of an answer.
     """
 
     @functools.wraps(command)
@@ -217,7 +217,10 @@ def sampling_options(command: Command, short: bool = True, is_chat: bool = False
 
 
 def form_options(command: Command) -> Command:
-    """Adds options for the form of the answers, whose value goes to `sampling`. Place it below `sampling_options`."""
+    """Adds --json-schema, --choice and --regex. Their value becomes `structured_outputs` in `sampling`.
+
+    This decorator must stand below `sampling_options`.
+    """
 
     @functools.wraps(command)
     def wrapped(
@@ -237,7 +240,7 @@ def form_options(command: Command) -> Command:
 
 
 def _form(json_schema: str | None, choice: tuple[str, ...] | None, regex: str | None) -> dict[str, Any] | None:
-    """Returns the structured_outputs of the options; None without such options."""
+    """Returns the structured_outputs that the options ask for; None if none is given. Raises UsageError."""
     given = {"json": json_schema, "choice": choice and list(choice), "regex": regex}
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) > 1:
@@ -254,6 +257,6 @@ def _form(json_schema: str | None, choice: tuple[str, ...] | None, regex: str | 
 
 
 def adapters_of(loras: tuple[tuple[str, float], ...]) -> tuple[tuple[tuple[str, str], ...], dict[str, float] | None]:
-    """Returns the values of --lora as names with paths, for the engine, and as names with scales, for the requests."""
+    """Names the adapters of --lora. Returns pairs of name and path for the engine, and name -> scale for requests."""
     paths = tuple((f"lora-{i}", path) for i, (path, _) in enumerate(loras))
     return paths, {f"lora-{i}": scale for i, (_, scale) in enumerate(loras)} or None

@@ -1,4 +1,4 @@
-"""Types of command line parameters, which convert a text to a value, or to a usage error with an example."""
+"""Types of command line parameters. They convert a text to a value, or raise a usage error with an example."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from llamabatch.utils.paths import TINY, absolute
 
 
 class AutoInt(click.ParamType):  # type: ignore[type-arg]  # generic in some releases of click only
-    """A whole number, "auto", or one of further words.
-
-    Args:
-        words: the further words.
-    """
+    """A whole number, "auto", or one of `words`."""
 
     def __init__(self, *words: str) -> None:
         self._words = ("auto", *words)
@@ -78,7 +74,7 @@ class Bias(click.ParamType):  # type: ignore[type-arg]
 
 
 class Param(click.ParamType):  # type: ignore[type-arg]
-    """A pair of a field of SamplingParams, or an alias, and its value. A value that is not JSON is a text."""
+    """A pair of a name (a field of SamplingParams or its alias) and a value. A value that is no JSON is a text."""
 
     name = "name=value"
 
@@ -111,7 +107,7 @@ class File(click.ParamType):  # type: ignore[type-arg]
 
 
 class ScaledFile(click.ParamType):  # type: ignore[type-arg]
-    """A pair of a path and a scale, which is the number after the last equals sign, by default 1."""
+    """A pair of a path and a scale. The scale is the number after the last equals sign, or 1 without a number."""
 
     name = "file[=scale]"
 
@@ -162,8 +158,8 @@ def _values(line: str) -> list[str]:
 
 
 class Columns(click.ParamType):  # type: ignore[type-arg]
-    """A tuple of names of columns, given with commas between them; "all" stays as it is. A name with a comma in it is
-    in double quotes, as in CSV."""
+    """A tuple of names of columns, given with commas between them; or "all". A name that contains a comma must be in
+    double quotes, as in CSV."""
 
     name = "all|names"
 
@@ -186,12 +182,13 @@ class CachedName(click.ParamType):  # type: ignore[type-arg]
 
 
 class ModelName(click.ParamType):  # type: ignore[type-arg]
-    """The name of a model, completed with folders, *.gguf files and the names in the caches."""
+    """The name of a model. A shell completes it to folders, *.gguf files and the names in the caches."""
 
     name = "model"
 
     def split_envvar_value(self, rv: str) -> list[str]:
-        """Returns the value as one name, which may have blanks, although the option may be given several times."""
+        """Returns the whole value as one name, which may contain blanks. click would split it at blanks if the option
+        may be given several times."""
         return [rv]
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -200,7 +197,7 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]
 
 
 class Text(click.ParamType):  # type: ignore[type-arg]
-    """A text that the library checks, completed with the allowed values."""
+    """A text that the library checks. A shell completes it to one of `choices`."""
 
     name = "text"
 
@@ -218,7 +215,7 @@ def _cached(incomplete: str) -> list[str]:
 
 
 def _files(incomplete: str, endings: tuple[str, ...]) -> list[str]:
-    """Returns folders, with a slash after the name, and files with these endings."""
+    """Returns the paths that begin with `incomplete`: folders, with a slash at the end, and files with `endings`."""
     folder, start = os.path.split(incomplete)
     try:
         entries = sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda entry: entry.name)
@@ -233,7 +230,8 @@ def _files(incomplete: str, endings: tuple[str, ...]) -> list[str]:
 
 
 class Texts(click.ParamType):  # type: ignore[type-arg]
-    """A tuple of texts, given with commas between them. A text with a comma in it is in double quotes, as in CSV."""
+    """A tuple of texts, given with commas between them. A text that contains a comma must be in double quotes, as in
+    CSV."""
 
     name = "texts"
 

@@ -1,4 +1,4 @@
-"""Shows the progress of long commands on stderr: a bar on a terminal, lines elsewhere. Both are context managers."""
+"""Shows the progress of `compare` and `tune` on stderr: a bar on a terminal only, and a line for each finished part."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def _settings(
     inputs: tuple[str, ...], output: str, task: Task, sampling: dict[str, Any], loras: tuple[tuple[str, float], ...],
     given: dict[str, Any],
 ) -> Settings:  # fmt: skip
-    """Returns the settings of a job. Takes the options out of `sampling` and `given`. Raises UsageError."""
+    """Returns the settings of a job. Removes the used options from `sampling` and `given`. Raises UsageError."""
     seed = sampling.pop("seed", None)
     reading = ReadOptions(
         SamplingParams.from_options(**sampling),

@@ -59,7 +59,7 @@ _FLAGS["threads"] = "--threads-http"  # --threads is a flag of llama-server for 
 _DEFAULTS = {"n_ctx": "fit", "isolate": "true"}
 _DEFAULT = re.compile(r"\[default: [^\]]*\]")
 _LINE, _MODEL = "llamabatch.line", "llamabatch.model"  # keys of a context's meta
-# Server options that a section of a preset file may have. The other server options hold for all models.
+# Server options that a preset file's section may set for its model. The other server options apply to all models.
 _OF_A_MODEL = (
     *("served_model_names", "any_model", "strict", "max_logprobs", "enable_thinking", "trust_request_chat_template"),
     *("lora_dir", "slots", "props", "threads"),
@@ -70,9 +70,8 @@ _ELSEWHERE = ("sampling", "chat_template", "chat_template_kwargs", "default_adap
 
 
 def unknown_variables(environ: Mapping[str, str], known: Collection[str]) -> list[str]:
-    """Returns a message for each variable LLAMABATCH_… that no option of `serve` reads. Such a variable may be a typing
-    error that leaves a server without its key. Variables that Kubernetes makes from the names of services are
-    ignored."""
+    """Returns a message for each variable LLAMABATCH_… that no option of `serve` reads. A misspelled variable could
+    otherwise leave a server without its key. Ignores variables that Kubernetes makes from the names of services."""
     messages = []
     for name in sorted(environ):
         if name.startswith(_PREFIX) and name not in known and not _OF_KUBERNETES.search(name):
@@ -85,20 +84,20 @@ def unknown_variables(environ: Mapping[str, str], known: Collection[str]) -> lis
 class ServeCommand(GroupedCommand):
     """A command that understands the flags and variables of llama-server and vLLM.
 
-    A flag overrides LLAMABATCH_…, which overrides LLAMA_ARG_…, which overrides the user's config file.
+    The first source that sets an option wins: a flag, LLAMABATCH_…, LLAMA_ARG_…, the user's config file.
     """
 
     groups = {"Options": (), **SERVER_GROUPS, **GROUPS}  # noqa: RUF012  # as of the base class
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:  # a shell completes an incomplete line
+        if ctx.resilient_parsing:  # a shell asks for completions of an incomplete line
             return super().parse_args(ctx, args)
         ctx.meta.setdefault(_LINE, tuple(args))
         options, negatives, takes = _flags(self)
         given = translate(args, takes | dict.fromkeys(negatives, 0))
         named = (each.envvar for each in self.params if each.envvar)
         known = {name for one in named for name in ([one] if isinstance(one, str) else one)}
-        is_first = _MODEL not in ctx.meta  # with several models the line is parsed again for each model
+        is_first = _MODEL not in ctx.meta  # with several models, _of_one parses the line again for each model
         for message in unknown_variables(os.environ, known | _ELSEWHERE_VARIABLES) if is_first else ():
             echo_wrapped(message)
         theirs = from_environment(os.environ)
@@ -108,7 +107,7 @@ class ServeCommand(GroupedCommand):
         ctx.default_map = {**(ctx.default_map or {}), **_as_defaults(theirs, options, negatives)}
         if isinstance(model := ctx.default_map.get("model"), str):  # from the user's config file
             ctx.default_map["model"] = [model]
-        if known and "others" in ctx.default_map:  # merged here, since click uses -P of the line or the defaults
+        if known and "others" in ctx.default_map:  # merged here, since click would ignore -P in defaults if -P is given
             more = [each for each in ctx.default_map["others"] if each.partition("=")[0] not in known]
             given.args = [*(arg for each in more for arg in ("-P", each)), *given.args]
         for name, value in {**theirs.environ, **given.environ}.items():
@@ -119,8 +118,8 @@ class ServeCommand(GroupedCommand):
 
 
 def _flags(command: click.Command) -> tuple[dict[str, click.Option], dict[str, click.Option], dict[str, int]]:
-    """Returns the options of a command by their flags and by their negative flags, and the number of values of each
-    flag that is not negative."""
+    """Returns three mappings of a command: flag -> option, negative flag (--no-…) -> option, and flag -> number of its
+    values."""
     options = [each for each in command.params if isinstance(each, click.Option)]
     positive = {flag: each for each in options for flag in each.opts}
     negative = {flag: each for each in options for flag in each.secondary_opts}
@@ -130,7 +129,7 @@ def _flags(command: click.Command) -> tuple[dict[str, click.Option], dict[str, c
 def _as_defaults(
     theirs: Translated, options: Mapping[str, click.Option], negatives: Mapping[str, click.Option]
 ) -> dict[str, Any]:
-    """Returns the values of the arguments by the names of their parameters."""
+    """Returns parameter -> value for the translated arguments of another server's environment or of a section."""
     found: dict[str, Any] = {}
     rest = list(theirs.args)
     while rest:
@@ -173,7 +172,7 @@ def _server_options(command: Command) -> Command:
 
 
 def _hidden(name: str, help: str, **more: Any) -> Callable[[Command], Command]:
-    """Returns a hidden option with the meaning that it has in llama-server."""
+    """Returns an option of llama-server that the help does not show."""
     return click.option(name, hidden=True, help=help, **more)
 
 
@@ -278,7 +277,7 @@ def _read(
     samplers: str | None, sampler_seq: str | None, lora_init_without_apply: bool, hf_repo: str | None,
     hf_file: str | None, engine: dict[str, Any], sampling: dict[str, Any], **server: Any,
 ) -> tuple[EngineConfig, ServerOptions]:  # fmt: skip
-    """Returns the options of a model's engine, and of its server."""
+    """Returns the engine options and the server options for a model."""
     from llamabatch.server.application import engine_config  # imported late: needs the extra `server`
 
     path = local(_on_hub(hf_repo, hf_file)) if model.path is None and hf_repo is not None else model.path
@@ -308,7 +307,7 @@ def _read(
 
 
 def _of_one(model: NamedModel) -> OneOfSeveral:
-    """Returns the options of one of several models. The command line overrides the model's section."""
+    """Returns the engine and server options of one of several models. The command line overrides its section."""
     context = click.get_current_context()
     command = context.command
     positive, negative, takes = _flags(command)
@@ -352,7 +351,7 @@ def _number(text: str | None) -> float | None:
 
 
 def _tagged(tag: str | None, models: tuple[str, ...], repo: str | None, file: str | None) -> list[str]:
-    """Returns the models of the positional argument, else of -hf and -hff, else of -m."""
+    """Returns the model of the positional argument, else of -hf and -hff, else the models of -m."""
     if repo is not None and tag is None:
         tag = _on_hub(repo, file)
     if tag is None:
@@ -368,7 +367,11 @@ def _on_hub(repo: str, file: str | None) -> str:
 
 
 def _context(total: int, engine: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Returns engine options for llama-server's --ctx-size, the tokens of all slots; 0: the trained context."""
+    """Returns the engine options that correspond to llama-server's --ctx-size.
+
+    Args:
+        total: tokens of all slots together; 0: each slot gets the context that the model was trained for.
+    """
     from llamabatch.config import EngineConfig
     from llamabatch.engine.resolve_config import read_facts
 
@@ -438,5 +441,5 @@ def _merged(objects: tuple[str, ...]) -> dict[str, Any]:
 for _each in serve.params:
     if isinstance(_each, click.Option) and not _each.hidden and _each.envvar is None and _each.name != "help":
         _each.envvar = _KEY_VARIABLES if _each.name == "api_keys" else variable_of(str(_each.name))
-    if isinstance(_each, click.Option) and _each.name in _DEFAULTS:  # replaces the default of an engine without server
+    if isinstance(_each, click.Option) and _each.name in _DEFAULTS:  # a server has another default than an LLM
         _each.help = _DEFAULT.sub(f"[default: {_DEFAULTS[str(_each.name)]}]", str(_each.help))

@@ -1,6 +1,6 @@
-"""Translates flags of llama-server and `vllm serve`, so that start scripts work once the program name is changed.
+"""Translates flags of llama-server and `vllm serve`, so that a start script only needs another program name.
 
-Each flag has a Row. The flag becomes options of ours, or is accepted with a line on why it has no effect, or is refused
+Each flag has a Row. A flag becomes options of `llamabatch serve`, or has no effect and a line says why, or is refused
 with advice. docs/serve_flags.md is generated from the rows.
 """
 
@@ -20,9 +20,9 @@ class Translated:
     """Our arguments for a command line.
 
     Attributes:
-        args: arguments for click.
-        notes: one line for each flag without effect.
-        environ: environment variables to set.
+        args: the translated arguments, for click.
+        notes: a line for each flag that has no effect.
+        environ: environment variables that the flags set.
     """
 
     args: list[str] = field(default_factory=list)
@@ -34,7 +34,8 @@ ROWS = read_rows()
 
 
 def _by_name(rows: Iterable[Row]) -> dict[str, tuple[Row, bool]]:
-    """Returns for each name its row, and True if the name turns the flag off. llama-server's rows come first."""
+    """Returns name -> its row, and True if the name turns the flag off. If both servers have the name, llama-server's
+    row is taken."""
     found: dict[str, tuple[Row, bool]] = {}
     for row in rows:
         for name in row.names:
@@ -45,7 +46,7 @@ def _by_name(rows: Iterable[Row]) -> dict[str, tuple[Row, bool]]:
 
 
 BY_NAME = _by_name(ROWS)
-# vLLM's flags with several values. They override a flag of llama-server with the same name and one value.
+# vLLM's flags with several values. translate() uses them instead of BY_NAME's flag of llama-server with one value.
 _MANY = {name: row for row in ROWS if row.takes == MANY for name in row.names}
 _VARIABLES = {"--hf-token": "HF_TOKEN", "--rpc": "LLAMABATCH_RPC"}
 
@@ -75,7 +76,7 @@ def translate(argv: Sequence[str], own: Mapping[str, int]) -> Translated:
             _copy(name, equals + value, own[name], rest, found.args)
             continue
         if name not in BY_NAME:
-            found.args.append(word)  # click reports the unknown flag, with the nearest known one
+            found.args.append(word)  # click then reports an unknown flag
             continue
         row, is_off = (_MANY[name], False) if name in _MANY else BY_NAME[name]
         values = [value] if equals and row.takes else _values(name, row, rest)
@@ -105,7 +106,7 @@ def _values(name: str, row: Row, rest: list[str]) -> list[str]:
 
 
 def apply(row: Row, name: str, values: Sequence[str], is_off: bool, found: Translated) -> None:
-    """Adds the meaning of a flag with its values to `found`. Raises UsageError with the flag's name."""
+    """Adds the translation of a flag with its values to `found`. Raises UsageError with the flag's name."""
     try:
         if row.takes and row.args is not None and (not row.fine or set(values) <= set(row.fine)):
             args = [arg for value in values for arg in row.args(value)]
@@ -147,7 +148,7 @@ def from_environment(environ: Mapping[str, str]) -> Translated:
 
 
 def _last_params(args: list[str]) -> list[str]:
-    """Keeps the last of several `-P name=…` with the same name. For other options the last one counts, too."""
+    """Removes all but the last of several `-P name=…` with the same name. For other options, click uses the last."""
     last: dict[str, int] = {}
     for i, arg in enumerate(args[:-1]):
         if arg == "-P":
@@ -184,7 +185,7 @@ _SAMPLES = ("8", "0.5", "auto", "on", "mmap", "ngram-simple", "ngram", "fp16", "
 
 
 def _shown(row: Row) -> str:
-    """Describes the options that the flag becomes, for the first sample value that it takes."""
+    """Describes the options that the flag becomes. Tries sample values until one is accepted and gives options."""
     assert row.args is not None
     for sample in (*row.fine, *_SAMPLES):
         try:
@@ -198,4 +199,4 @@ def _shown(row: Row) -> str:
         options = [option for option in options if not re.fullmatch(r"-?\d+", option)]
         if options:
             return ", ".join(f"`{option}`" for option in dict.fromkeys(options))
-    return "`-P structured_outputs`"  # flags that name a file take no sample value
+    return "`-P structured_outputs`"  # only flags with the name of a file accept no sample value

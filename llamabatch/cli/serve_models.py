@@ -1,7 +1,7 @@
-"""Finds the models of a `llamabatch serve` with several: on the command line, in a folder, or in a preset file.
+"""Finds the models that `llamabatch serve` serves: on the command line, in a folder, and in a preset file.
 
-A section of a preset file has the options of a model. Each key is a flag without its dashes, ours or llama-server's, or
-a variable LLAMA_ARG_…. The section is parsed like a command line.
+A section of a preset file has the options of one model. Each key is a flag without its dashes, of llamabatch or of
+llama-server, or a variable LLAMA_ARG_…. The section is parsed like a command line.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from llamabatch.utils.paths import AUTO, TINY
 _GLOBAL = "*"  # the section whose options all models have
 _TOP = "llamabatch top"  # for keys of an .ini file before its first section
 _ON_STARTUP = "load-on-startup"
-_OF_THE_ROUTER = ("version", "stop-timeout", "dedup-cache-models", _ON_STARTUP)  # llama-server's own
+_OF_THE_ROUTER = ("version", "stop-timeout", "dedup-cache-models", _ON_STARTUP)  # keys of llama-server, not flags
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
-_LINE = re.compile(r"\[line\s+(\d+)\]")  # in messages of configparser, whose number counts the added line of _TOP, too
+_LINE = re.compile(r"\[line\s+(\d+)\]")  # a line number in a message of configparser; it counts _TOP's added line
 _ABOUT_MMPROJ = frozenset(
     ("mmproj", "mm", "mmproj-url", "mmu", "mmproj-auto", "no-mmproj", "no-mmproj-auto", "LLAMA_ARG_MMPROJ")
 )
-_NO_MODEL = ("mmproj", "ggml-vocab")  # GGUF files whose names begin so are not models
+_NO_MODEL = ("mmproj", "ggml-vocab")  # beginnings of names of GGUF files that are not models
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class NamedModel:
     """One of several models.
 
     Attributes:
-        path: the model as LLM takes it; None: `options` has it.
-        options: keys and values of its sections in a preset file.
+        path: the model, as for LLM; None: `options` names it.
+        options: keys and values of the model's section and of the common section in a preset file.
         on_startup: the model is loaded when the server starts.
         sleep_idle_s: seconds without a request after which the model is unloaded; None: the server's setting.
     """
@@ -53,7 +53,9 @@ class NamedModel:
 
 
 def named_models(models: Sequence[str], folder: Path | None, presets: Path | None) -> list[NamedModel] | None:
-    """Returns the models in the given order; None if the command line has one model without a name.
+    """Returns the models: of the command line, then of the folder, then of the preset file.
+
+    Returns None if the command line names one model without NAME=, and there is neither a folder nor a preset file.
 
     Args:
         models: values of --model.
@@ -128,7 +130,8 @@ def options_of(model: NamedModel, takes: Mapping[str, int], negatives: Iterable[
 
 
 def _words(flag: str, value: str, takes: Mapping[str, int]) -> list[str]:
-    """Returns the words of a flag. A switch that is off becomes its opposite, or nothing if it has none."""
+    """Returns the words of a flag and its value on a command line. A flag without a value that is off becomes its
+    negative flag, or nothing if there is none."""
     row = BY_NAME[flag][0] if flag in BY_NAME else None
     if row.takes if row is not None else takes.get(flag):
         return [flag, value]
@@ -146,7 +149,7 @@ def _switch(name: str, value: object) -> bool:
 
 
 def _pair(value: str) -> tuple[str | None, str]:
-    """Splits NAME=PATH. An existing path and an address may have an equals sign, and are not split."""
+    """Splits NAME=PATH. Does not split an existing path or an address, which may contain an equals sign."""
     name, equals, path = value.partition("=")
     if not equals or not name or not path or Path(value).exists() or "/" in name or ":" in name:
         return None, value
@@ -159,8 +162,8 @@ def _stem(path: Path) -> str:
 
 
 def _of_folder(folder: Path) -> Iterator[NamedModel]:
-    """Yields the models of a folder: its GGUF files, and those of its subfolders. A subfolder with one model gives the
-    model its name, and may also have an mmproj file."""
+    """Yields the models of a folder: its GGUF files, and those of its subfolders. A model that is alone in a subfolder
+    is named after the subfolder, and uses an mmproj file in it."""
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
@@ -185,7 +188,7 @@ def _of_folder(folder: Path) -> Iterator[NamedModel]:
 
 
 def _first_files(files: Iterable[Path]) -> list[Path]:
-    """Returns the files that are models; for a model of several parts only the first."""
+    """Returns the files that are models. Of a model in several files, returns only the first file."""
     found = []
     for file in sorted(files):
         part = _PART.search(file.stem)
@@ -201,7 +204,7 @@ def _first_files(files: Iterable[Path]) -> list[Path]:
 
 
 def _is_aid(file: Path) -> bool:
-    """Returns True if the header names something other than a model: an adapter, an encoder of pictures or the like."""
+    """Returns True if the file is not a model by its header, but an adapter, an encoder of pictures or the like."""
     try:
         header = read_header(file)
     except (OSError, LlamaBatchError):
@@ -232,7 +235,7 @@ def _sections(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _as_flag(key: str) -> str:
-    """Returns the key with the hyphens of a flag. llama-server's variables keep their underscores."""
+    """Returns the key with hyphens for underscores, as in flags. Does not change llama-server's variables."""
     return key if key.startswith("LLAMA_ARG_") else key.replace("_", "-")
 
 

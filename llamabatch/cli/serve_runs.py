@@ -1,4 +1,4 @@
-"""Runs of a server for `llamabatch serve`: with one model, or with several that requests name."""
+"""Runs the server of `llamabatch serve`: with one model, or with several models that requests name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def serve_several(
         read_one: returns the options of a model and of its server.
         options: options of the server, for all models.
         pool: options of a ModelPool.
-        look_again: returns the models that exist now; None: the models never change.
+        look_again: finds the models again while the server runs; None: the models never change.
     """
     from llamabatch.server.http.logs import configure  # imported late: needs the extra `server`
     from llamabatch.server.pool.options import Found, PoolOptions
@@ -89,7 +89,7 @@ def serve_several(
 
     def looked_again(known: Collection[str]) -> Found:
         there = look_again() if look_again is not None else []
-        with context.scope(cleanup=False):  # this runs in another thread, which has no click context of its own
+        with context.scope(cleanup=False):  # looked_again runs on another thread, which has no click context
             new = planned(read_all(model for model in there if model.name not in known))
         return Found(frozenset(model.name for model in there), tuple(new))
 
@@ -117,8 +117,8 @@ def serve_several(
 
 @contextlib.contextmanager
 def _left_out(model: NamedModel, told: set[str], *errors: type[LlamaBatchError]) -> Iterator[None]:
-    """Leaves a model out if the block raises one of `errors`, so that the other models can be served. Prints the error,
-    unless `told` has the line already."""
+    """Suppresses `errors` of the block, so that the other models can be served. Prints the error in a line, unless
+    `told` contains the line already."""
     try:
         yield
     except errors as error:
@@ -129,7 +129,7 @@ def _left_out(model: NamedModel, told: set[str], *errors: type[LlamaBatchError])
 
 
 def _planned(config: Any) -> Any:
-    """Returns the plan without loading the model. Raises MemoryPlanError with the sum."""
+    """Returns the plan of the engine without loading the model. Raises MemoryPlanError."""
     from llamabatch.engine.resolve_config import plan  # imported late: loads llama.cpp's library
 
     return plan(config, resolve(config.model))

@@ -18,7 +18,7 @@ from llamabatch.tools.tune.table import show
 from llamabatch.utils import interrupts
 from llamabatch.utils.console import check_targets, write_report
 
-# Tuning does not choose these options, but they decide its figures.
+# Options that tuning does not choose. The user may set them, because they change what is measured.
 _GIVEN = (
     *("n_gpu_layers", "main_gpu", "split_mode", "devices", "tensor_split", "type_k", "type_v"),
     *("override_tensor", "n_cpu_moe", "cpu_moe", "kv_overrides", "use_mmap", "use_mlock", "numa"),

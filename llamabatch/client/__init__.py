@@ -1,3 +1,3 @@
-"""The ways to an engine: a thread, a child process under a supervisor, a router over several, and `connect()` on top.
-Imports `engine` and what stands below it.
+"""Clients of an engine: in a thread, in a child process under a supervisor, or over several engines behind a router.
+`connect()` makes the client of a config. Imports `engine` and the packages below it.
 """

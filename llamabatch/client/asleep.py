@@ -22,7 +22,7 @@ class AsleepClient(LocalClient):
 
     Args:
         loaded: the adapters and prefixes that the engines had loaded.
-        model: the model of the engines, which is closed.
+        model: the closed model of the engines.
     """
 
     def __init__(self, plan: Plan, model: Model, loaded: LoadedResources) -> None:
@@ -35,7 +35,7 @@ class AsleepClient(LocalClient):
         raise EngineClosedError(CLOSED)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Does nothing: engines with requests do not sleep."""
+        """Does nothing, because engines sleep only without requests."""
 
     def stats(self) -> EngineStats:
         self._check_open()

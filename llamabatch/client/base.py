@@ -1,7 +1,7 @@
 """The interface of an engine to its callers, and the delivery of outputs to sinks.
 
 Three kinds of client have this interface: an engine behind a thread, an engine in a child process, and several engines
-behind a router. All take requests by queue. After each step with outputs, a thread of the client hands them to sinks.
+behind a router. All put requests into a queue. After each step with outputs, a thread of the client calls the sinks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from llamabatch.request.request import Request
 
 logger = logging.getLogger(__name__)
 
-# Seconds, for a last output whose sink raises: the wait before its third delivery; the longest wait, as each wait is
-# twice the one before; and the time after which the sink is assumed to raise always.
+# Seconds. A last output whose sink raises is delivered again. _FIRST_WAIT_S is the wait before the third delivery. Each
+# later wait is twice as long, up to _LONGEST_WAIT_S. After _PATIENCE_S the output is dropped.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _PATIENCE_S = 0.05, 10.0, 60.0
 
 CLOSED = "the engine is closed"
@@ -38,11 +38,11 @@ EngineMethod = Literal[
 
 
 class EngineClient(Protocol):
-    """The one way to an engine. Safe to call from any thread.
+    """The interface of one or several engines. Any thread may call its methods.
 
     Attributes:
         plan: the options in force, and why.
-        model: for its vocabulary, tokenizer and chat template; its weights may be elsewhere.
+        model: has the vocabulary, tokenizer and chat template; the weights may be in another process.
     """
 
     plan: Plan
@@ -56,7 +56,7 @@ class EngineClient(Protocol):
                 submitted with the same sink. It must not raise. A sink that raises gets the same outputs again, one by
                 one. If it raises again for an output, the request of this output ends with the sink's error, and the
                 sink gets this error once.
-            stream: emit every token; otherwise finished requests only.
+            stream: True: the sink gets every token; False: only finished requests.
 
         Raises:
             EngineClosedError: the client was closed, or its engine died.
@@ -67,9 +67,9 @@ class EngineClient(Protocol):
         """Ends these requests; their outputs come through their sinks. Unknown and finished ids are ignored."""
 
     def stats(self) -> EngineStats:
-        """Returns the counts since the start, without waiting for a step. Sinks may call it, too.
+        """Returns the counts since the start, without waiting for a step. Sinks may also call it.
 
-        In a sink, the figures of an engine in a child process are the last that came from the child.
+        In a sink, the counts of an engine in a child process are the last ones that the child sent.
 
         Raises:
             EngineClosedError: the client was closed, or its engine died.
@@ -91,7 +91,7 @@ class EngineClient(Protocol):
         every engine.
 
         Raises:
-            As the method of Engine; EngineClosedError: the client was closed, or its engine died.
+            The errors of the Engine method; EngineClosedError: the client was closed, or its engine died.
         """
 
     @property
@@ -104,7 +104,7 @@ class EngineClient(Protocol):
 
     @property
     def outage(self) -> Outage | None:
-        """The reason why no engine takes requests; None while an engine does, or is being replaced after its death."""
+        """The reason why no engine accepts requests; None while one does or a dead engine is being replaced."""
 
     @property
     def adapters(self) -> list[str]:
@@ -113,7 +113,7 @@ class EngineClient(Protocol):
     def close(self) -> None:
         """Ends all requests with finish_reason "abort" (in a child: "error") and frees everything. May be called twice.
 
-        Neither close() nor call() may be used in a sink, as both wait for the engine.
+        Neither close() nor call() may be used in a sink, because both wait for the engine.
         """
 
 
@@ -123,7 +123,7 @@ class Heartbeat:
 
     Attributes:
         pid: id of the present process; None while there is none.
-        up: the process takes requests; False while a dead process is being replaced.
+        up: the process accepts requests; False while a dead process is being replaced.
         silent_s: seconds since its last sign of life, None before the first. The process sends at least one a second.
         last_token_s: seconds since the last token of its engine; None before the first.
         restarts: number of processes that replaced a dead one.
@@ -159,7 +159,7 @@ S = TypeVar("S", bound=Sink)
 
 class SharedSinks(Generic[S]):
     """Wrappers around the sinks of callers. Each sink always has the same wrapper, so that the outputs of all its
-    requests stay together. A wrapper lives as long as a request in flight has it.
+    requests stay together. A wrapper lives as long as a request in flight uses it.
 
     This object keeps no reference to its client. A client in a cycle with its sinks, and the gigabytes of its engine,
     would be freed only by the next garbage collection.
@@ -175,17 +175,17 @@ class SharedSinks(Generic[S]):
             around: makes the wrapper, which keeps the sink alive.
         """
         made = self._made.get(id(sink))
-        if made is None:  # if two threads make a wrapper each, outputs are only grouped less
+        if made is None:  # two threads may each make a wrapper; then fewer outputs are grouped
             made = self._made[id(sink)] = around(sink)
         return made
 
 
 def emit(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
-    """Calls a sink with outputs. A sink that raises gets each output once more, alone, so that one output does not hold
-    up the others.
+    """Calls a sink with outputs. If the sink raises, it gets each output again, one by one. One bad output then
+    does not block the others.
 
     Returns:
-        The errors of the requests whose output alone makes the sink raise, by request id.
+        Errors by request id, for outputs that make the sink raise even alone.
     """
     if not outputs or (error := _call(sink, outputs)) is None:
         return {}
@@ -199,7 +199,7 @@ def emit(sink: Sink, outputs: list[SequenceOutput]) -> dict[str, str]:
 
 
 def emit_last(sink: Sink, output: SequenceOutput) -> None:
-    """Calls a sink with the error or abort that ends a request, and again while it raises, because a caller waits.
+    """Calls a sink with the error or abort that ends a request. Repeats the call while the sink raises: a caller waits.
 
     The second call follows at once. Later calls come from another thread, so that other requests continue.
     """
@@ -215,7 +215,7 @@ class _Undelivered:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left: list[tuple[float, Sink, SequenceOutput]] = []  # time.monotonic() of giving up, sink, output
+        self._left: list[tuple[float, Sink, SequenceOutput]] = []  # time.monotonic() when delivery stops, sink, output
         self._is_trying = False
         self._added = threading.Event()
 
@@ -228,7 +228,7 @@ class _Undelivered:
             try:
                 threading.Thread(target=self._try, name="llamabatch-undelivered", daemon=True).start()
                 self._is_trying = True
-            except Exception:  # no thread can be started; the next output tries to start one, for both
+            except Exception:  # no thread can be started; the next call of add() tries again
                 logger.exception("a last output could not be delivered yet")
 
     def _try(self) -> None:
@@ -284,8 +284,8 @@ def _call(sink: Sink, outputs: list[SequenceOutput]) -> str | None:
         sink(outputs)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise  # Ctrl-C, in the call that submitted these requests
-        with contextlib.suppress(Exception):  # if the sink ran out of memory, this may, too
+            raise  # Ctrl-C interrupts the call that submitted these requests
+        with contextlib.suppress(Exception):  # logging may run out of memory, like the sink
             logger.exception(_UNDELIVERED)
             return f"{_UNDELIVERED}: {describe(error)}"
         return _UNDELIVERED

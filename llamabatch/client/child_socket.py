@@ -1,6 +1,6 @@
 """The socket between a process and a program that it starts.
 
-A child inherits one end of a socket pair. On Windows a child cannot; there it connects to a port of the loopback
+A child inherits one end of a socket pair. On Windows a child cannot inherit it and connects to a port of the loopback
 address. Any program of the machine may find this port, so the child proves itself with a key from its stdin.
 """
 
@@ -19,15 +19,15 @@ from llamabatch.utils import system
 from llamabatch.utils.subprogram import command
 
 _KEY_BYTES = 32
-_KEY_S = 5.0  # for the key of a connection, because a connection without a key must not keep the child out
-_START_S = 120.0  # for the start of Python and the imports of the program
+_KEY_S = 5.0  # seconds to receive a key; a connection without a key must not block the child
+_START_S = 120.0  # seconds for the start of Python and the imports of the program
 _POLL_S = 0.2
 
 
 def start_program(module: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Starts a module as a program; returns the process and this end of the socket.
 
-    The only argument of the program is the number of its end, for `connected`. If the program ends before it connects,
+    The program's only argument is the number that it passes to `connected`. If the program ends before it connects,
     this end of the socket reads as closed.
 
     Args:
@@ -65,7 +65,7 @@ def _popen(
         start_new_session=True,  # Ctrl-C reaches only the parent, which decides what to do
         creationflags=system.NEW_GROUP,
         stdin=stdin,
-        stdout=subprocess.DEVNULL,  # stdout belongs to the parent's answer
+        stdout=subprocess.DEVNULL,  # only the parent writes to stdout
         env=environment,
     )
 
@@ -76,7 +76,7 @@ def _start_and_accept(module: str, environment: Mapping[str, str]) -> tuple[subp
         process = _popen(module, server.getsockname()[1], subprocess.PIPE, environment, pass_fds=[])
         try:
             assert process.stdin is not None
-            with contextlib.suppress(OSError), process.stdin as stdin:  # the program ended at once
+            with contextlib.suppress(OSError), process.stdin as stdin:  # the program may have ended already
                 stdin.write(key)
             server.settimeout(_POLL_S)
             deadline = time.monotonic() + _START_S

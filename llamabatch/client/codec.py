@@ -1,4 +1,4 @@
-"""A codec for dataclasses, made from their type hints, so that a new field needs no code here.
+"""Codecs of dataclasses, made from type hints. A new field of a dataclass needs no code here.
 
 A dataclass goes to another process as the array of its fields, in order. Fields hold str, bytes, int, float, bool,
 None, enums of str, named tuples, tuples, dicts, arrays of float32, dataclasses that have a codec, and any of these
@@ -34,7 +34,7 @@ def pack(message: Any) -> bytes:
 
 
 def unpack(packed: bytes) -> Any:
-    """Reads a message, with arrays as tuples. Raises the errors of msgpack for bytes that it cannot read."""
+    """Returns a message, with arrays as tuples. Raises the errors of msgpack for bytes that it cannot read."""
     return msgpack.unpackb(packed, use_list=False, strict_map_key=False, unicode_errors="surrogatepass")
 
 
@@ -68,7 +68,7 @@ class _Record(Generic[T]):
         self._make = make
         self._types = {field: _types_of(hint) for field, hint in hints.items()}
         self.conversions = [_conversion(hint) for hint in hints.values()]
-        # Positions and conversions of the fields to convert. The key is the types of all fields, as they have come.
+        # Positions and conversions of the fields to convert. The key is the types of all fields as received.
         self._plans: dict[tuple[type, ...], list[tuple[int, _Convert]]] = {}
 
     def decode(self, packed: Any) -> T:
@@ -98,10 +98,10 @@ class Codec(_Record[T]):
     """Encodes and decodes a dataclass for the wire. Codecs of the dataclasses in its fields must be made before.
 
     Args:
-        hints: types of the fields for which the dataclass allows several; Any: its constructor checks the value.
+        hints: types of fields, instead of the dataclass's own type hints; Any: its constructor checks the value.
         left_out: fields that are not sent; they become None.
-        n_kept: Number of decoded instances to keep. Equal fields give a kept instance again, for an immutable dataclass
-            that takes long to make.
+        n_kept: Number of decoded instances to keep. Equal fields return the same instance. Only for an
+            immutable dataclass whose constructor is slow.
 
     Attributes:
         encode: returns the fields of an instance; pack() uses it for instances inside a message.
@@ -115,7 +115,7 @@ class Codec(_Record[T]):
         super().__init__(kind.__name__, types_of_fields, _constructor(kind, fields, dict.fromkeys(left_out)))
         self.encode: Callable[[T], Any] = attrgetter(*fields)
         self._n_kept = n_kept
-        self._kept: tuple[tuple[Any, T], ...] = ()  # replaced as a whole: threads may decode at once
+        self._kept: tuple[tuple[Any, T], ...] = ()  # fields, instance; replaced as a whole for other threads
         _encoders[kind], _decoders[kind] = self.encode, self._shared if n_kept else self.decode
 
     def _shared(self, packed: Any) -> T:
@@ -133,9 +133,9 @@ def _constructor(kind: type[T], names: list[str], left_out: dict[str, None]) -> 
         return kind(**dict(zip(names, fields, strict=True)), **left_out)
 
     def fill(fields: Any) -> T:
-        """Makes an instance as copy() and pickle do. The constructor of a frozen dataclass takes twice as long."""
+        """Makes an instance without the constructor, which takes twice as long in a frozen dataclass."""
         made = kind.__new__(kind)
-        made.__dict__.update(zip(names, fields))  # noqa: B905  # as many, and `strict` takes time
+        made.__dict__.update(zip(names, fields))  # noqa: B905  # the lengths are equal, and `strict` takes time
         return made
 
     def fill_all(fields: Any) -> T:
@@ -149,8 +149,8 @@ def _constructor(kind: type[T], names: list[str], left_out: dict[str, None]) -> 
 
 
 def _hint(kind: type, name: str) -> Any:
-    """Returns the type hint of one field. typing.get_type_hints evaluates all of them, and Python before 3.12 cannot
-    evaluate array[float]."""
+    """Returns the type hint of one field. typing.get_type_hints evaluates the hints of all fields, and Python before
+    3.12 cannot evaluate array[float]."""
     hint = kind.__annotations__[name]
     return eval(hint, vars(sys.modules[kind.__module__])) if isinstance(hint, str) else hint
 
@@ -174,7 +174,7 @@ def _types_of(hint: Any) -> set[type] | None:
 
 
 def _conversion(hint: Any) -> _Convert | None:
-    """Returns a function from the form in a message to a value of this hint, other than None; None: both are equal."""
+    """Returns a function that converts a value (not None) of a message to this hint; None: nothing to convert."""
     origin, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
     if hint is Any or hint in _PLAIN:
         return None

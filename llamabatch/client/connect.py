@@ -30,7 +30,7 @@ def with_front_client(
     """Returns a client in the form that entry points use.
 
     Args:
-        connect: makes the engines again after a sleep; None: they do not sleep.
+        connect: makes the engines again after a sleep; None: the engines cannot sleep.
     """
     with late_import("the code of the client"):  # child processes do not need it
         from llamabatch.client.front_client import FrontClient
@@ -52,7 +52,7 @@ def _connect(config: EngineConfig) -> EngineClient:
 
 
 def connect_here(config: EngineConfig, hooks: EngineHooks | None = None) -> EngineClient:
-    """Starts one engine in this process, or as many as its plan says, which share the weights."""
+    """Starts the engines of a config in this process. Several engines share the weights."""
     with late_import("the code of the engine"):
         from llamabatch.client.multi_engine_client import MultiEngineClient
 

@@ -1,10 +1,10 @@
-"""The requests of one supervisor, and which of them kills its child processes.
+"""The requests of one supervisor, and the search for a request that kills its child processes.
 
 A child names the requests that it admits before it computes them. If the child dies, these requests are the suspects:
-the next child gets them one at a time, the last admitted first, and all other requests wait. A request that is alone to
-blame for two deaths is the culprit and ends with an error. A first death is forgiven, because its cause may be outside
-the process. A death whose cause seems to be outside counts half. Once the culprit is found, or all suspects have been
-tried, the other requests run together again.
+the next child gets them one at a time, the last admitted first, and all other requests wait. If two children die while
+they compute the same request alone, this request is the culprit and ends with an error. A first death is forgiven,
+because its cause may be outside the process. A death that seems to come from outside counts half. Once the culprit is
+found, or all suspects have been tried, the other requests run together again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _LOST = "an exception in this process has lost the request"
 
 @dataclass
 class _Emitted:
-    """The part of one continuation that its caller has.
+    """The part of one continuation that its caller has received.
 
     Attributes:
-        n_repeated_tokens, n_repeated_chars: size of the part that the present child has yet to send once more.
+        n_repeated_tokens, n_repeated_chars: size of the part that the present child will send a second time.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -58,17 +58,18 @@ class _Emitted:
 
 
 class TrackedRequest:
-    """A request that outlives the process which computes it, and the part of its output that its caller has.
+    """A request that survives the death of a child, and the part of its output that its caller has received.
 
     Args:
-        number: its place in the order of arrival.
+        number: number of the request in the order of arrival.
 
     Attributes:
-        admitted_s: time at which the present child named it as admitted, by the supervisor's clock; None before.
-        ran_s: longest time for which a child had computed it when the child died, seconds.
-        deaths: number of children that died while it was the only request admitted. blame: sum of their weights.
-        died_on_trial: a child died while it was on trial, or while it was the only request admitted.
-        aborted: its caller has aborted it.
+        admitted_s: time at which the present child admitted the request, by the supervisor's clock; None before.
+        ran_s: longest time in seconds for which a child had computed the request when the child died.
+        deaths: number of children that died while this request was the only one admitted.
+        blame: sum of the weights of these deaths.
+        died_on_trial: a child died while this request was on trial, or the only one admitted.
+        aborted: the caller has aborted the request.
     """
 
     def __init__(self, request: Request, sink: Sink, stream: bool, number: int) -> None:
@@ -84,7 +85,7 @@ class TrackedRequest:
         self.aborted = False
         self._first_admitted_s: float | None = None  # time.perf_counter()
         self._emitted: dict[int, _Emitted] = {}  # by the index of the continuation
-        self._repeats = False  # the child sends a part that was emitted before
+        self._repeats = False  # the child sends again what was emitted before
 
     @property
     def request_id(self) -> str:
@@ -92,17 +93,17 @@ class TrackedRequest:
 
     @property
     def never_started(self) -> bool:
-        """True if no child has admitted it, or died while it was on trial."""
+        """True if no child has admitted the request, and no child died while the request was on trial."""
         return self._first_admitted_s is None and not self.died_on_trial
 
     def admit(self, now: float) -> None:
-        """Records that the child has admitted it."""
+        """Records that the child has admitted the request."""
         self.admitted_s = now
         if self._first_admitted_s is None:
             self._first_admitted_s = time.perf_counter()
 
     def child_died(self, now: float) -> None:
-        """Prepares it for the next child, which continues after the emitted tokens or computes them once more."""
+        """Prepares the request for the next child, which continues after the emitted tokens or computes them again."""
         if self.admitted_s is not None:
             self.ran_s = max(self.ran_s, now - self.admitted_s)
             self.admitted_s = None
@@ -135,7 +136,7 @@ class TrackedRequest:
         return output if output.token_ids or output.text or output.finished is not None else None
 
     def last_output(self, reason: FinishReason, error: str | None) -> SequenceOutput:
-        """Returns the output that ends it without a child, with all text and tokens emitted before."""
+        """Returns the output that ends the request without a child, with all text and tokens emitted before."""
         request, start = self.request, self.request.arrival_s
         completions = tuple(
             CompletionOutput(index, "".join(emitted.pieces), tuple(emitted.token_ids), reason)
@@ -152,14 +153,14 @@ class TrackedRequest:
 
 
 def _can_resume(request: Request) -> bool:
-    """Returns True if the emitted tokens determine how the request continues. They do not with several continuations,
-    some of which may have ended, and with mirostat, which remembers how likely its tokens were.
+    """Returns True if the emitted tokens determine how the request continues. Several continuations do not, as some may
+    have ended. Mirostat does not, because it remembers how likely its tokens were.
     """
     return request.params.n_copies == 1 and not request.params.mirostat
 
 
 def _without_repeated(output: SequenceOutput, emitted: _Emitted) -> SequenceOutput:
-    """Drops the part that was emitted before. The same tokens come again, as draws depend only on seed and position."""
+    """Drops the part that was emitted before. The child computes the same tokens: draws depend on seed and position."""
     tokens = min(len(output.token_ids), emitted.n_repeated_tokens)
     chars = min(len(output.text), emitted.n_repeated_chars)
     emitted.n_repeated_tokens -= tokens
@@ -171,12 +172,12 @@ def _without_repeated(output: SequenceOutput, emitted: _Emitted) -> SequenceOutp
 class CrashTriage:
     """The requests of one supervisor. Safe to call from any thread. len() is the number of requests not yet ended.
 
-    A request stays here until its sink has the last output. So a request that an exception has lost in between is still
-    answered.
+    A request stays here until its sink has received the last output. A request that an exception has lost before is
+    therefore still answered.
 
     Args:
-        lock: The supervisor's lock. The supervisor may hold it in any call except those that end requests, because
-            these call sinks.
+        lock: The supervisor's lock. The supervisor may hold it during all calls except those that end requests: they
+            call sinks.
         clock: returns seconds; tests replace it.
     """
 
@@ -187,14 +188,14 @@ class CrashTriage:
     ) -> None:
         self._lock: Any = lock or threading.RLock()
         self._clock = clock
-        self._unanswered: dict[str, TrackedRequest] = {}  # requests whose sinks have not got the last output
-        # every request that has not ended is in one of these two
+        self._unanswered: dict[str, TrackedRequest] = {}  # requests whose sinks have not received the last output
+        # Each request that has not ended is either in _unsent or in _inside.
         self._unsent: dict[str, TrackedRequest] = {}
         self._inside: dict[str, TrackedRequest] = {}  # requests that the child has
         self._suspects: deque[TrackedRequest] = deque()  # all of them are in _unsent
         self._on_trial: TrackedRequest | None = None  # this request is in _inside
-        self._unwanted: list[str] = []  # ids of requests that the child has and need not continue
-        self._n_unexplained = 0  # deaths in a row with nothing admitted
+        self._unwanted: list[str] = []  # ids of requests that the child must abort
+        self._n_unexplained = 0  # deaths in a row without an admitted request
         self._n_added = 0
 
     def __len__(self) -> int:
@@ -239,10 +240,10 @@ class CrashTriage:
         return refused
 
     def pop_sendable(self, only: Iterable[TrackedRequest] | None = None) -> list[TrackedRequest]:
-        """Returns the requests to send to the child now. From here on they count as inside the child.
+        """Returns the requests to send to the child now. They now count as inside the child.
 
         Args:
-            only: consider only these requests, and none at all while suspects are being tried.
+            only: returns only requests among these, and none while suspects are being tried.
         """
         with self._lock:
             self._end_trial_in_time()
@@ -260,10 +261,10 @@ class CrashTriage:
             return sendable
 
     def _end_trial_in_time(self) -> None:
-        """Ends the trial of a suspect that has run long enough to be innocent, so that the next one can be tried.
+        """Ends the trial of a suspect that has run long enough to be innocent. The next suspect can then be tried.
 
-        If a child died while the suspect was on trial, the suspect runs alone to its end. So at the latest every second
-        death ends a request.
+        If a child died while the suspect was on trial, the suspect runs alone to its end. Every second death at the
+        latest therefore ends a request.
         """
         tracked = self._on_trial
         if tracked is None or tracked.admitted_s is None or tracked.died_on_trial:
@@ -305,7 +306,7 @@ class CrashTriage:
                     tracked = self._get(item[0])
                     output = None if tracked is None else self._unpacked(item, tracked)
                     if tracked is None or output is None:
-                        continue  # its submit was interrupted, or its caller has it already
+                        continue  # submit was interrupted, or the caller has this output already
                     outputs.append((tracked, output))
                     if output.finished is not None:
                         self._remove(tracked)
@@ -329,7 +330,7 @@ class CrashTriage:
         return bool(self._unwanted)
 
     def pop_unwanted(self) -> list[str]:
-        """Returns the ids of requests that the child must abort, and clears them."""
+        """Returns the ids of requests that the child must abort, and clears the list."""
         with self._lock:
             ids, self._unwanted = self._unwanted, []
         return ids
@@ -352,7 +353,7 @@ class CrashTriage:
         return inside
 
     def forget(self, group: Iterable[TrackedRequest]) -> None:
-        """Drops requests without an output: they had their last output, or their submit was interrupted."""
+        """Drops requests without an output, because their last output is delivered or their submit was interrupted."""
         with self._lock:
             for tracked in group:
                 if self._get(tracked.request_id) is tracked:
@@ -372,12 +373,12 @@ class CrashTriage:
             self._emit_last([tracked], FinishReason.ERROR, error)
 
     def child_died(self, how: str, from_outside: bool) -> None:
-        """Keeps the requests of the child for the next one. Ends the culprit, if one is found, requests that were
-        aborted, and requests that an exception has lost.
+        """Keeps the requests of the dead child for the next child. Ends the culprit (if one is found), aborted requests
+        and requests that an exception has lost.
 
         Args:
             how: the way in which the child ended, for messages.
-            from_outside: the child seems to have been killed from outside, which blames its requests less.
+            from_outside: the child seems to have been killed from outside. Such a death counts less against requests.
         """
         with self._lock:
             self._unwanted.clear()
@@ -395,10 +396,10 @@ class CrashTriage:
             self._emit_last([tracked], FinishReason.ERROR, error)
 
     def _judge(self, weight: float) -> tuple[list[TrackedRequest], list[TrackedRequest]]:
-        """Takes all requests out of the dead child. Returns the culprit, if one is found, and the aborted requests.
+        """Removes all requests from the dead child. Returns the culprit, if one is found, and the aborted requests.
 
         Args:
-            weight: the blame of this death for a request that was alone.
+            weight: blame that this death adds to a request that ran alone.
         """
         now = self._clock()
         inside, self._inside = sorted(self._inside.values(), key=_number), {}
@@ -412,12 +413,12 @@ class CrashTriage:
         culprit: list[TrackedRequest] = []
         if prime is not None:
             prime.died_on_trial = True
-            if len(admitted) <= 1:  # else a request whose trial was over may be to blame
+            if len(admitted) <= 1:  # with more, a request whose trial was over may be to blame
                 prime.deaths += 1
                 prime.blame += weight
             if prime.blame < MOST_DEATHS:
                 self._suspects.appendleft(prime)
-            else:  # this crash clears the other suspects
+            else:  # the other suspects are innocent
                 culprit = [] if prime.aborted else [prime]
                 self._suspects.clear()
         elif admitted:
@@ -429,7 +430,7 @@ class CrashTriage:
         return culprit, [tracked for tracked in inside if tracked.aborted]
 
     def hand_over(self, failover: Failover, reason: str) -> None:
-        """Gives requests to `failover`, because no child will run now: all that never started and are no suspects."""
+        """Passes all requests that never started and are no suspects to `failover`, because no child will run now."""
         with self._lock:
             suspects = {*self._suspects, self._on_trial}
             every = sorted([*self._inside.values(), *self._unsent.values()], key=_number)
@@ -459,7 +460,7 @@ class CrashTriage:
         return self._inside.get(request_id) or self._unsent.get(request_id)
 
     def _remove(self, tracked: TrackedRequest) -> None:
-        """Removes a request that ends, inside the child or not. Its sink has yet to get the last output."""
+        """Removes a request that ends, inside the child or not. Its sink still waits for the last output."""
         self._inside.pop(tracked.request_id, None)
         if self._unsent.pop(tracked.request_id, None) is not None and tracked in self._suspects:
             self._suspects.remove(tracked)

@@ -1,5 +1,5 @@
-"""FrontClient: the client that entry points use. It stands in front of all engines, so that the death of an engine
-loses no request and no count.
+"""FrontClient: the client that entry points use. It tracks requests outside the engines: the death of an engine loses
+no request and no count.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Connect = Callable[[EngineConfig], EngineClient]
 
 
 def slots_of(config: ResolvedConfig) -> int:
-    """Returns the number of continuations that can run at once, in all engines together."""
+    """Returns the number of continuations that can run at the same time in all engines together."""
     is_multi = config.strategy == "multi-instance"
     if policy(config.instance_strategy if is_multi else config.strategy).one_slot:
         return config.instances
@@ -59,19 +59,19 @@ def slots_of(config: ResolvedConfig) -> int:
 class FrontClient:
     """The owner of each request from its submit to its last output.
 
-    It refuses requests without room in max_queue and ids that are in flight, parses texts, and counts requests when
-    they come and when they end. Other calls go to the client behind.
+    It refuses requests when max_queue is full and ids that are in flight, parses texts, and counts requests when they
+    come and when they end. It passes other calls to the inner client.
 
-    Engines that nobody uses may sleep: they are closed, and the next use makes them again with the same options.
+    Unused engines may sleep: they are closed, and the next use makes them again with the same options.
 
     Args:
-        client: the client behind, which has the engines.
+        client: the inner client, which has the engines.
         max_queue: continuations that may wait for a slot, in addition to the running ones; None: no limit.
         connect: makes the engines again after a sleep; None: they cannot sleep.
 
     Attributes:
-        inner: the client behind; an AsleepClient while the engines sleep.
-        model: the model of the client behind; closed while the engines sleep.
+        inner: the client that has the engines; an AsleepClient while they sleep.
+        model: the model of the inner client; closed while the engines sleep.
         in_flight: the requests that have not ended, and the counts of the ended ones.
     """
 
@@ -92,7 +92,7 @@ class FrontClient:
         self._n_users = 0
         self._is_moving = False  # a thread is putting the engines to sleep or waking them
         self._is_closed = False
-        self._cancelled = threading.Event()  # ends a load that wakes the engines
+        self._cancelled = threading.Event()  # set: cancels a load that wakes the engines
         self._changed = threading.Condition()
 
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
@@ -101,7 +101,7 @@ class FrontClient:
             try:
                 new, repeated = table.enter(requests, call)
                 self.inner.submit(new, self._sinks.of(sink, partial(FrontSink, table)), stream=stream)
-            except BaseException:  # nothing was queued; after an interrupt, some requests may have ended already
+            except BaseException:  # no request is queued, but after an interrupt some may have ended
                 table.roll_back(requests, call)
                 raise
         for request in repeated:
@@ -115,7 +115,7 @@ class FrontClient:
     def stats(self) -> EngineStats:
         """Returns the counts, as EngineClient.stats does; may be called from a sink."""
         self._fork_guard.check()
-        counts = self.in_flight.figures()  # read first, so that no request counted as ended still runs in the engine's
+        counts = self.in_flight.figures()  # before the engine's counts: a request ended here has ended there
         now, past = self.inner.stats(), self._past_stats
         return replace(now if past is None else past + now, **counts)
 
@@ -145,15 +145,15 @@ class FrontClient:
         return self.inner.adapters
 
     def next_seed(self) -> int:
-        """Returns the next seed, drawn from the engine's seed, for a request without one; -1: the engine has none."""
+        """Returns a seed for a request without one, drawn from the engine's seed; -1: the engine has no seed."""
         return -1 if self._seeds is None else self._seeds.getrandbits(64)
 
     def count_refused(self, outputs: list[SequenceOutput]) -> None:
-        """Counts prompts that were refused before they became requests, as submitted and as ended by an error."""
+        """Counts refused prompts, which never became requests, as submitted and as ended by an error."""
         self.in_flight.count_refused(outputs)
 
     def at_close(self, action: Callable[[], None]) -> None:
-        """Registers a method to call once before the engines are closed. The method's object is not kept alive."""
+        """Registers a method that is called once before the engines close. The method's object is not kept alive."""
         self._at_close = [other for other in self._at_close if other() is not None]
         self._at_close.append(weakref.WeakMethod(action))
 
@@ -164,12 +164,12 @@ class FrontClient:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """Wakes the engines, and keeps them awake until the end of the block.
+        """Wakes the engines and keeps them awake until the end of the block.
 
         Raises:
             EngineError: the file of the model has changed.
             EngineClosedError: the client was closed; this is a fork; or a sink calls while the engines sleep.
-            The errors of a load; the next use tries again.
+            The errors of a load. The next use tries to load again.
         """
         self._fork_guard.check()
         with self._changed:
@@ -189,7 +189,7 @@ class FrontClient:
                 self._n_users -= 1
 
     def sleep(self) -> None:
-        """Closes the engines until they are used again. Cells of finished requests go to the folder of cache_disk.
+        """Closes the engines until they are used again. Writes cells of finished requests to the folder of cache_disk.
 
         Raises:
             EngineError: the engines are in use, or cannot sleep; or a sink calls this.
@@ -214,7 +214,7 @@ class FrontClient:
             self._move(self._fall_asleep)
 
     def _move(self, move: Callable[[], None]) -> None:
-        """Closes or makes engines, with the lock released meanwhile: sinks that still run may wait for the lock."""
+        """Closes or makes engines. The lock is free meanwhile, because sinks that still run may wait for it."""
         self._is_moving = True
         self._changed.release()
         try:
@@ -226,7 +226,7 @@ class FrontClient:
 
     def _fall_asleep(self) -> None:
         engines, self.inner = self.inner, AsleepClient(self.plan, self.model, self._loaded)
-        with contextlib.suppress(EngineClosedError):  # the engines have died, and are made again later
+        with contextlib.suppress(EngineClosedError):  # the engines have died; the next use makes new ones
             self._past_stats = (self._past_stats or EngineStats()) + engines.stats().of_the_past()
         engines.close()
 
@@ -259,7 +259,7 @@ class FrontClient:
 
 
 def _stamp(config: EngineConfig) -> object:
-    """Returns size and time of all parts of the model's file; None: it is missing, which a load reports better."""
+    """Returns size and time of all parts of the model's file; None: no file is there, and a load will report this."""
     try:
         found = [part.stat() for part in part_paths(resolve(config.model))]
     except (OSError, LlamaBatchError):

@@ -12,12 +12,12 @@ from llamabatch.engine.hooks import Sink
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput
 from llamabatch.request.request import Request
 
-_TRIES = 2  # a request that stayed in the table would lengthen the queue forever
-_MOST_KEPT = 4096  # outputs kept for a sink that raises
+_TRIES = 2  # a request left in the table counts towards max_queue forever
+_MOST_KEPT = 4096  # outputs that are kept for a sink that raises
 
 
 class FrontSink:
-    """A sink that counts a request and takes it out of the table before the caller gets the last output.
+    """A sink that counts a request and removes it from the table before the caller gets the last output.
 
     Args:
         sink: the caller's sink.
@@ -26,8 +26,8 @@ class FrontSink:
     def __init__(self, table: RequestTable, sink: Sink) -> None:
         self._table = table
         self._sink = sink
-        # Raw and parsed outputs, by the id() of the raw ones. A sink that raises gets the same outputs again, and a
-        # parser must not read them twice.
+        # Raw and parsed outputs, by the id() of the raw ones. After an error of the sink the same outputs come again,
+        # and a parser must not read them twice.
         self._kept: dict[int, tuple[SequenceOutput, SequenceOutput]] = {}
 
     def __call__(self, outputs: list[SequenceOutput]) -> None:
@@ -61,11 +61,11 @@ class FrontSink:
             passed.append(changed)
         if raised is None:
             return outputs if all(map(operator.is_, passed, outputs)) else passed
-        self._keep(outputs, passed)  # the client passes each output once more, alone
+        self._keep(outputs, passed)  # the client calls again with each output alone
         try:
             raise raised
         finally:
-            del raised  # its traceback refers to this frame: the variable would make a cycle
+            del raised  # the traceback refers to this frame, so the variable would make a cycle
 
     def _passed_on(self, output: SequenceOutput) -> SequenceOutput:
         kept = self._kept.get(id(output)) if self._kept else None
@@ -79,7 +79,7 @@ class FrontSink:
         except Exception:
             if output.finished is None or output.finished.error is None:
                 raise  # the engine ends the request with this error
-            return output  # the caller waits for this end, even if the parser fails again
+            return output  # the caller waits for the last output, even if the parser fails again
 
     def _keep(self, outputs: list[SequenceOutput], passed: list[SequenceOutput]) -> None:
         for output, changed in zip(outputs, passed, strict=True):

@@ -10,10 +10,10 @@ Call = tuple[EngineMethod, str] | tuple[EngineMethod, str, str]
 
 
 class LoadedResources:
-    """The adapters and prefixes that an engine has loaded, so that its successor can load them again.
+    """The adapters and prefixes that an engine has loaded. An engine that replaces it loads them again.
 
     Args:
-        adapters: names and paths that the first engine loads by itself.
+        adapters: names and paths of the adapters that the first engine loads from its config.
 
     Attributes:
         adapters: paths by name.

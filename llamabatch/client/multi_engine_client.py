@@ -1,4 +1,4 @@
-"""Several engines in this process, each on a thread of its own, with the weights in memory once."""
+"""Several engines in this process, each on its own thread. All share one copy of the weights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from llamabatch.errors import EngineClosedError
 
 
 class MultiEngineClient(LocalClient, Router):
-    """A client of several engines, as many as the plan of the first one says. With a small model, the threads of one
-    engine mostly wait for each other; several engines with one thread each do not.
+    """A client of several engines; the plan of the first one gives their number. With a small model, the threads of one
+    engine mostly wait for each other; several engines with one thread each do not wait.
 
     Args:
         first: an engine that has loaded the weights.
 
     Raises:
-        EngineError: there is no memory for another context.
+        EngineError: memory is too small for another context.
     """
 
     def __init__(self, first: ThreadClient, hooks: EngineHooks | None = None) -> None:
@@ -50,12 +50,12 @@ class MultiEngineClient(LocalClient, Router):
         return super().call(method, *arguments)
 
     def _while_paused(self, action: Callable[[list[Engine]], None]) -> None:
-        """Runs an action on the shared weights, on one engine's thread, while the other threads are paused.
+        """Runs an action on the shared weights on the thread of one engine. The threads of the other engines pause.
 
         Raises:
             EngineClosedError: one of the engines is gone.
         """
-        arrived: queue.SimpleQueue[Engine | None] = queue.SimpleQueue()  # None: an engine will not come
+        arrived: queue.SimpleQueue[Engine | None] = queue.SimpleQueue()  # None: an engine will not arrive
         done = threading.Event()
 
         def act(first: Engine) -> None:
@@ -75,24 +75,24 @@ class MultiEngineClient(LocalClient, Router):
             done.wait()
 
         def on_answer(answer: Future[Any]) -> None:
-            if isinstance(answer.exception(), EngineClosedError):  # this engine never came
+            if isinstance(answer.exception(), EngineClosedError):  # this engine will not arrive
                 arrived.put(None)
                 done.set()
 
         answers: list[Future[Any]] = []
-        with self._pausing:  # two calls that pause the engines in different orders would wait for each other
+        with self._pausing:  # two calls at the same time would wait for each other's engines
             try:
                 for client in self._clients:
                     answers.append(client.ask(pause if answers else act))
                     answers[-1].add_done_callback(on_answer)
-            except BaseException:  # an engine is gone, or Ctrl-C: the engines asked so far must not wait for the rest
+            except BaseException:  # engine gone or Ctrl-C: engines that paused must not wait for the rest
                 arrived.put(None)
                 raise
             wait(answers)
         try:
             answers[0].result()
         finally:
-            answers.clear()  # the traceback of an error refers to this frame: the client would be in a cycle
+            answers.clear()  # an error's traceback refers to this frame: the client would be in a cycle
 
     def close(self) -> None:
         for client in self._clients:

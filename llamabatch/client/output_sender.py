@@ -13,32 +13,32 @@ from llamabatch.errors import EngineError, describe
 from llamabatch.request.joining import joined
 from llamabatch.request.outputs import SequenceOutput
 
-# Seconds of rest after a message, for each output in it. Outputs of faster steps go out together, the tokens of a
-# continuation as one output: an output costs both processes the same whatever the number of its tokens. Slower steps,
-# first tokens and ends are not held up. benchmarks/server_http.py measures the processor time of a token.
+# Seconds of rest after a message, for each output in it. Outputs of the steps during a rest are sent together. The
+# tokens of a continuation become one output, because the cost of an output does not depend on its number of tokens.
+# Slower steps, first tokens and last outputs do not wait. benchmarks/server_http.py measures the CPU time of a token.
 REST_PER_OUTPUT_S = 0.0005
 MOST_REST_S = 0.02
 
 
 class OutputSender:
-    """The sink of a child's engine, called on the engine's thread. A thread of its own sends the outputs held back."""
+    """The sink of a child's engine, called on the engine's thread. Another thread sends outputs that were held back."""
 
     def __init__(self, parent: ParentLink) -> None:
         self._parent = parent
         self._lock = threading.Lock()
         self._held: list[SequenceOutput] = []
         self._has_held = threading.Event()
-        self._rests_until_s = 0.0  # by perf_counter
-        self._begun: set[str] = set()  # requests that have had an output, but not the last one
-        self._unsent: dict[str, str] = {}  # requests of which an output was lost -> its error
+        self._rests_until_s = 0.0  # time.perf_counter()
+        self._begun: set[str] = set()  # requests with an output sent, but not the last one
+        self._unsent: dict[str, str] = {}  # by request_id: the error that lost an output of the request
         threading.Thread(target=self._send_held, name="llamabatch-outputs", daemon=True).start()
 
     def __call__(self, outputs: list[SequenceOutput]) -> None:
         """Sends outputs now, or holds them back.
 
         Raises:
-            Exception: the errors of packing, also for a message that is too large. emit() then passes each output
-                alone, and a request whose output cannot be sent alone ends with an error.
+            Exception: an output cannot be packed, or the message is too large. emit() then passes each output alone.
+                A request whose output cannot be sent alone ends with an error.
         """
         with self._lock:
             self._check_sent(outputs)
@@ -64,7 +64,7 @@ class OutputSender:
         self._rests_until_s = time.perf_counter() + min(MOST_REST_S, n_outputs * REST_PER_OUTPUT_S)
 
     def _send(self, held: list[SequenceOutput], outputs: list[SequenceOutput]) -> None:
-        """Sends held and new outputs together. Raises errors of packing the new ones after sending the held ones."""
+        """Sends held and new outputs together. If new outputs cannot be packed, sends the held ones and raises."""
         try:
             self._pack_and_send(joined(held + outputs) if held else outputs)
         except OSError:
@@ -72,7 +72,7 @@ class OutputSender:
         except Exception:
             if not held:
                 raise
-            for output in held:  # the error comes from one of them, or from the size of all together
+            for output in held:  # one of them causes the error, or the size of all together
                 self._send_alone(output)
             self._check_sent(outputs)
             self._pack_and_send(outputs)
@@ -87,7 +87,7 @@ class OutputSender:
             self._parent.send("outputs", [pack_output(output) for output in outputs])
 
     def _send_alone(self, output: SequenceOutput) -> None:
-        if output.request_id in self._unsent:  # its text has a hole already
+        if output.request_id in self._unsent:  # the text of this request has a gap already
             return
         try:
             self._pack_and_send([output])
@@ -97,8 +97,8 @@ class OutputSender:
             self._unsent[output.request_id] = describe(error)
 
     def _check_sent(self, outputs: list[SequenceOutput]) -> None:
-        """Raises EngineError for a request whose held output could not be sent, so that the engine ends it. The output
-        of this end, an error, is let through."""
+        """Raises EngineError for a request whose held output could not be sent. The engine then ends the request. The
+        output with this error passes."""
         for output in outputs if self._unsent else ():
             error = self._unsent.get(output.request_id)
             if error is None:
@@ -108,7 +108,8 @@ class OutputSender:
             del self._unsent[output.request_id]
 
     def _send_held(self) -> None:
-        """Sends held outputs after the rest, unless the engine's thread has sent a newer step by then."""
+        """Sends the outputs that a pause between two sends held back, at the end of the pause. By then, the engine's
+        thread may have sent them with the outputs of a newer step."""
         while self._has_held.wait():
             time.sleep(max(0.0, self._rests_until_s - time.perf_counter()))
             with errors_logged("held outputs could not be sent"), contextlib.suppress(OSError), self._lock:

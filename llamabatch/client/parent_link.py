@@ -13,10 +13,10 @@ from llamabatch.utils.lifetime import end_with_parent, leave_signals_to_parent
 
 
 class ParentLink:
-    """The child's end of the wire. A thread of its own reads it, and so notices the end of the parent at once, also
+    """The child's end of the wire. A separate thread reads messages and notices the end of the parent at once, even
     during a load or a step. This process then exits without finishing its work.
 
-    Messages wait here until `receive`, so that a child never blocks a parent that sends.
+    Messages wait in this object until `receive`. A child therefore never blocks a parent that sends.
 
     Args:
         number: the argument of this program.
@@ -24,7 +24,7 @@ class ParentLink:
 
     def __init__(self, number: int) -> None:
         leave_signals_to_parent()
-        end_with_parent()  # in case this process is stopped, or never gets to read
+        end_with_parent()  # a process that SIGSTOP paused could not read that its parent is gone
         self._wire = Wire(connected(number))
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="llamabatch-parent", daemon=True).start()

@@ -39,10 +39,10 @@ class _ProcessClient:
     """An EngineClient over child processes: starts them, waits until all are ready, and ends them together.
 
     Args:
-        instances: the children, from the resolved config.
-        reach: returns the object that gets the requests: the only supervisor, or a router over all.
-        program: the module that each child runs; it speaks the wire.
-        policy: when a child that died is replaced.
+        instances: returns the children of a resolved config.
+        reach: returns the object that receives requests: the only supervisor, or a router over all.
+        program: the module that each child runs. It reads and writes the messages of wire.py.
+        policy: the rules for replacing a dead child.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class _ProcessClient:
             self.plan = plan(config, self.model.path, computes_here=False)
             for own_config, environment in instances(self.plan.config):
                 children.add(Supervisor(own_config, environment, program, policy))
-            for child in children.list:  # they load at the same time
+            for child in children.list:  # the children load at the same time
                 child.wait_until_ready()
         except BaseException:
             children.kill()
@@ -114,8 +114,8 @@ class ChildClient(_ProcessClient):
     """An engine in a child process. If llama.cpp crashes, this process survives, and another child takes over.
 
     Args:
-        program: the module that the child runs; it speaks the wire.
-        policy: when a child that died is replaced.
+        program: the module that the child runs. It reads and writes the messages of wire.py.
+        policy: the rules for replacing a dead child.
 
     Raises:
         The errors of Engine; EngineError if the child died while it started.
@@ -128,11 +128,11 @@ class ChildClient(_ProcessClient):
 
 
 class RouterClient(_ProcessClient):
-    """Several engines, each in a child with its share of the cores or a GPU of its own. The least loaded engine gets
+    """Several engines, each in a child process with its share of the cores or its own GPU. The least loaded engine gets
     the next request.
 
     Args:
-        policy: when a child that died is replaced.
+        policy: the rules for replacing a dead child.
 
     Raises:
         The errors of Engine; MemoryPlanError if the engines together would not fit.
@@ -159,20 +159,20 @@ def _router(children: list[Supervisor], config: ResolvedConfig) -> Router:
 
 
 class _Children:
-    """The supervisors, their child processes, and the parent's vocabulary, which end together: an Endable."""
+    """The supervisors, their child processes, and the parent's vocabulary: an Endable that ends all together."""
 
     def __init__(self, model: Model) -> None:
         self.list: list[Supervisor] = []
         self._model = model
 
     def add(self, child: Supervisor) -> None:
-        """Starts a child, which will end with the others."""
-        self.list.append(child)  # before its start, so that an interrupt does not leave it behind
+        """Starts a child that ends together with the others."""
+        self.list.append(child)  # before start(): after an interrupt the child still ends
         child.start()
 
     def drop(self) -> None:
         if self.list:
-            self.list[0].at_end = self._model.close  # on the supervisor's thread, because close() waits for a lock
+            self.list[0].at_end = self._model.close  # on the supervisor's thread: close() waits for a lock
         for child in self.list:
             child.drop()
 
@@ -201,8 +201,8 @@ class _Children:
 
 
 class _ChildAdapters:
-    """The adapters of engines in child processes. All children have the same adapters: if one child refuses a call, the
-    call is undone in the others.
+    """The adapters of engines in child processes. All children have the same adapters. If one child refuses a call, the
+    other children undo the call.
     """
 
     def __init__(self, children: list[Supervisor], config: EngineConfig) -> None:
@@ -236,7 +236,7 @@ class _ChildAdapters:
         done: list[Supervisor] = []
         try:
             for child in self._children:
-                if child.alive or len(self._children) == 1:  # an only child raises that it is gone
+                if child.alive or len(self._children) == 1:  # if the only child is dead, its call raises
                     child.call(*call)
                     done.append(child)
         except LlamaBatchError:

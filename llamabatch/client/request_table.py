@@ -1,6 +1,6 @@
 """RequestTable: the only owner of the requests in flight, from their submit to their last outputs.
 
-Other parts learn of the end of a request from this table, or from the engine whose outputs come through here.
+Other parts learn about the end of a request from this table, or from outputs of the engine that pass through here.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from llamabatch.request.request import Request
 
 
 class Watcher(Protocol):
-    """An observer of all requests. The lock of the table keeps its calls in order, so it must not block."""
+    """An observer of all requests. The table calls it under its lock, so the methods must not block."""
 
     def enter(self, requests: list[Request], now: float) -> None:
-        """Records requests that are in flight from `now` on, a time.perf_counter(). An error refuses them all."""
+        """Records requests that are in flight from time.perf_counter() `now` on. An error refuses all of them."""
 
     def leave(self, request_id: str, output: RequestOutput | None, now: float) -> None:
         """Records that a request has ended with this output; None: it was never queued. May be called twice."""
@@ -46,7 +46,7 @@ class InFlight:
 
     Attributes:
         n_copies: number of its continuations.
-        background: the request counts towards the max_queue of background requests.
+        background: the request counts in the queue of background requests.
     """
 
     __slots__ = ("_parsers", "background", "call", "n_copies", "request")
@@ -59,7 +59,7 @@ class InFlight:
         self._parsers: dict[int, AnswerParser] | None = None  # by the index of the continuation
 
     def parser(self, index: int) -> AnswerParser:
-        """Returns the parser of a continuation, and makes it at the first call."""
+        """Returns the parser of a continuation. The first call makes the parser."""
         if self._parsers is None:
             self._parsers = {}
         parser = self._parsers.get(index)
@@ -70,12 +70,12 @@ class InFlight:
 
 
 class RequestTable:
-    """The requests in flight by their ids, and the counts of those that have ended. Safe from any thread.
+    """The requests in flight by id, and the counts of ended requests. Safe to call from any thread.
 
     Args:
-        n_slots: continuations that can run at once.
-        max_queue: Continuations that may wait in addition; None: no limit. Background requests have a queue of their
-            own, of the same length. They hold up no other request, so none is refused because of them.
+        n_slots: number of continuations that can run at the same time.
+        max_queue: Number of continuations that may wait for a slot; None: no limit. Background requests have a separate
+            queue of the same length, because they delay no other request.
 
     Attributes:
         n_parsed: number of requests in flight whose texts are parsed.
@@ -96,7 +96,7 @@ class RequestTable:
         return len(self._in_flight)
 
     def get(self, request_id: str) -> InFlight | None:
-        """Returns the request in flight with this id; None: it has ended."""
+        """Returns the request in flight with this id; None: there is none."""
         return self._in_flight.get(request_id)
 
     @property
@@ -105,14 +105,14 @@ class RequestTable:
         return self._n_copies[False] + self._n_copies[True]
 
     def watch(self, watcher: Watcher) -> None:
-        """Sets the only watcher, which is told of all requests from here on. The table does not keep it alive."""
+        """Sets the only watcher of all later requests. The table does not keep the watcher alive."""
         self._watcher = weakref.ref(watcher)
 
     def enter(self, requests: list[Request], call: Call) -> tuple[list[Request], list[Request]]:
-        """Takes requests in. Returns the new requests, and the refused ones, whose ids are in flight already.
+        """Adds requests. Returns the added requests, and the refused requests, whose ids are in flight already.
 
         Raises:
-            QueueFull: no request was taken in.
+            QueueFull: the queue has no room for all requests; no request was added.
         """
         with self._lock:
             fresh: dict[str, Request] = {}
@@ -150,7 +150,7 @@ class RequestTable:
             )
 
     def leave(self, ended: list[SequenceOutput]) -> None:
-        """Counts each request that ends with one of these outputs once, and drops it."""
+        """Counts each request that ends with one of these outputs once, and drops the request."""
         with self._lock:
             known = [output for output in ended if self._pop(output.request_id) is not None]
             try:
@@ -159,7 +159,7 @@ class RequestTable:
                 self._tell([(output.request_id, output.finished) for output in known])
 
     def roll_back(self, requests: list[Request], call: Call) -> None:
-        """Drops the requests of a failed call, as if they had never come. Some of them may have ended already."""
+        """Drops the requests of a failed call, as if they had never come. Some requests may have ended already."""
         with self._lock:
             dropped: list[tuple[str, RequestOutput | None]] = []
             for request in requests:
@@ -185,11 +185,11 @@ class RequestTable:
         for request_id, output in ended:
             try:
                 watcher.leave(request_id, output, now)
-            except Exception:  # a second try, because the watcher would wait for this end forever
+            except Exception:  # tries again, because without this call the watcher counts the request forever
                 watcher.leave(request_id, output, now)
 
     def count_refused(self, outputs: list[SequenceOutput]) -> None:
-        """Counts prompts that were refused before they became requests, as submitted and as ended by an error."""
+        """Counts refused prompts, which never became requests, as submitted and as ended by an error."""
         with self._lock:
             self._counts.submitted += len(outputs)
             self._counts.count(outputs)

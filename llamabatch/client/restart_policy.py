@@ -1,21 +1,21 @@
-"""The rules for replacing a dead child, and for when a running child counts as dead. Pure Python."""
+"""The rules that decide when a dead child is replaced and when a running child counts as dead. Pure Python."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-ENGINE_ENDED = "the engine process ended"  # begins the error of waiting requests if no other process follows
+ENGINE_ENDED = "the engine process ended"  # start of the error of waiting requests if no other process starts
 _GAVE_UP = "times in a row without a result"
 _NONE_CAN_START = f"{ENGINE_ENDED}, and no other one can start"
 
 
 def gave_up(error: str | None) -> bool:
-    """Returns True if a request ended because there was no engine, and not by its own fault. Another may follow."""
+    """Returns True if a request ended because no engine ran. The request has no fault, and another engine may start."""
     return error is not None and (_GAVE_UP in error or _NONE_CAN_START in error)
 
 
 def none_can_start(why: str) -> str:
-    """Returns the error of all waiting requests if it is useless to start another process now."""
+    """Returns the error of all waiting requests when no other process can start now."""
     return f"{_NONE_CAN_START}: {why}"
 
 
@@ -24,15 +24,16 @@ class RestartPolicy:
     """Limits and waits for replacing a child.
 
     Attributes:
-        most: number of restarts in a row, without a request that ended well in between; after one more death no child
+        most: most restarts in a row without a request that ended well in between. After one more death no child
             starts. 0: no child is replaced.
         first_s: delay before the second restart in a row, seconds. The first restart is immediate; each later delay is
-            twice the one before.
+            twice the previous one.
         longest_s: the longest of these delays, seconds.
-        retry_s: After that death, requests in flight end and calls raise. One more child starts this many seconds
-            later. Each further death without a result doubles this delay, up to longest_s. Unused if `most` is 0.
+        retry_s: Seconds from the death after the last restart until one more child starts. Until then requests end
+            with an error and calls raise. Each further death without a result doubles this delay, up to longest_s.
+            Unused if `most` is 0.
         hang_s: seconds without a sign of life after which a child is killed and replaced.
-        start_s: the same before its first sign of life, as programs and libraries may come from slow disks.
+        start_s: the same limit before the first sign of life, longer because a slow disk may delay the start.
     """
 
     most: int = 8
@@ -62,7 +63,7 @@ class Restarts:
         self._retry_at: float | None = None
 
     def worked(self) -> None:
-        """Resets the count of deaths in a row, as a request has ended well."""
+        """Resets the count of deaths in a row, because a request has ended well."""
         self.in_a_row = 0
 
     def refused(self) -> None:
@@ -70,20 +71,20 @@ class Restarts:
         self.in_a_row = max(self.in_a_row, self._policy.most) + 1
 
     def given_up(self, now: float) -> None:
-        """Sets the time of the next try. Requests have ended by now, and calls raise until then."""
+        """Sets the time at which the next child is tried. Until that time calls raise."""
         wait_s = self._policy.retry_s * 2.0 ** min(self.in_a_row - self._policy.most - 1, 32)
         self._retry_at = now + min(wait_s, self._policy.longest_s) if self._policy.most else None
 
     def retry_in(self, now: float) -> float | None:
-        """Returns the seconds until the next try; None: there will be none."""
+        """Returns the seconds until the next child is tried; None: no child will start."""
         return None if self._retry_at is None else max(0.0, self._retry_at - now)
 
     def retried(self) -> None:
-        """Counts the child that a try starts."""
+        """Counts a child that started after a given_up()."""
         self.total += 1
 
     def after_death(self) -> float | None:
-        """Counts a death; returns the seconds to wait before the next child starts; None: none starts."""
+        """Counts a death. Returns the seconds to wait before the next child starts; None: no child starts."""
         self.in_a_row += 1
         if self.in_a_row > self._policy.most:
             return None
@@ -101,8 +102,8 @@ class Restarts:
 
 
 class Silence:
-    """The seconds without a sign of life of a child, by a clock that stops while this process does. Each look counts
-    for at most 1.5 s, so that a machine that was asleep does not look like a hanging child.
+    """The seconds without a sign of life from a child. Each call of `look` adds at most 1.5 s: after a sleep of the
+    machine or a stop of this process, the child does not count as hanging.
     """
 
     def __init__(self) -> None:

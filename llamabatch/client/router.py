@@ -1,4 +1,4 @@
-"""A router over several engines: a request goes to the least loaded one, or to one that computed its prefix before."""
+"""A router over several engines. It sends a request to the least loaded one or to one that has computed its prefix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llamabatch.request.request import Request
 from llamabatch.scheduler.common_prefix import MIN_SHARED
 from llamabatch.utils.lifetime import ForkGuard
 
-MAX_KNOWN = 8192  # prefixes to remember; the oldest is dropped first
+MAX_KNOWN = 8192  # number of prefixes to remember; the oldest is dropped first
 _LENGTHS = tuple(itertools.takewhile(lambda n: n < 2**24, (round(MIN_SHARED * 1.25**i) for i in range(100))))
 
 
@@ -52,17 +52,17 @@ class Router:
     """Several engines with the methods of one EngineClient. Safe to call from any thread.
 
     Args:
-        keeps_prefixes: The engines keep the cells of finished requests. So the next turn of a chat goes to the engine
-            of the last turn, unless its load exceeds the least load by more than the tokens saved plus the tokens of
-            this request.
+        keeps_prefixes: The engines keep the cells of finished requests. The next turn of a chat then goes to the engine
+            of the last turn, unless this engine's load exceeds the least load by more than the saved tokens plus the
+            tokens of this request.
     """
 
     def __init__(self, members: Sequence[Member], keeps_prefixes: bool = False) -> None:
         self._members = list(members)
         self._loads = [0] * len(self._members)  # expected tokens of the requests in flight
-        self._last_stats = [EngineStats()] * len(self._members)  # kept, so that members that are gone still count
-        self._owners: dict[str, tuple[int, int]] = {}  # for each request: index of its member, its part of the load
-        self._moving: set[str] = set()  # requests on their way from a dead member to another one
+        self._last_stats = [EngineStats()] * len(self._members)  # members that are gone still count
+        self._owners: dict[str, tuple[int, int]] = {}  # by request_id: index of the member, tokens added to its load
+        self._moving: set[str] = set()  # ids of requests that move from a dead member to another one
         self._aborted_on_move: set[str] = set()
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()
@@ -72,7 +72,7 @@ class Router:
     def submit(self, requests: list[Request], sink: Sink, *, stream: bool = False) -> None:
         self._fork_guard.check()
         shares: dict[int, list[Request]] = {}
-        scored: dict[tuple[int, ...], int] = {}  # by prompt: the member that scores all continuations of the prompt
+        scored: dict[tuple[int, ...], int] = {}  # by prompt: index of the member that scores its continuations
         with self._lock:
             alive = self._alive()
             best = [number for number in alive if self._members[number].up] or alive
@@ -114,7 +114,11 @@ class Router:
         return counted
 
     def take_over(self, requests: list[Request], sink: Sink, stream: bool, reason: str) -> None:
-        """Sends requests that never started in a dead engine to the others. `reason` is their error if none is left."""
+        """Sends requests that never started in a dead engine to the other engines.
+
+        Args:
+            reason: the error of the requests if no other engine is left.
+        """
         ids = {request.request_id for request in requests}
         with self._lock:
             self._moving |= ids
@@ -138,7 +142,7 @@ class Router:
         by_member: dict[int, list[str]] = {}
         with self._lock:
             for request_id in request_ids:
-                if request_id in self._moving:  # the next member may not have it yet
+                if request_id in self._moving:  # the next member may not have the request yet
                     self._aborted_on_move.add(request_id)
                 elif request_id in self._owners:
                     by_member.setdefault(self._owners[request_id][0], []).append(request_id)
@@ -147,7 +151,7 @@ class Router:
 
     def stats(self) -> EngineStats:
         for number in self._alive():
-            with contextlib.suppress(EngineClosedError):  # the member gave up a moment ago
+            with contextlib.suppress(EngineClosedError):  # the member died a moment ago
                 self._last_stats[number] = self._members[number].stats()
         figures = zip(self._members, self._last_stats, strict=True)
         return sum((stats if member.alive else stats.of_the_past() for member, stats in figures), EngineStats())
@@ -171,7 +175,7 @@ class Router:
 
     @property
     def outage(self) -> Outage | None:
-        """The outage of the engine that may come back first, if all are gone; see EngineClient.outage."""
+        """The outage of the engine that may return first, if all engines are gone; see EngineClient.outage."""
         outages = []
         for member in self._members:
             outage = member.outage
@@ -209,7 +213,7 @@ class Router:
 
 
 class Affinity:
-    """A memory of the member that last computed each prefix, and may still hold its cells. Pure Python."""
+    """A table of the member that last computed each prefix. This member may still have the cells. Pure Python."""
 
     def __init__(self) -> None:
         self._members: dict[int, int] = {}
@@ -217,7 +221,7 @@ class Affinity:
     def add(self, token_ids: Sequence[int], member: int) -> None:
         """Remembers that this member has computed these tokens."""
         for key, _ in _keys(token_ids):
-            self._members.pop(key, None)  # moves the key to the end, as the youngest
+            self._members.pop(key, None)  # makes the key the youngest in the dict
             self._members[key] = member
         while len(self._members) > MAX_KNOWN:
             del self._members[next(iter(self._members))]
@@ -234,6 +238,6 @@ class Affinity:
 
 
 def _keys(token_ids: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns (hash, length) of the prefixes to remember, shortest first."""
+    """Returns (hash, length in tokens) of the prefixes to remember, shortest first."""
     lengths = itertools.takewhile(lambda n: n <= len(token_ids), _LENGTHS)
     return [(hash(tuple(token_ids[:n])), n) for n in lengths]

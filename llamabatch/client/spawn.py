@@ -1,4 +1,4 @@
-"""A child process with an engine, as its parent sees it: the process, its wire, and the thread that reads the wire."""
+"""The parent's side of a child process with an engine: the process, its wire, and the thread that reads the wire."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 WORKER = "llamabatch.client.worker"
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM")  # signals that no native code raises
-_VMSTAT = "/proc/vmstat"  # of the whole machine, containers included; its count rises before the signal is sent
-_REQUESTS_A_MESSAGE = 256  # keeps messages far below the wire's limit, however long the list
+_VMSTAT = "/proc/vmstat"  # counts oom_kill of the whole machine with its containers; rises before the signal
+_REQUESTS_A_MESSAGE = 256  # keeps each message far below the wire's limit
 
 
 class Listener(Protocol):
@@ -53,19 +53,20 @@ class Child:
     """A child process, and the thread that reads from it.
 
     Args:
-        config: without "auto".
-        environment: variables in addition to this process's.
-        program: the module that the child runs; it speaks the wire.
+        config: has no option "auto".
+        environment: variables that the child gets in addition to this process's.
+        program: the module that the child runs. It reads and writes the messages of wire.py.
 
     Attributes:
-        ready: done when it has started, or with the error that it raised instead.
+        ready: done when the child has started; its exception is the error of a failed start.
         exit_reason: a signal, an exit code, or the reason that the child sent before it ended; empty while it runs.
-        n_received: number of messages from the child. received_s: time.monotonic() of the last one, None before.
-        reader_is_busy: the reading thread is in a callback, so that no message can come in.
-        has_beaten: it has sent a heartbeat.
-        from_outside: another process seems to have killed it, and neither the child itself nor the kernel (out of
-            memory).
-        last_token_s: time.monotonic() when its engine last brought a token; None before.
+        n_received: number of messages from the child.
+        received_s: time.monotonic() of the last message; None before the first.
+        reader_is_busy: the reading thread runs a callback and cannot receive a message.
+        has_beaten: the child has sent a heartbeat.
+        from_outside: another process seems to have killed the child; its own code did not crash, and the kernel did
+            not kill it for its memory.
+        last_token_s: time.monotonic() of the last token of its engine; None before the first.
     """
 
     def __init__(self, config: EngineConfig, environment: dict[str, str], program: str, listener: Listener) -> None:
@@ -92,7 +93,7 @@ class Child:
         try:
             self.pid = self._process.pid
             self._wire = Wire(ours)
-            with contextlib.suppress(OSError):  # the child ended at once; the reader reports that
+            with contextlib.suppress(OSError):  # the child has ended already; the reader reports this
                 self._wire.send("init", pack_config(config))
             self._reader = threading.Thread(target=self._read, name=f"llamabatch-child-{self.pid}", daemon=True)
             self._reader.start()
@@ -103,7 +104,7 @@ class Child:
             raise
 
     def submit(self, requests: list[Request], *, stream: bool) -> dict[str, str]:
-        """Sends requests. If one does not arrive, the child is gone, and on_exit is called.
+        """Sends requests. If a request does not arrive, the child is gone, and its end calls on_exit.
 
         Returns:
             The errors of the requests that cannot be sent to any child, by request id.
@@ -126,7 +127,7 @@ class Child:
     def _send(self, packed: bytes) -> None:
         try:
             self._wire.send_packed(packed)
-        except OSError:  # the child has ended, or it must end, as nobody knows which part of the message arrived
+        except OSError:  # the child has ended, or must end because it may have part of a message
             self._process.kill()
 
     def abort(self, request_ids: list[str]) -> None:
@@ -134,7 +135,8 @@ class Child:
             self._wire.send("abort", request_ids)
 
     def ask(self, kind: str, *arguments: Any) -> Future[Any]:
-        """Sends a message that has an answer: a value or an error of the child, or EngineClosedError if it ends."""
+        """Sends a message. Returns the future of its answer: a value or error of the child, or EngineClosedError if the
+        child ends."""
         answer: Future[Any] = Future()
         number = next(self._numbers)
         packed = self._wire.pack(kind, number, *arguments)
@@ -146,14 +148,14 @@ class Child:
         return answer
 
     def heartbeat(self, up: bool, restarts: int) -> Heartbeat:
-        """Returns the state of the child, as this process knows it."""
+        """Returns the state of the child as this process knows it."""
         now = time.monotonic()
         silent_s = None if self.received_s is None else now - self.received_s
         last_token_s = None if self.last_token_s is None else now - self.last_token_s
         return Heartbeat(self.pid, up, silent_s, last_token_s, restarts)
 
     def ask_to_end(self) -> None:
-        """Sends close to the child. Returns at once, as a hanging child with a full pipe would block the sender."""
+        """Sends close to the child. Returns at once, because a hanging child with a full socket blocks the sender."""
 
         def send() -> None:
             with contextlib.suppress(OSError):  # the child may have ended already
@@ -252,8 +254,8 @@ def _error(name: str, text: str) -> Exception:
 
 
 def oom_kills() -> int | None:
-    """Returns the number of processes that the kernel has killed since the machine started because memory ran out; None
-    if the kernel does not count them (not Linux, or before 4.13).
+    """Returns the number of processes that the kernel has killed since boot because memory ran out. None if the kernel
+    does not count them (not Linux, or before 4.13).
     """
     lines = system.kernel_lines(_VMSTAT)
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

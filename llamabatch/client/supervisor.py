@@ -1,7 +1,7 @@
 """A supervisor keeps an engine in a child process and replaces the process when it dies. Requests in flight continue.
 
-The supervisor owns the requests; a child has them only as long as it lives. The supervisor's thread starts the children
-one after another and watches them. Messages of a child come in on the thread that reads from the child.
+The supervisor owns the requests; a child only has copies. The supervisor's thread starts the children one after another
+and watches them. A second thread for each child receives its messages.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from llamabatch.utils.lifetime import ForkGuard
 logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
-_SHORT_TICK_S = 0.1  # while requests wait here without a child
+_SHORT_TICK_S = 0.1  # while requests wait for a child
 
 StartChild = Callable[[EngineConfig, dict[str, str], str, Listener], Child]
 
 
 class Supervisor:
-    """An engine over one child process at a time, with the methods of EngineClient. Safe to call from any thread.
+    """An engine in one child process at a time, with the methods of EngineClient. Safe to call from any thread.
 
     Args:
-        config: without "auto".
-        environment: variables for the child, in addition to this process's.
-        program: the module that a child runs; it speaks the wire.
-        policy: when a child that died is replaced.
+        config: has no option "auto".
+        environment: variables that a child gets in addition to this process's.
+        program: the module that a child runs. It reads and writes the messages of wire.py.
+        policy: the rules for replacing a dead child.
         start_child: makes a Child; tests replace it.
-        clock: as time.monotonic; tests replace it.
+        clock: returns seconds, as time.monotonic does; tests replace it.
 
     Attributes:
-        failover: takes over requests that never started if no child will run for a while; None: these requests fail.
-        at_end: called by the supervisor's thread just before it ends.
+        failover: receives requests that never started, when no child will run for a while; None: these requests fail.
+        at_end: the supervisor's thread calls it just before the thread ends.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Supervisor:
         start_child: StartChild = Child,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.failover: weakref.WeakMethod[Failover] | None = None  # weak, so that its owner can be collected
+        self.failover: weakref.WeakMethod[Failover] | None = None  # weak, so that the method's owner can be collected
         self.at_end: Callable[[], None] | None = None
         self._config = config
         self._environment = environment or {}
@@ -78,16 +78,16 @@ class Supervisor:
         self._restarts = Restarts(policy)
         self._identity: dict[str, Any] | None = None  # identity of the model's file
         self._loaded = LoadedResources(config.adapters)
-        self._past_stats = EngineStats()  # sum of the children that have ended
-        self._child_stats = EngineStats()  # the last figures from the present child
+        self._past_stats = EngineStats()  # sum of the counts of all ended children
+        self._child_stats = EngineStats()  # the last counts from the present child
         self._fork_guard = ForkGuard()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._requests = CrashTriage(self._lock)
         self._child: Child | None = None
-        self._is_up = False  # the child takes requests
+        self._is_up = False  # the child accepts requests
         self._closing = False
-        self._end_reason: str | None = None  # why no child runs; None: a child runs, or the next one starts soon
+        self._end_reason: str | None = None  # the reason why no child runs; None: one runs or starts soon
         self._has_ended = False  # the thread has ended its work
         self._events: queue.SimpleQueue[tuple[str, Child | None]] = queue.SimpleQueue()
         self._started: Future[None] = Future()
@@ -98,19 +98,19 @@ class Supervisor:
         self._thread.start()
 
     def wait_until_ready(self) -> None:
-        """Waits until the first child is ready. Raises the error that kept it from starting; EngineClosedError if the
-        load is cancelled meanwhile."""
+        """Waits until the first child is ready. Raises the error of its start; EngineClosedError if the load is
+        cancelled meanwhile."""
         result_of(self._started)
 
     @property
     def alive(self) -> bool:
-        """True if it accepts requests. They may have to wait for the next child."""
+        """True if the supervisor accepts requests. Requests may wait for the next child."""
         with self._lock:
             return not self._closing and self._end_reason is None
 
     @property
     def outage(self) -> Outage | None:
-        """The reason why it takes no requests; see EngineClient.outage."""
+        """The reason why the supervisor accepts no requests; see EngineClient.outage."""
         with self._lock:
             if self._end_reason is None:
                 return Outage(CLOSED) if self._closing else None
@@ -118,12 +118,12 @@ class Supervisor:
 
     @property
     def up(self) -> bool:
-        """True if a child is there and computes."""
+        """True if a child runs and accepts requests."""
         return self._is_up
 
     @property
     def pid(self) -> int | None:
-        """Process id of the present child; None without one."""
+        """Process id of the present child; None without a child."""
         child = self._child
         return None if child is None else child.pid
 
@@ -153,23 +153,23 @@ class Supervisor:
             raise
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Ends requests, as EngineClient.abort does. Requests that no child has end before it returns."""
+        """Ends requests, as EngineClient.abort does. Requests that no child has end before this method returns."""
         if not self._fork_guard.is_here:
             return
         inside, child = self._requests.abort(request_ids), self._child
-        if inside and child is not None:  # if it is a new child by now, these requests ended with the old one
+        if inside and child is not None:  # a new child does not know these ids and ignores them
             child.abort(inside)
 
     def stats(self) -> EngineStats:
-        """Returns the counts of all children together, as EngineClient.stats does, also while none runs."""
+        """Returns the summed counts of all children, as EngineClient.stats does, also while no child runs."""
         self._fork_guard.check()
         with self._lock:
             if self._end_reason is None or self._retry_in() is None:
                 self._check_alive()
             child = self._child if self._is_up else None
-        if child is not None and not in_a_sink():  # in a sink, the last figures that came have to do
+        if child is not None and not in_a_sink():  # a sink must not wait and uses the last counts
             try:
-                child.ask("stats").result()  # the figures come before the answer
+                child.ask("stats").result()  # on_stats gets the counts before the answer
             except EngineClosedError:
                 if not self._is_replaced(child):
                     raise
@@ -179,7 +179,7 @@ class Supervisor:
             return replace(counted, waiting=waiting, restarts=self._restarts.total)
 
     def states(self) -> list[EngineState]:
-        """Returns slots and queue, as EngineClient.states does; empty while no child takes requests."""
+        """Returns slots and queue, as EngineClient.states does; empty while no child accepts requests."""
         self._fork_guard.check()
         with self._lock:
             self._check_alive()
@@ -198,11 +198,11 @@ class Supervisor:
         return [replace(state, n_waiting=state.n_waiting + n_unsent) for state in states[:1]] + states[1:]
 
     def call(self, method: EngineMethod, *arguments: Any) -> Any:
-        """Sends a call to the child, or to the next one, and waits for its answer.
+        """Sends a call to the present child, or to the next child, and waits for the answer.
 
         Raises:
-            The error of the engine's method; EngineError if the child ended before it answered; EngineClosedError if
-            there is no child now, and the supervisor does not start one at once.
+            The error of the engine's method; EngineError if the child ended before the answer; EngineClosedError if no
+            child runs and the supervisor starts none at once.
         """
         self._fork_guard.check()
         with self._changed:
@@ -222,7 +222,7 @@ class Supervisor:
         return answer
 
     def ask_to_end(self) -> None:
-        """Asks the child to end, and lets no other one start; returns at once."""
+        """Asks the child to end and returns at once. No other child will start."""
         self._closing = True
         child = self._child
         if child is not None:
@@ -277,12 +277,12 @@ class Supervisor:
             with self._lock:
                 self._restarts.worked()
         if was_trying or self._requests.has_unwanted:
-            self._events.put(("send", child))  # on the supervisor's thread, because this one must continue to read
+            self._events.put(("send", child))  # the supervisor's thread sends; this thread must continue to read
 
     # The supervisor's thread.
 
     def _run(self) -> None:
-        """Runs one child after another, until there is a reason to stop."""
+        """Runs one child after another until no other child may start."""
         reason = CLOSED
         try:
             while not self._closing:
@@ -324,8 +324,8 @@ class Supervisor:
                 self.at_end()
 
     def _has_other_model(self) -> bool:
-        """Returns True if another file has replaced the model's. The clients have the vocabulary and the chat template
-        of the first file. With the weights of another file, they would produce nonsense."""
+        """Returns True if another file has replaced the model's file. The clients have the vocabulary and the chat
+        template of the first file, which do not fit other weights."""
         try:
             found = model_identity(resolve(self._config.model))
         except (OSError, LlamaBatchError):  # the child will report the error
@@ -335,7 +335,7 @@ class Supervisor:
         return found != self._identity
 
     def _run_child(self) -> tuple[str, BaseException | None]:
-        """Starts one child and watches it to its end. Returns its exit reason, and the error if it was never ready."""
+        """Runs one child until its end. Returns its exit reason, and the error of its start; None if it was ready."""
         is_first = not self._started.done()
         config = self._config if is_first else replace(self._config, adapters=())
         try:
@@ -382,7 +382,7 @@ class Supervisor:
         return _SHORT_TICK_S if self._requests.n_unsent else _TICK_S
 
     def _open(self, child: Child) -> None:
-        """Sends the child the loads of its predecessors, then lets requests go to it: messages keep their order."""
+        """Makes the child load what earlier children had loaded, then sends it requests. Messages keep their order."""
         if self._started.done():
             with self._lock:
                 calls = self._loaded.calls()
@@ -398,7 +398,7 @@ class Supervisor:
             self._started.set_result(None)
 
     def _on_child_death(self) -> None:
-        """Keeps the requests and figures of the child that has ended."""
+        """Keeps the requests and counts of the child that has ended."""
         with self._changed:
             child, self._child = self._child, None
             self._past_stats, self._child_stats = self._past_stats + self._child_stats.of_the_past(), EngineStats()
@@ -407,7 +407,7 @@ class Supervisor:
         self._requests.child_died(exit_reason, from_outside)
 
     def _wait_for_restart(self, until: float) -> None:
-        """Waits before the next child; requests may be aborted, or reach their deadlines."""
+        """Waits before the next child starts. Ends requests that are past their deadlines meanwhile."""
         while not self._closing and self._clock() < until:
             try:
                 self._events.get(timeout=min(_SHORT_TICK_S, max(0.0, until - self._clock())))
@@ -415,7 +415,7 @@ class Supervisor:
                 self._requests.end_late()
 
     def _pause(self, reason: str) -> bool:
-        """Ends or hands over all requests, then waits for the time of the next child; False: none will start."""
+        """Ends all requests or passes them to `failover`, then waits for the next child; False: no child will start."""
         self._on_child_death()
         with self._changed:
             now = self._clock()
@@ -437,7 +437,7 @@ class Supervisor:
         return True
 
     def _stop(self, reason: str) -> None:
-        """Answers all callers that still wait, because no other child will start."""
+        """Answers all waiting callers, because no other child will start."""
         with self._changed:
             self._end_reason = reason
             self._has_ended = True
@@ -465,17 +465,17 @@ class Supervisor:
             raise EngineClosedError(CLOSED)
 
     def _retry_in(self) -> float | None:
-        """Returns the seconds until another child starts; None: none will start."""
+        """Returns the seconds until another child starts; None: no child will start."""
         return None if self._closing or self._has_ended else self._restarts.retry_in(self._clock())
 
     def _is_replaced(self, child: Child) -> bool:
-        """Waits until the end of this child has been handled; returns False if no other child follows."""
+        """Waits until the supervisor has handled the end of this child. Returns False if no other child follows."""
         with self._changed:
             self._changed.wait_for(lambda: self._child is not child or self._end_reason is not None)
             return self._end_reason is None
 
     def _pop_sendable(self, only: list[TrackedRequest] | None = None) -> tuple[Child | None, list[TrackedRequest]]:
-        """Returns the child, and the requests to send to it now: from all requests, or from `only`."""
+        """Returns the child and the requests to send to it now. `only`: considers only these requests."""
         with self._lock:
             if self._child is None or not self._is_up:
                 return None, []

@@ -1,4 +1,4 @@
-"""An engine on a thread of its own, and the queue of commands from callers' threads to it."""
+"""An engine on its own thread, and the queue through which callers' threads send commands to it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from llamabatch.utils.lifetime import ForkGuard, Lifetime
 
 logger = logging.getLogger(__name__)
 
-_IDLE_S = 0.02  # between two prefixes that an idle engine writes to the disk
+_IDLE_S = 0.02  # wait between two prefixes that an idle engine writes to the disk
 
 _END_FAILED = "the engine could not be ended in good order"
 _TRIES = 2  # attempts to answer the remaining requests when an engine ends
 
 
 class LocalClient:
-    """An EngineClient with engines in this process: it has no children, and its adapters are those of its model."""
+    """An EngineClient with engines in this process. It has no child processes; its adapters are those of its model."""
 
     model: Model
 
@@ -56,7 +56,7 @@ class LocalClient:
 
 
 class ThreadClient(LocalClient):
-    """An engine in this process, owned by one thread of its own. The arguments are those of Engine."""
+    """An engine in this process on its own thread. The arguments are those of Engine."""
 
     def __init__(
         self, config: EngineConfig, *, model: Model | None = None, alone: bool = True, hooks: EngineHooks | None = None
@@ -67,21 +67,21 @@ class ThreadClient(LocalClient):
         cancelled = threading.Event()
         with cancelled_by(cancelled):
             context = contextvars.copy_context()
-        # A daemon thread, so that a program that never calls close() can end. Lifetime still closes the engine cleanly.
+        # A daemon thread: a program that never calls close() can end. Lifetime still closes the engine cleanly.
         thread = threading.Thread(target=context.run, args=(loop.serve, started), name="llamabatch-engine", daemon=True)
         try:
-            thread.start()  # an interrupt may come before it returns, when the thread already runs
+            thread.start()  # at an interrupt in this call, the thread may already run
             engine = started.result()
-        except BaseException:  # refused or interrupted: an interrupted load ends after the current tensor
+        except BaseException:  # error or interrupt; an interrupted load ends after the current tensor
             cancelled.set()
             self._commands.put_end()
             raise
         finally:
-            del started  # as in _Loop.serve
+            del started  # its error's traceback refers to this frame
         self.plan = engine.plan
         self.model = engine.model
         self._thread_id = thread.ident
-        self._engine = engine  # only for stats() and state(): all other methods belong to its thread
+        self._engine = engine  # only for stats() and state(); its thread calls all other methods
         self._lifetime = Lifetime(self, _EngineThread(self._commands, thread, engine.model.halt))
 
     @property
@@ -100,7 +100,7 @@ class ThreadClient(LocalClient):
         self._commands.put(_Submit(requests, sink, stream))
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        with contextlib.suppress(EngineClosedError):  # all requests have ended then
+        with contextlib.suppress(EngineClosedError):  # the engine has ended, and all requests with it
             self._commands.put(_Abort(tuple(request_ids)))
 
     def stats(self) -> EngineStats:
@@ -122,7 +122,8 @@ class ThreadClient(LocalClient):
         return self.ask(lambda engine: getattr(engine, method)(*arguments)).result()
 
     def ask(self, function: Callable[[Engine], Any]) -> Future[Any]:
-        """Calls a function on the engine's thread between two steps. Raises EngineClosedError."""
+        """Calls a function on the engine's thread between two steps. Returns the future of its result. Raises
+        EngineClosedError."""
         answer: Future[Any] = Future()
         self._commands.put(_Call(function, answer))
         return answer
@@ -133,7 +134,7 @@ class ThreadClient(LocalClient):
 
 @dataclass(frozen=True)
 class _EngineThread:
-    """The thread of an engine, which ends at the end of its commands: an Endable."""
+    """The thread of an engine: an Endable. The thread ends at the end of its commands."""
 
     commands: CommandQueue
     thread: threading.Thread
@@ -155,7 +156,7 @@ class _EngineThread:
 
 @dataclass(frozen=True)
 class _Owned:
-    """A request that the engine has, and the command that it came with."""
+    """A request that the engine has, and the command that submitted it."""
 
     request: Request
     submit: _Submit
@@ -165,10 +166,10 @@ class _Loop:
     """The loop of the engine's thread, which owns every request from submit to its last output.
 
     A request is always in one of three places: in the queue of commands, in the command that runs (_Submit.left), or in
-    the table of requests in flight. It leaves the table when its sink has the last output. So every request is
-    answered, whatever is raised, and wherever.
+    the table of requests in flight. It leaves the table when its sink has received the last output. Every request
+    therefore gets an answer, whatever raises an error.
 
-    It holds no reference to its client, so that a forgotten client is collected.
+    The loop keeps no reference to its client, so that an unused client is collected.
     """
 
     def __init__(self, make_engine: Callable[[], Engine], commands: CommandQueue, hooks: EngineHooks | None) -> None:
@@ -182,7 +183,7 @@ class _Loop:
             engine = self._make_engine()
         except BaseException as error:
             started.set_exception(error)
-            del started  # the error's traceback refers to this frame: the variable would make a cycle
+            del started  # the error's traceback refers to this frame, so the variable would make a cycle
             return
         started.set_result(engine)
         error_text = None
@@ -193,7 +194,7 @@ class _Loop:
                     if self._hooks is not None and outputs:
                         self._hooks.last_token_s = time.perf_counter()
                     self._deliver(engine, outputs)
-        except EngineClosedError:  # its step was halted: the end of the commands has come
+        except EngineClosedError:  # close() has halted the step
             pass
         except BaseException as error:  # any error: all requests are answered before this thread ends
             error_text = f"the engine failed: {describe(error)}"
@@ -205,7 +206,7 @@ class _Loop:
             self._end(engine, error_text)
 
     def _run_commands(self, engine: Engine) -> bool:
-        """Runs the queued commands, and waits for more as long as the engine says. False: no more will come."""
+        """Runs the queued commands and waits engine.wait_s() seconds for more. Returns False after the last command."""
         while True:
             wait_s = engine.wait_s()
             if wait_s is None and self._in_flight:  # without this error, callers would wait forever
@@ -220,7 +221,7 @@ class _Loop:
             if command is None:
                 return False
             self._run_command(engine, command)
-            del command  # else it would keep the caller's sink, and so the client, alive until the next command
+            del command  # the variable would keep the caller's sink, and so the client, alive
 
     def _run_command(self, engine: Engine, command: _Command) -> None:
         if isinstance(command, _Submit):
@@ -231,9 +232,9 @@ class _Loop:
         else:
             try:
                 command.answer.set_result(command.function(engine))
-            except BaseException as error:  # the caller gets it
+            except BaseException as error:  # the caller gets the error
                 command.answer.set_exception(error)
-                del command  # as in serve
+                del command  # the error's traceback refers to this frame
 
     def _add_requests(self, engine: Engine, command: _Submit) -> None:
         while command.left:
@@ -275,7 +276,7 @@ class _Loop:
         del self._in_flight[output.request_id]
 
     def _end(self, engine: Engine, error: str | None) -> None:
-        """Answers every caller that still waits, with the tokens so far, and frees the memory."""
+        """Answers all waiting callers with the tokens so far, and frees the memory."""
         reason = error or CLOSED
         try:
             for _ in range(_TRIES):  # the second attempt is for requests that the first one could not answer
@@ -302,7 +303,7 @@ class _Loop:
 
 
 def _refuse(command: _Command, reason: str) -> None:
-    """Answers the rest of a command that the engine will not run any more."""
+    """Answers the rest of a command that the engine will not run."""
     if isinstance(command, _Submit):
         while command.left:
             emit_last(command.sink, failure(command.left[0], reason))
@@ -316,7 +317,7 @@ class _Submit:
     requests: list[Request]
     sink: Sink
     stream: bool
-    left: deque[Request] = field(init=False)  # not added yet
+    left: deque[Request] = field(init=False)  # requests that are not yet in the engine
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "left", deque(self.requests))
@@ -337,10 +338,10 @@ _Command = _Submit | _Abort | _Call
 
 
 class CommandQueue:
-    """A queue of commands for the engine's thread. After `shut` it takes no commands, so that none is left unanswered.
+    """A queue of commands for the engine's thread. After `shut` it refuses commands, so that none stays unanswered.
 
-    A command belongs to the queue until the next one is fetched. So a command that raised while it ran is answered
-    together with the waiting ones.
+    A command belongs to the queue until the next command is fetched. If a command raises while it runs, it is answered
+    together with the waiting commands.
     """
 
     def __init__(self) -> None:
@@ -348,8 +349,8 @@ class CommandQueue:
         self._lock = threading.Lock()
         self._fork_guard = ForkGuard()
         self._shut_because: str | None = None
-        self._current: _Command | None = None  # being run
-        # Continuations that came in, and that the engine has. Only one side writes each counter, so no lock is needed.
+        self._current: _Command | None = None  # the command that runs now
+        # Numbers of continuations: submitted, and passed to the engine. Each has only one writer, so none needs a lock.
         self._n_put = 0
         self._n_consumed = 0
 
@@ -359,7 +360,7 @@ class CommandQueue:
         return max(0, self._n_put - self._n_consumed)
 
     def consumed(self, request: Request) -> None:
-        """Records that the engine's thread has handed a request to the engine."""
+        """Records that the engine's thread has passed a request to the engine."""
         self._n_consumed += request.params.n_copies
 
     def check_open(self) -> None:
@@ -379,7 +380,7 @@ class CommandQueue:
             self._queue.put(command)
 
     def put_end(self) -> None:
-        """Adds the end of the commands, at which the engine's thread ends."""
+        """Adds the end of the commands. The engine's thread ends there."""
         self._queue.put(None)
 
     def get(self, wait_s: float | None) -> _Command | None:
@@ -402,7 +403,7 @@ class CommandQueue:
         return None if self._shut_because is None else Outage(self._shut_because)
 
     def shut(self, reason: str) -> list[_Command]:
-        """Takes no more commands; returns the command that was running and the waiting ones."""
+        """Refuses commands from now on. Returns the command that was running and the waiting commands."""
         with self._lock:
             self._shut_because = reason
         left: list[_Command] = [] if self._current is None else [self._current]

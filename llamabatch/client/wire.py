@@ -1,8 +1,8 @@
 """Messages between a client and its child process: length-prefixed msgpack on a socket pair.
 
-A message is an array, and its first item is its kind. Parent to child: init, submit, abort, close; and, with a number
-that comes back with the answer: stats, states and the methods of EngineClient.call. Child to parent: ready, failed,
-admitted, outputs, beat, stats, dying, answer, refused.
+A message is an array. Its first item is the kind of message. Kinds from parent to child: init, submit, abort, close.
+Also stats, states and the methods of EngineClient.call, with a number that the answer repeats. Kinds from child to
+parent: ready, failed, admitted, outputs, beat, stats, dying, answer, refused.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
 from llamabatch.scheduler.slot_state import SlotState, WaitingState
 from llamabatch.utils.lifetime import in_forks
 
-MAX_MESSAGE = 256 * 2**20  # bytes; a larger length is a damaged stream
-# Bytes to receive in one call, also of several messages. Each call allocates this many, even if fewer bytes come.
+MAX_MESSAGE = 256 * 2**20  # bytes; a larger length means a damaged stream
+# Bytes that one recv() may return: least and most. Each call allocates all of them, even if fewer bytes come.
 _AT_ONCE, _MOST_AT_ONCE = 2**16, 2**20
 _LENGTH = struct.Struct("<I")
 
 
 class Wire:
-    """One end of a socket pair. Any thread may send; one may receive."""
+    """One end of a socket pair. Any thread may send; only one thread may receive."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._lock = threading.Lock()
-        self._unread = bytearray()  # received behind the last message
+        self._unread = bytearray()  # bytes received after the last message
         _open.add(self)
 
     def send(self, *message: Any) -> None:
@@ -52,8 +52,8 @@ class Wire:
 
     @staticmethod
     def pack(*message: Any) -> bytes:
-        """Returns a message with its length. Raises EngineError above MAX_MESSAGE, and the errors of msgpack for values
-        that it cannot write.
+        """Returns a message after its length. Raises EngineError above MAX_MESSAGE, and the errors of msgpack for
+        unsupported values.
         """
         data = pack(message)
         if len(data) > MAX_MESSAGE:
@@ -67,13 +67,13 @@ class Wire:
                 self._sock.sendall(data)
             except OSError:
                 raise
-            except BaseException:  # interrupted: the other side would read the next message as the rest of this one
+            except BaseException:  # after part of a message, the other side would misread the next one
                 self.close()
                 raise
 
     def receive(self) -> tuple[Any, ...] | None:
-        """Returns the next message; None at the end of the stream, even inside a message. Raises EngineError for a
-        damaged message.
+        """Returns the next message; None if the stream ends, even within a message. Raises EngineError for a message
+        above MAX_MESSAGE, and the errors of codec.unpack.
         """
         head = self._exactly(_LENGTH.size)
         if head is None:
@@ -88,17 +88,17 @@ class Wire:
         return message
 
     def close(self) -> None:
-        """Closes the stream, and wakes a `receive` that waits in another thread."""
-        with contextlib.suppress(OSError):  # the other side may have gone first
+        """Closes the stream. A `receive` that waits in another thread returns None."""
+        with contextlib.suppress(OSError):  # the other side may have closed the stream
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
     def leave(self) -> None:
-        """Closes only this process's copy; the stream stays open in the process that shares it."""
+        """Closes only this process's copy of the socket. The stream stays open in the other process."""
         self._sock.close()
 
     def _exactly(self, n_bytes: int) -> bytes | None:
-        """Returns the next bytes; None at the end. It makes few system calls, as other threads run first after each."""
+        """Returns the next bytes; None at the end. Makes few system calls: after each, other threads run first."""
         unread = self._unread
         while len(unread) < n_bytes:
             try:
@@ -118,7 +118,7 @@ _open: weakref.WeakSet[Wire] = weakref.WeakSet()
 
 @in_forks
 def _leave_all() -> None:
-    """Closes the copies of a fork: while a fork has one, a child program does not notice that its parent is gone."""
+    """Closes a fork's copies of sockets: with a copy open, a child program does not notice the end of its parent."""
     for wire in list(_open):
         wire.leave()
 
@@ -139,17 +139,17 @@ _SEVERAL_TYPES = (
 )
 _CHECKED_BY_PARAMS: dict[str, Any] = dict.fromkeys((*_SEVERAL_TYPES, "logits_processors"), Any)
 
-# As objects, the logprobs of a long answer would take a second to read, in one call during which no other thread runs.
+# Reading the logprobs of a long answer as objects takes a second in one call. No other thread runs during this call.
 crosses(FlatLogprobs, FlatLogprobs.parts, FlatLogprobs.of_parts)
 _LOGPROBS = {"logprobs": FlatLogprobs | None}
 Codec(ResumedOutput, _LOGPROBS)
-# Instances are kept because the requests of a server come one by one, mostly with equal parameters. To check them takes
-# longer than the rest of a request, and an engine prepares each instance anew.
+# Decoded parameters are kept because a server's requests mostly have equal ones. Checking parameters takes longer than
+# reading the rest of a request, and an engine prepares each new instance.
 Codec(SamplingParams, _CHECKED_BY_PARAMS | {"structured_outputs": Structure | None}, n_kept=_PARAMS_KEPT)
 Codec(Media, {"kind": str, "form": str})
 Codec(ReasoningTags)
 Codec(Reasoning)
-_REQUEST = Codec(Request, left_out=["prompt", "make_parser"])  # the child has no use for them
+_REQUEST = Codec(Request, left_out=["prompt", "make_parser"])  # the child does not use these fields
 Codec(ToolCall)
 Codec(ToolCallDelta)
 Codec(CompletionOutput, _LOGPROBS)
@@ -189,9 +189,9 @@ unpack_state = _STATE.decode
 
 
 def unpack_output(packed: Any, request: Request) -> SequenceOutput:
-    """Returns an output, with the parent's fields of its request added. Raises EngineError for wrong fields."""
+    """Returns an output and adds the fields that only the parent has. Raises EngineError for wrong fields."""
     output = _OUTPUT.decode(packed)
-    if output.finished is not None:  # made here and not shared yet, so that no copy is needed
+    if output.finished is not None:  # decode() made a new object, so no copy is needed
         known = {"prompt": request.prompt, "prompt_token_ids": request.prompt_token_ids}
         vars(output.finished).update(known, request_id=request.request_id)
     return output

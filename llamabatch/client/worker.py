@@ -1,4 +1,4 @@
-"""The child process: an engine behind a socket. Started as a program, `python -m llamabatch.client.worker NUMBER`."""
+"""The child process: an engine behind a socket. `python -m llamabatch.client.worker NUMBER` starts it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEAT_S = 1.0
 
 
 def main(number: int) -> None:
-    """Serves until the parent sends close or is gone. Nothing of this process stays behind."""
+    """Serves until the parent sends close or is gone."""
     parent = ParentLink(number)
     first = parent.receive()
 
@@ -59,7 +59,7 @@ def _serve(parent: ParentLink, client: EngineClient, heartbeat: HeartbeatThread)
             try:
                 client.submit(_unpacked(packed, sink), sink, stream=stream)
             except EngineClosedError:
-                return  # the engine failed; the end of this process ends its requests, too
+                return  # the engine failed; the parent notices the end of this process
         elif kind == "abort":
             client.abort(rest[0])
         elif kind == "close" or not _answer(parent, client, heartbeat, kind, *rest):
@@ -85,7 +85,7 @@ _CALLS = get_args(EngineMethod)
 def _answer(
     parent: ParentLink, client: EngineClient, heartbeat: HeartbeatThread, kind: str, number: int, *arguments: Any
 ) -> bool:
-    """Answers a message that has a number; returns False if the engine is gone."""
+    """Answers a message that has a number. Returns False if the engine is gone."""
     try:
         answer: Any = None
         if kind == "stats":
@@ -104,24 +104,24 @@ def _answer(
 
 class HeartbeatThread:
     """A thread that sends a sign of life to the parent once a second, also during a step. It sends the time since the
-    last token, and after new tokens the engine's figures, so that they outlive this process.
+    last token. After new tokens it sends the engine's counts too: the parent still has them if this process dies.
 
     Args:
-        hooks: the hooks of the engine that runs here, or will run.
+        hooks: the hooks of this process's engine, which may not have started yet.
 
     Attributes:
-        client: the source of the figures; None until the engine is ready.
+        client: the source of the counts; None until the engine is ready.
     """
 
     def __init__(self, parent: ParentLink, hooks: EngineHooks) -> None:
         self.client: EngineClient | None = None
         self._parent = parent
         self._hooks = hooks
-        self._sending = threading.Lock()  # figures go out in the order in which they were read
+        self._sending = threading.Lock()  # counts are sent in the order in which they were read
         threading.Thread(target=self._beat, name="llamabatch-heartbeat", daemon=True).start()
 
     def send_stats(self) -> None:
-        """Sends the engine's figures. Raises EngineClosedError."""
+        """Sends the engine's counts. Raises EngineClosedError."""
         if self.client is not None:
             with self._sending:
                 self._parent.send("stats", self.client.stats().to_wire())
@@ -136,8 +136,8 @@ class HeartbeatThread:
                     self.send_stats()
                     sent = last
             except (OSError, EngineClosedError):
-                return  # the parent is gone, or the engine
-            except Exception:  # without a beat the parent takes a healthy engine for one that hangs
+                return  # the parent or the engine is gone
+            except Exception:  # the parent kills a child that sends no beat
                 logger.exception("a heartbeat could not be sent")
             time.sleep(BEAT_S)
 

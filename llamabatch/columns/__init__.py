@@ -1,4 +1,4 @@
-"""Tables in memory: adds columns that a model writes to a table of any common kind. Imports `jobs` and
+"""Tables in memory: adds columns with a model's outputs to a table of any common kind. Imports `jobs` and
 all packages below it.
 
 ::

@@ -1,6 +1,6 @@
 """Batches of columns (pandas, polars, pyarrow, DuckDB, dictionaries): reads their rows and adds columns.
 
-narwhals reads and extends data frames. Dictionaries and pyarrow objects do not need it.
+narwhals reads and extends data frames. Dictionaries and pyarrow objects do not need narwhals.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _array(column: Column) -> Any:
 
 
 class _Arrow:
-    """A Table or a RecordBatch of pyarrow. narwhals cannot read a RecordBatch."""
+    """A Table or a RecordBatch of pyarrow, read without narwhals. narwhals cannot read a RecordBatch."""
 
     def __init__(self, given: Any) -> None:
         self._given = given
@@ -250,7 +250,7 @@ class _Frame:
         native = self._frame.to_native()
         pandas = self._frame.implementation.to_native_namespace()
         types = {INTEGER: "Int64", NUMBER: "float64", BOOLEAN: "boolean"}
-        text = pandas.Series([""]).dtype  # object; str from pandas 3 on
+        text = pandas.Series([""]).dtype  # dtype object; from pandas 3 on, dtype str
         series = {
             each.name: pandas.Series(
                 each.values, native.index, dtype=object if each.kind.is_list else types.get(each.kind.name, text)

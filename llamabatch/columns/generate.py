@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Generate:
-    """A function that takes a batch of columns and returns it with further columns that a model wrote.
+    """A function that adds columns to a batch of columns. A model writes the new columns.
 
     ::
 
@@ -45,7 +45,7 @@ class Generate:
         print(batch["generated_text"], batch["error"])
 
     An instance can be pickled if its functions can be pickled. The first call with a row to run starts the engine. The
-    engine ends with close() or the process. Several threads may call an instance at once: their rows share batches.
+    engine ends with close() or the process. Several threads may call an instance at once; the engine mixes their rows.
 
     The seed of a row is made of params.seed (None counts as 0) and the row's id, or its prompt if there are no ids. So
     the draws depend neither on the machine nor on the other rows of the batch.
@@ -63,12 +63,12 @@ class Generate:
         schema: a JSON schema of objects or a pydantic class, which the texts must fit. Its properties become columns of
             strings, 64-bit whole numbers, floats, booleans, and lists of these. Other values become texts of JSON.
         id: the column of the rows' ids, which are texts or whole numbers.
-        image: the column, or columns, of pictures, which are put before the text of a conversation: paths, bytes,
-            {"bytes": …, "path": …} as in Hugging Face datasets, PIL images, arrays, or lists of these. The default of
+        image: the column, or columns, of pictures: paths, bytes, {"bytes": …, "path": …} as in Hugging Face datasets,
+            PIL images, arrays, or lists of these. Pictures are put before the text of a conversation. The default of
             the option mmproj is then "auto".
         audio: like `image`, for sounds. Samples are an array with its rate, as {"array": …, "sampling_rate": …}.
         system: the system message of each conversation, also a template.
-        chat: texts are messages of a user, for the model's chat template. None: True if the model has a chat template.
+        chat: True: texts are messages of a user, for the model's chat template. None: True if the model has a template.
         chat_template_kwargs: as for LLM.chat.
         adapter_scales: {name: scale} for all rows; the names are those of the option `adapters`.
         **options: as for LLM, but `isolate` is True by default, so that the engine restarts after a crash of llama.cpp.
@@ -192,7 +192,7 @@ class Generate:
                         yield ready[index][0], result
                     else:
                         failed.append((ready[index][0], result))
-            if failed:  # errors because an engine died are not the rows' own, even if a new engine has started since
+            if failed:  # an error is not the row's own if the engine died, even if a new engine has started since
                 llm.stats()  # raises EngineClosedError
                 if gone := next((result.error for _, result in failed if gave_up(result.error)), None):
                     raise EngineClosedError(gone)

@@ -61,7 +61,7 @@ def map(
     adapter_scales: OneAdapters = None,
     **options: Unpack[EngineOptions],
 ) -> T:
-    """Returns the table with columns that a model wrote. It makes a Generate, calls it once, and closes its engine.
+    """Returns the table with further columns that a model wrote. map makes a Generate, calls it once, and closes it.
 
     Args:
         frame: as in Generate.__call__.
@@ -71,13 +71,13 @@ def map(
             call with this path computes only the missing rows, also after kill -9, and returns the same table as one
             uninterrupted call. Side files lie next to it while rows are missing (docs/run.md). Model, prompts and
             parameters must be those of the first call; `output` may differ. None: nothing is written.
-        retry_errors: runs the rows again that failed in an earlier call.
+        retry_errors: runs rows again if they failed in an earlier call.
         force: uses the path even if model, rows or parameters have changed, or lines are damaged.
         progress: as in LLM.generate.
 
     Raises:
         ConfigError: an argument is wrong, or the path belongs to other rows. OutputError: the path cannot be written.
-        EngineClosedError: the engine died too often. The finished rows are in the path.
+        EngineClosedError: the engine died too often. The finished rows are in the file.
         InputError, ModelFileError, MemoryPlanError, SetupError, EngineError: as in Generate.
     """
     boolean(ConfigError, "retry_errors", retry_errors)
@@ -155,7 +155,7 @@ class _Resumable:
 
 
 def _identity(generate: Generate, path: Path) -> dict[str, Any]:
-    """Returns everything that decides the content of results, except the rows; as `identity` of a job."""
+    """Returns the settings that decide the content of results, as `identity` of a job does, but without the rows."""
     params, model = generate._params, generate._model
     if params.logits_processors:
         raise ConfigError("logits_processors cannot be saved in the file at path; leave one of them out")

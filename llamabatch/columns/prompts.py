@@ -56,7 +56,7 @@ class RowPrompt:
         """Returns the prompt for LLM.as_completed.
 
         Args:
-            chat: makes a text the message of a user.
+            chat: true: a text becomes the message of a user.
         """
         content: Any = self.content
         if isinstance(content, str):
@@ -69,18 +69,18 @@ class RowPrompt:
         return found
 
     def digest(self) -> bytes:
-        """Returns a digest of 32 bytes, which differs for different prompts."""
+        """Returns a digest of 32 bytes. Different prompts have different digests."""
         return hashlib.sha256(_canonical([self.content, self.system, self.seed, self.error])).digest()
 
 
 class Prompts:
-    """Makes the prompts of rows. Can be pickled if the function can be pickled.
+    """Makes the prompts of rows. An instance can be pickled if its function can be pickled.
 
     Args:
         prompt: a jinja2 template, or a function of a row.
         system: a template of the system message; None: no system message.
         id_column: the column of the ids; None: no ids.
-        media_columns: columns with pictures and sounds, which are put before the text of a user's message.
+        media_columns: columns with pictures and sounds. These are put before the text of a user's message.
         seed: the source of the seeds of all rows.
 
     Raises:

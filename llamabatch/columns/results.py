@@ -79,7 +79,7 @@ class OutputColumns:
                 raise ConfigError(f"two new columns would have the name {show(name)}; give {cure}")
 
     def check(self, columns: Sequence[str]) -> None:
-        """Raises InputError: a batch with these columns already has a column with a new name."""
+        """Raises InputError: one of a batch's columns has the name of a new column."""
         for name in self.names:
             if name in columns:
                 key = next((key for key, each in self._named.items() if each == name), "error")

@@ -1,4 +1,4 @@
-"""Columns from a JSON schema of objects: the type of each field, and the fields of an answer."""
+"""Makes columns from a JSON schema of objects: the type of each field, and the values of an answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Kind:
     is_list: bool = False
 
     def value(self, given: Any) -> Any:
-        """Turns a value of JSON into a value of the column. Raises ValueError: it has another type."""
+        """Turns a value of JSON into a value of the column. Raises ValueError: the given value has another type."""
         if given is None:
             return None
         if not self.is_list:
@@ -66,7 +66,7 @@ class Schema:
         """Makes a Schema from a JSON schema (a mapping or its text) or a pydantic class.
 
         Raises:
-            SamplingError: `given` is not a JSON schema. ConfigError: it does not describe objects with properties.
+            SamplingError: `given` is not a JSON schema. ConfigError: `given` describes no objects with properties.
         """
         found = structure({"json": given})
         if found is None:
@@ -82,7 +82,7 @@ class Schema:
         return cls(found.text, tuple(Field(name, _kind(each, root, 0)) for name, each in properties.items()))
 
     def values(self, text: str) -> dict[str, Any]:
-        """Returns the fields of an answer; a missing one is None. Raises ValueError: it does not fit the schema."""
+        """Returns the fields of an answer; a missing field is None. Raises ValueError: `text` breaks the schema."""
         try:
             answer = json.loads(text)
         except RecursionError:

@@ -1,4 +1,4 @@
-"""Names of llama_cpp and vLLM: `from llamabatch.compat import Llama` in place of `from llama_cpp`."""
+"""llama_cpp's names: `from llamabatch.compat import Llama` in place of `from llama_cpp`. vLLM's are in compat.vllm."""
 
 from typing import Any
 

@@ -25,7 +25,7 @@ class LogitsProcessorList(list[LogitsProcessor]):
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """A list of functions of (token ids of prompt and output, logits). A True ends the text before the next token."""
+    """A list of functions of (token ids of prompt and output, logits). The result True ends the text."""
 
     def __call__(self, input_ids: Ids, logits: Row) -> bool:
         results = [criterion(input_ids, logits) for criterion in self]  # all are called: a criterion may count calls
@@ -33,7 +33,7 @@ class StoppingCriteriaList(list[StoppingCriteria]):
 
 
 def with_prompt(process: LogitsProcessor, prompt: tuple[int, ...]) -> Callable[[list[int], Any], Any]:
-    """Turns a processor of (prompt and output, logits) into one of SamplingParams, which gets (output, logits)."""
+    """Turns a processor of (prompt and output, logits) into a processor of (output, logits), for SamplingParams."""
 
     def processor(output: list[int], logits: Row) -> Row:
         return process(np.array([*prompt, *output], np.intc), logits)

@@ -45,7 +45,7 @@ class Rendered:
     Attributes:
         text: the prompt, with special tokens written as names.
         stop: strings that end the answer, in addition to the caller's.
-        add_special: True if the tokenizer must add the tokens around a text; False if the template has written them.
+        add_special: True: the tokenizer must add special tokens such as BOS; False: the template has written them.
     """
 
     text: str
@@ -61,8 +61,8 @@ class Format:
         turns: role -> text of a message, in which {} stands for the content.
         ending: the text behind the last message.
         stop: strings that end the answer.
-        system: the text of the system message, which comes first, even if the conversation has none. "": system
-            messages are left out, unless `turns` has them.
+        system: the text of the system message, with {} for the content. The text comes first, even if the conversation
+            has no system message. "": system messages are left out, unless `turns` has them.
         default_system: the content of the system message if the conversation has none.
     """
 
@@ -191,8 +191,8 @@ def mmproj_of(handler: Any) -> str | None:
 def pictured(
     handler: Any, model: ChatModel, metadata: Mapping[str, str], messages: Any, tools: Sequence[Any] | None
 ) -> tuple[Rendered, list[Any]]:
-    """Returns the prompt that a picture-reading handler of llama_cpp writes, with MARK for each picture, and the
-    pictures. Raises PromptError."""
+    """Returns the prompt of a picture-reading handler of llama_cpp, and the pictures. The prompt has MARK in place of
+    each picture. Raises PromptError."""
     source, system = getattr(handler, "CHAT_FORMAT", None), getattr(handler, "DEFAULT_SYSTEM_MESSAGE", None)
     found: list[Any] = []
     marked = [_marked(message, found, as_text=source is None) for message in _checked(messages)]
@@ -216,7 +216,7 @@ def _marked(message: Mapping[str, Any], found: list[Any], *, as_text: bool) -> d
     """Returns the message with MARK in place of each picture, and adds the pictures to `found`.
 
     Args:
-        as_text: write MARK as a media part, for the model's own template; False: as an image_url, for the handler's.
+        as_text: write MARK as a media part, for the model's template; False: as image_url, for the handler's template.
     """
     content = message.get("content")
     if not isinstance(content, (list, tuple)):
@@ -277,7 +277,7 @@ def called_tool(
 
 
 def response_form(given: Any) -> Structure | None:
-    """Returns the form of a response_format, which may also have OpenAI's shape of a schema. Raises SamplingError."""
+    """Returns the form that a response_format in llama_cpp's or OpenAI's shape asks for. Raises SamplingError."""
     if given is None or structure(given) is None:
         return None
     inner = given.get("json_schema")
@@ -355,7 +355,7 @@ def _logprobs(given: Json | None) -> Json | None:
 
 
 def openai_v1(make: Callable[[], Any], stream: bool) -> Any:
-    """Turns the dictionaries that `make` returns into objects of the openai package. Raises ImportError without it."""
+    """Turns the dictionaries that `make` returns into objects of the openai package. May raise ImportError."""
     try:
         types = importlib.import_module("openai.types.chat")
     except ImportError as error:

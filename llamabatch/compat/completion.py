@@ -61,7 +61,7 @@ class Arguments:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **changed: Any) -> Arguments:
-        """Returns the arguments among `given`, which may have other names, too. Those in `changed` replace them."""
+        """Returns the arguments in `given`, without its other names. Values in `changed` take precedence."""
         names = [field.name for field in fields(cls)]
         return cls(**{name: given[name] for name in names if name in given} | changed)
 
@@ -171,7 +171,7 @@ class Completion:
     """The dictionaries of one completion.
 
     Args:
-        prompt_ids: the prompt's token ids, as computed.
+        prompt_ids: the token ids of the prompt that the engine computes.
         model: the value of the field "model".
         n_vocab: the length of the logits row that stopping criteria get.
     """
@@ -225,7 +225,7 @@ class Completion:
         logprobs: Sequence[TokenLogprobs],
         prompt_logprobs: Sequence[TokenLogprobs | None] | None,
     ) -> Json:
-        """Returns the logprobs of the output; with echo, preceded by the prompt's, whose first token has None."""
+        """Returns the logprobs of the output. With echo, the prompt's logprobs come first; the first token has None."""
         if not self._args.echo:
             return self._logprobs(ids, logprobs, TextOffsets(len(self._args.prompt), "ignore"))
         skipped = self._prompt_ids[0] == self._pieces.bos
@@ -285,7 +285,7 @@ class Completion:
         return self.document(tuple(ids), shown + text.flush(), reason, found, None)
 
     def token_ids(self, pieces: Iterator[SequenceOutput]) -> Iterator[int]:
-        """Yields the tokens of a stream, including its end-of-generation token, until a stopping criterion holds."""
+        """Yields the tokens of a stream, including its end-of-generation token, until a stopping criterion is met."""
         for token_id, _, ended in self._tokens(pieces, with_end=True):
             if ended is None:
                 yield token_id

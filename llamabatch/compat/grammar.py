@@ -11,7 +11,7 @@ from llamabatch.utils.checks import reason, show
 
 
 class LlamaGrammar:
-    """The form of an output, made by one of the class methods. A Llama also takes llama_cpp's own LlamaGrammar objects.
+    """The form of an output, made by one of the class methods. A Llama also accepts llama_cpp's LlamaGrammar objects.
 
     The argument `verbose` of the class methods exists for llama_cpp's sake and changes nothing.
 
@@ -24,7 +24,7 @@ class LlamaGrammar:
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
-        """Makes a LlamaGrammar from llama.cpp's notation (GBNF) or Lark's. Raises SamplingError unless it is a text."""
+        """Makes a LlamaGrammar from llama.cpp's notation (GBNF) or Lark's. Raises SamplingError for other types."""
         return cls(_form({"grammar": grammar}))
 
     @classmethod

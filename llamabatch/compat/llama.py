@@ -71,7 +71,7 @@ class Llama:
         model_path: as LLM's `model`: a .gguf file, "tiny", or a name on the hub.
         n_threads, n_threads_batch: None: as many as the machine allows (llama_cpp: half of the cores for n_threads).
         flash_attn: False: on where it is fast; True: on.
-        logits_all, embedding: accepted; logprobs and embeddings need no option.
+        logits_all, embedding: accepted without effect; logprobs and embeddings need no option.
         verbose: accepted; llama.cpp's messages go to the logger "llamabatch.llama_cpp".
         **kwargs: options of EngineConfig, such as n_slots=16. An unknown option is refused (llama_cpp ignores it).
 
@@ -175,7 +175,7 @@ class Llama:
 
     @classmethod
     def _over(cls, llm: LLM, **changed: Any) -> Llama:
-        """Makes a Llama over an existing LLM (a FakeLLM in tests). `changed` has arguments of the constructor."""
+        """Makes a Llama over an existing LLM (a FakeLLM in tests). `changed` contains constructor arguments."""
         self = cls.__new__(cls)
         self._open(llm, {**_defaults(), "model_path": llm.plan.config.model, **changed})
         return self
@@ -198,8 +198,8 @@ class Llama:
             filename: a name or a pattern, such as "*q8_0.gguf".
             additional_files: names or patterns of further parts of the model. They are only checked, because all parts
                 are fetched anyway.
-            local_dir, local_dir_use_symlinks: not supported; the hub's cache keeps the file.
-            cache_dir: None: huggingface_hub's own.
+            local_dir, local_dir_use_symlinks: not supported; the hub's cache stores the file.
+            cache_dir: None: huggingface_hub's own cache.
             **kwargs: as for the constructor.
 
         Raises:
@@ -249,7 +249,7 @@ class Llama:
 
         Args:
             prompt: a text, in which names of special tokens are read as those tokens, or token ids.
-            suffix: the text behind a gap to fill. The vocabulary must have tokens for it (fim_pre, fim_suf, fim_mid).
+            suffix: the text behind a gap to fill. The vocabulary must have tokens for gaps (fim_pre, fim_suf, fim_mid).
             max_tokens: None, 0 or below: as many as n_ctx leaves room for.
             logprobs: the number of most likely tokens to return with each token, 0 to 1024; logits_all is not needed.
             seed: None: derived from the previous call's seed, as in llama_cpp; -1: random.
@@ -369,7 +369,7 @@ class Llama:
         return chats.chunks(self._chunks(args), tool) if stream else chats.whole(self._completion(args), tool)
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
-        """Answers a conversation, but with ChatCompletion or ChatCompletionChunk objects of the openai package.
+        """Answers a conversation. Returns ChatCompletion or ChatCompletionChunk objects of the openai package.
 
         Raises:
             ImportError: the openai package is not installed.
@@ -513,7 +513,7 @@ class Llama:
     def embed(
         self, input: str | list[str], normalize: bool = False, truncate: bool = True, return_count: bool = False
     ) -> Any:
-        """Returns a vector (a list of numbers) for each text, or for each token if nothing pools (pooling_type).
+        """Returns a vector (a list of numbers) for each text, or for each token if the pooling is "none".
 
         Args:
             input: a text or a list of texts; embedding=True is not needed.
@@ -578,12 +578,12 @@ class Llama:
         return LlamaTokenizer(self)
 
     def set_seed(self, seed: int) -> None:
-        """Sets the seed from which later calls without a seed derive theirs."""
+        """Sets the seed from which later calls without a seed derive their seeds."""
         with self._seed_lock:
             self._seed = integer(SamplingError, "seed", seed, -(2**63), 2**64 - 1)
 
     def set_cache(self, cache: Any) -> None:
-        """Changes nothing: without it, too, finished requests leave KV cells to requests with the same beginning."""
+        """Changes nothing: prompts with the same beginning share KV cells without a cache object."""
         warn_once(["set_cache (prefixes are kept without it; cache_prefix=False turns that off)"])
 
     def reset(self) -> None:

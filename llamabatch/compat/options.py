@@ -107,9 +107,10 @@ def refuse_or_warn(changed: Mapping[str, Any], refused: Mapping[str, str], ignor
 
 
 def context(n_ctx: object, header: Mapping[str, str], *, scaled: bool = False, is_default: bool = False) -> int:
-    """Returns n_ctx as llama.cpp rounds it, or the trained length for 0. It may be above the trained length.
+    """Returns n_ctx as llama.cpp rounds it; for 0, the trained length.
 
-    The trained length limits n_ctx for a model with a table of positions (one warning), and the default of any model.
+    Unless `scaled`, the trained length limits the default n_ctx of any model, and each n_ctx of a model with a table of
+    positions. A given n_ctx above the trained length causes one warning.
 
     Args:
         scaled: an option changes the rotary embedding, and with it the usable length.
@@ -148,7 +149,7 @@ def _context_key(header: Mapping[str, str]) -> str:
 
 
 def _has_rope(header: Mapping[str, str]) -> bool:
-    """Returns True if the model has a rotary embedding, which has no last position; a table of positions has one."""
+    """Returns True if the model has a rotary embedding. Unlike a table of positions, it has no last position."""
     return any(key.startswith(f"{header.get('general.architecture', '')}.rope.") for key in header)
 
 
@@ -196,7 +197,7 @@ _lock = threading.Lock()
 
 
 def warn_once(notes: list[str]) -> None:
-    """Warns of options that change nothing. Each is named once per process."""
+    """Warns of options that change nothing. Each option is named once per process."""
     with _lock:
         new = [note for note in notes if note not in _warned]
         _warned.update(new)
@@ -205,7 +206,7 @@ def warn_once(notes: list[str]) -> None:
 
 
 def _warn(text: str) -> None:
-    """Warns once per process."""
+    """Warns of `text`, once per process."""
     with _lock:
         is_new = text not in _warned
         _warned.add(text)

@@ -1,4 +1,4 @@
-"""Options of an engine: EngineConfig as requested, ResolvedConfig with every choice made, and other libraries' names.
+"""Options of an engine: EngineConfig has them as requested, and ResolvedConfig with every choice made.
 Imports `scheduler` and the packages below it.
 """
 

@@ -10,7 +10,7 @@ from llamabatch.config.values import Auto, Fit
 
 
 class EngineOptions(TypedDict, total=False):
-    """The options of EngineConfig as keywords, for type checkers; a test compares the two."""
+    """The options of EngineConfig as keywords, for type checkers; a test compares the two classes."""
 
     strategy: str
     n_slots: int | Auto

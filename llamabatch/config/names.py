@@ -44,7 +44,8 @@ ALIASES = {
     "draft_max": "n_draft",
 }
 
-# Options of other libraries without a meaning here: the accepted values, which ask for the usual behaviour, and advice.
+# Options of other libraries without a meaning here -> (accepted values, advice). Accepted values ask for the usual
+# behaviour.
 _LORA = "give adapters={'name': path} here, and generate(..., adapters='name') to the requests that want it"
 AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "verbose": ((False, None), 'the log is Python\'s: logging.getLogger("llamabatch.llama_cpp").setLevel("INFO")'),
@@ -108,12 +109,12 @@ AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "logits_processors": ((None,), "give SamplingParams(logits_processors=[f])"),
     "no_perf": ((True, False, None), "LLM.stats() has the times"),
 }
-# ggml.h's numbers of KV_TYPES, which llama_cpp.Llama takes
+# ggml.h's numbers for KV_TYPES, which llama_cpp.Llama accepts
 _GGML_TYPES = dict(zip((0, 1, 30, 8, 2, 3, 20, 6, 7), KV_TYPES, strict=True))
 
 
 def advice_about(name: str) -> str:
-    """Returns what to give in place of an option that the engine does not have; "" if there is no advice."""
+    """Returns advice for an option that the engine does not have, such as its replacement; "": there is none."""
     if name in PARAMETERS or name in PARAMETER_ALIASES:
         return f"it belongs to a request; give generate(..., SamplingParams({name}=…))"
     return AS_HERE.get(name, ((), ""))[1]

@@ -1,7 +1,7 @@
 """EngineConfig: the options of an engine as requested, with their defaults, help texts and checks.
 
-A config is frozen and checked once; an unknown option is refused by name. The command line's engine options are
-generated from the fields of EngineConfig, so that both always agree.
+A config is frozen and checked once. The error for an unknown option names the option. The command line's engine
+options are generated from the fields of EngineConfig.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from llamabatch.utils.checks import boolean, choice, integer, items, number, pai
 from llamabatch.utils.paths import AUTO, absolute, model_name
 
 _DIGEST = re.compile("[0-9a-fA-F]{64}")
-_MOST_SHARES = 16  # GPUs
+_MOST_SHARES = 16  # GPUs in tensor_split or devices
 _NAME_LENGTH = 128  # characters of a device's name
 _MOST_DOMAINS = 256
 _DOMAIN = re.compile(r"\*|[\w.:-]{1,253}")
@@ -71,7 +71,7 @@ class EngineConfig:
     Keywords may also have the names of vLLM, llama.cpp and llama_cpp.Llama (docs/names.md): model_path, max_model_len,
     max_num_seqs. An unknown keyword raises UnknownOptionError (a TypeError, too) with the nearest name.
 
-    Paths are made absolute at once, so that the same files are read after os.chdir and in other processes.
+    Paths become absolute at once: the same files are then read after os.chdir and in other processes.
 
     Attributes: the help text of each field, which `llamabatch generate --help-all` prints.
     """
@@ -266,7 +266,7 @@ class EngineConfig:
 
     @classmethod
     def from_options(cls, model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
-        """Makes a config from options by name. Other libraries' names and values are allowed, as True for flash_attn.
+        """Makes a config from options by name. Other libraries' names and values are allowed, such as flash_attn=True.
         Raises UnknownOptionError for an unknown name, with the nearest known name."""
         return cls(model, **options)  # type: ignore[arg-type]  # a path becomes its text in __post_init__
 
@@ -401,7 +401,7 @@ class EngineConfig:
         for name in ("yarn_beta_fast", "yarn_beta_slow"):
             if getattr(self, name) is not None and not extrapolates:
                 raise ConfigError(f"{name} is {getattr(self, name):g}; it is for rope_scaling='yarn', not {scaling!r}")
-        if self.yarn_attn_factor is not None and extrapolates:  # llama-context.cpp overwrites it
+        if self.yarn_attn_factor is not None and extrapolates:  # llama-context.cpp overwrites the factor
             raise ConfigError(
                 f"yarn_attn_factor is {self.yarn_attn_factor:g}; llama.cpp works it out from rope_freq_scale unless "
                 "yarn_ext_factor is 0"
@@ -420,7 +420,7 @@ class EngineConfig:
 
     @property
     def speed_changes(self) -> str:
-        """The options that change the work of a step or its place, as JSON; "": none is set."""
+        """The options that change what a step computes, or on which device, as JSON; "": none is set."""
         names = ("override_tensor", "n_cpu_moe", "cpu_moe", "kv_overrides", "numa")
         given = {name: value for name in names if (value := getattr(self, name))}
         given |= {name: False for name in ("offload_kqv", "op_offload", "swa_full") if not getattr(self, name)}
@@ -468,7 +468,7 @@ def with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _path(name: str, given: object, cure: str) -> str:
-    """Returns a path as a plain str. Raises ConfigError, also if the methods of a caller's class fail."""
+    """Returns a path as a plain str. Raises ConfigError, also if a method of a caller's class fails."""
     try:
         text = string(os.fspath(given) if isinstance(given, os.PathLike) else given)
     except Exception:

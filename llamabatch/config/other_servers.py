@@ -12,7 +12,7 @@ class Setting(NamedTuple):
     Attributes:
         advice: why the setting has no meaning, or what to give instead.
         usual: accepted values, which ask for the usual behaviour.
-        optional: other values are ignored and named; else they are refused.
+        optional: True: other values are ignored and named; False: they are refused.
     """
 
     advice: str

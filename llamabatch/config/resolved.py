@@ -9,9 +9,11 @@ from llamabatch.config.values import MIN_GUESSING_UBATCH
 from llamabatch.errors import ConfigError
 from llamabatch.utils.checks import integer
 
-# Limit of the logits of a call that checks guesses. With 152k tokens, 8 guesses for each of 32 slots take 175 MB.
+# The most bytes of logits of a decode call that checks draft tokens. With a vocabulary of 152k tokens, 8 draft tokens
+# for each of 32 slots take 175 MB.
 _MOST_GUESS_BYTES = 256 * 2**20
-# Limits of the prompt rows that one call reads for logprobs. With 152k tokens, each row takes 0.6 MB of logits.
+# Limits of the prompt rows that one call reads for logprobs. With a vocabulary of 152k tokens, each row takes 0.6 MB of
+# logits.
 _MOST_PROMPT_ROWS = 64
 _MOST_PROMPT_ROW_BYTES = 32 * 2**20
 
@@ -50,7 +52,7 @@ class ResolvedConfig(EngineConfig):
         return integer(ConfigError, name, getattr(self, name), 0 if name == "kv_cells" else low, high)
 
     def _check_cache_ram(self) -> None:
-        """Allows cache_ram 0, the choice if no memory is left. The engine warns then."""
+        """Allows cache_ram 0, which is chosen if no memory is left. The engine then warns."""
 
     def requested(self) -> EngineConfig:
         return EngineConfig(**{**vars(self), "kv_cells": self.kv_cells or "auto"})
@@ -68,15 +70,15 @@ class ResolvedConfig(EngineConfig):
 
     @property
     def n_snapshots(self) -> int:
-        """The number of older states that a sequence keeps if llama.cpp can: one for each guess that may be wrong."""
+        """The number of earlier states to keep of a sequence: one for each guess that may be wrong."""
         most = self.n_ubatch - MIN_GUESSING_UBATCH + 1
         return 0 if self.speculate == "off" else max(0, min(self.n_draft, most))
 
     def prompt_rows(self, n_vocab: int) -> int:
-        """Returns the maximum of output rows of one sequence in a call, which the logprobs of its prompt need."""
+        """Returns the most output rows of one sequence in a call. The logprobs of a prompt need several rows."""
         return max(1, min(_MOST_PROMPT_ROWS, self.n_batch, _MOST_PROMPT_ROW_BYTES // (4 * n_vocab)))
 
     def output_rows(self, n_slots: int, n_vocab: int) -> int:
-        """Returns the maximum of output rows of a call in a context of `n_slots`: for slots, prompts or guesses."""
+        """Returns the most output rows of a call in a context of `n_slots`: for slots, prompts or guesses."""
         guesses = min(n_slots * (1 + self.n_draft), _MOST_GUESS_BYTES // (4 * n_vocab))
         return max(n_slots, self.prompt_rows(n_vocab), 0 if self.speculate == "off" else guesses)

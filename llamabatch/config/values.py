@@ -11,11 +11,11 @@ from llamabatch.scheduler.policies import POLICIES, STRATEGIES
 Auto = Literal["auto"]
 Fit = Literal["fit"]
 
-# KV cache types of llama.cpp (common/arg.cpp, kv_cache_types). CPUs read any pair of them; for CUDA see
+# KV cache types of llama.cpp (common/arg.cpp, kv_cache_types). CPUs support any pair of types; for CUDA see
 # planning/capacity.py.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 KV_LAYOUTS = ("auto", "split", "unified")
-# Least n_ubatch with guesses. A recurrent pass has two tokens more than snapshots (llama-batch.cpp, split_equal).
+# Smallest n_ubatch for guesses. A recurrent pass has two tokens more than snapshots (llama-batch.cpp, split_equal).
 MIN_GUESSING_UBATCH = 3
 MIN_CTX = 32  # n_ctx = 1 aborts llama.cpp, and a context below 32 serves no request
 MAX_CTX = 2**24

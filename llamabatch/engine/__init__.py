@@ -1,3 +1,3 @@
-"""The step loop over one model: Engine, parallel sampling, embedding, validation, stats. Imports `llama` and what
-stands below it.
+"""The step loop over one model: Engine, parallel sampling, embedding, validation, stats. Imports `llama` and the
+packages below it.
 """

@@ -15,11 +15,11 @@ from llamabatch.llama.model import Model
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, Timings
 from llamabatch.request.request import Request
 
-# While sequences generate: tokens of texts in a step, and number of steps between two full passes of texts. A decode
-# step of 16 rows takes 45 ms, 64 tokens of a text take 80 ms (0.5B Q8_0).
+# While sequences generate, a step has at most MOST_BESIDE tokens of texts, and STEPS_BETWEEN steps lie between two full
+# passes of texts. A decode step of 16 rows takes 45 ms, 64 tokens of a text take 80 ms (0.5B Q8_0).
 MOST_BESIDE = 64
 STEPS_BETWEEN = 29
-LOOK_AHEAD = 256  # waiting texts that one step looks at, so that its cost does not grow with the queue
+LOOK_AHEAD = 256  # the most waiting texts that a step looks at, so that its cost does not grow with the queue
 
 
 class Embeddings:
@@ -42,7 +42,7 @@ class Embeddings:
         return request_id in self._queue
 
     def add(self, request: Request) -> None:
-        """Takes in a request that `validate` has passed."""
+        """Queues a request that `validate` has accepted."""
         self._queue.add(request)
 
     def abort(self, request_id: str, error: str | None) -> SequenceOutput:
@@ -51,7 +51,7 @@ class Embeddings:
         return _finished(self._queue.remove(request_id), reason, error=error)
 
     def step(self, generating: bool) -> list[SequenceOutput]:
-        """Runs one pass if a text waits.
+        """Runs one pass if a text waits, and returns the outputs.
 
         Args:
             generating: running sequences wait for their next token.
@@ -67,7 +67,7 @@ class Embeddings:
         except EngineClosedError:
             raise
         except Exception as error:
-            if len(requests) > 1:  # one by one, so that only the text with the error fails
+            if len(requests) > 1:  # the texts run one by one, so that only the text with the error fails
                 return [output for request in requests for output in self._run([request])]
             return [_finished(requests[0], FinishReason.ERROR, error=describe(error))]
         return [_finished(r, FinishReason.STOP, vector) for r, vector in zip(requests, vectors, strict=True)]
@@ -77,7 +77,7 @@ class Embeddings:
         return self._queue.uses(name)
 
     def forget_adapter(self, name: str) -> None:
-        """Takes an adapter off the context, so that it can be freed."""
+        """Removes an adapter from the context, so that the adapter can be freed."""
         self._embedder.forget_adapter(name)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class EmbedQueue:
     """A queue of the waiting requests, in order of arrival.
 
     Args:
-        n_pack: tokens in a pass. A longer text has a larger pass of its own.
+        n_pack: the most tokens in a pass of several texts. A longer text gets a larger pass of its own.
     """
 
     def __init__(self, n_pack: int) -> None:
@@ -108,7 +108,7 @@ class EmbedQueue:
         self._ids.add(request.request_id)
 
     def remove(self, request_id: str) -> Request:
-        """Takes a waiting request out of the queue."""
+        """Removes a waiting request from the queue, and returns it."""
         self._ids.remove(request_id)
         found = next(request for request in self._waiting if request.request_id == request_id)
         self._waiting.remove(found)
@@ -119,11 +119,12 @@ class EmbedQueue:
         return any(name == used for request in self._waiting for used, _ in request.adapters)
 
     def take(self, generating: bool) -> list[Request]:
-        """Takes the texts of the next pass: the oldest one that fits, and younger ones with the same adapters that fit.
+        """Removes and returns the texts of the next pass: the oldest text that fits, and younger ones that fit and have
+        the same adapters.
 
         Args:
-            generating: Running sequences wait for their next token. Texts are then slowed down to MOST_BESIDE tokens a
-                step, with a full pass every 30 steps.
+            generating: Running sequences wait for their next token. A step then has at most MOST_BESIDE tokens of
+                texts, except for a full pass every 30 steps.
         """
         is_full_pass = not generating or self._since >= STEPS_BETWEEN
         self._since = STEPS_BETWEEN if not generating else 0 if is_full_pass else self._since + 1

@@ -1,4 +1,4 @@
-"""Engine: the step loop over one model. It must not be used from two threads at once; clients give it a thread."""
+"""Engine: the step loop over one model. It must not be used from two threads at once; clients use it in one thread."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from llamabatch.utils.paths import absolute, one_line
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 0.002  # wait if there is nothing to compute, but grammars compile or states come from the disk
-_CLOSE_S = 5.0  # time to write prefixes to the disk when an engine ends
+_PATIENCE_S = 0.002  # seconds of a wait while nothing can be computed: grammars compile, or states are read from disk
+_CLOSE_S = 5.0  # seconds in which an engine that closes writes prefixes to the disk
 
 
 class Engine:
@@ -64,12 +64,13 @@ class Engine:
     Args:
         config: The options. "auto" values are filled in; `engine.plan` has the values and the reasons. The strategy is
             one of the policies, or "auto".
-        model: use these weights, which another engine has loaded with the same config.
+        model: a model that another engine has loaded with the same config; this engine shares its weights.
         alone: False: this engine is one of the plan's instances, with its part of the slots.
         hooks: callbacks for admitted requests.
 
     Raises:
-        ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError: nothing is left behind then.
+        ModelFileError, ConfigError, MemoryPlanError, SetupError, EngineError: the engine cannot be made. Everything
+            that was loaded for it is freed.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Engine:
     ) -> None:
         import_the_rest()
         path = resolve_path(config.model) if model is None else model.path
-        # made before the load: a model that does not fit is refused with the sum of its memory, and nothing is left
+        # The plan is made before the load, so that a model that does not fit is refused before it takes memory.
         self.plan = plan(
             replace(config, instances=1) if alone else config, path, loaded=not alone and model is not None
         )
@@ -99,7 +100,7 @@ class Engine:
             self._speculation = speculation(self.config, self._runner.limits, self.model, draft)
             self._disk = _disk(self.config, self._runner.limits, self.model)
             undo.pop_all()
-        # llama.cpp's context decides on shifts. The client and a dry run have no context, and know the other limits.
+        # llama.cpp's context decides whether shifts are possible. Callers without a context rely on the model's answer.
         self._limits = replace(RequestLimits.of(self.config, self.model), can_shift=self._runner.limits.can_shift)
         self._prepared_params = PreparedParamsCache(self.model)
         self._scheduler = Scheduler(
@@ -129,8 +130,8 @@ class Engine:
     def wait_s(self) -> float | None:
         """Returns the seconds that a loop may wait for more requests before the next step.
 
-        0: there is something to compute at once; None: there is nothing to do. `step` itself waits only for a grammar,
-        and only briefly.
+        0: there is something to compute at once; None: there is nothing to do. `step` itself waits only for a grammar
+        or a state on disk, and only briefly.
         """
         wait_s = 0.0 if self._embeddings or self._damage is not None else self._scheduler.wait_s()
         if self._pending:
@@ -138,18 +139,18 @@ class Engine:
         return wait_s
 
     def add(self, request: Request, *, streamed: bool = True) -> None:
-        """Takes a request in. If this raises, the engine continues without the request.
+        """Adds a request. If this raises, the engine continues without the request.
 
         Args:
             streamed: The caller reads each token as it comes. If all requests are read only as a whole, prompts need
                 not be spread over many steps (prefill_share).
 
         Raises:
-            ConfigError: the model cannot generate, or gives no embeddings.
-            PromptError: the prompt is empty, longer than n_ctx, or holds ids outside the vocabulary.
+            ConfigError: the model cannot generate, gives no embeddings, or has no classification head.
+            PromptError: the prompt is empty, longer than n_ctx, or has ids outside the vocabulary; see `validate`.
             AdapterError: an adapter is not loaded.
             SamplingError: the parameters name token ids outside the vocabulary or words that it cannot write, ask for
-                too many logprobs or an impossible overflow="shift", or hold a grammar that is known to be bad.
+                too many logprobs or an impossible overflow="shift", or have a grammar that is known to be bad.
             InputError: a request with this id is in flight.
         """
         self._check_open()
@@ -180,11 +181,12 @@ class Engine:
                 self._pending.add(sequence, grammar, self._on_compiled)
 
     def _compile(self, request: Request) -> Future[Any] | None:
-        """Starts to compile the grammar of structured_outputs, if any. Raises SamplingError if it is known as bad."""
+        """Starts to compile the grammar of structured_outputs, if any. Raises SamplingError for a grammar that is known
+        to be bad."""
         structure = request.params.structure
         if structure is None:
             return None
-        if self._hooks is not None:  # compiling may end the process, too
+        if self._hooks is not None:  # compiling a grammar may end the process
             self._hooks.admitted([request.request_id])
         grammar = self.model.grammars.compile(structure)
         if grammar.done():
@@ -192,14 +194,14 @@ class Engine:
         return grammar
 
     def _take_out(self, request_id: str, error: str) -> None:
-        """Removes all traces of a request that could not be taken in."""
+        """Removes all parts of a request that could not be added."""
         try:
             self._abort(request_id, error)
         except Exception:
             self._damage = f"a request that failed could not be taken out: {error}"
 
     def abort(self, request_id: str, error: str | None = None) -> SequenceOutput | None:
-        """Ends a request now; returns its output, or None if it is not in flight. Its slot is free at once.
+        """Ends a request now, and frees its slot. Returns its output, or None if the request is not in flight.
 
         Args:
             error: None gives finish_reason "abort"; a text gives "error", with this message.
@@ -214,7 +216,7 @@ class Engine:
             return self._abort_one(request_id, error)
         ended = [self._abort_one(each, error) for each in self._parallel.copies_of(request_id)]
         merged = self._parallel.merge([output for output in ended if output is not None])
-        self._parallel.forget(request_id)  # needed if not all of its copies had been made
+        self._parallel.forget(request_id)  # needed if not all its continuations had been made
         return merged[-1] if merged and merged[-1].finished is not None else None
 
     def _abort_one(self, request_id: str, error: str | None) -> SequenceOutput | None:
@@ -226,7 +228,7 @@ class Engine:
         return self._scheduler.abort(request_id, error)
 
     def _on_compiled(self, sequence: Sequence, grammar: Any) -> None:
-        """Hands a sequence whose grammar is compiled to the scheduler."""
+        """Passes a sequence whose grammar is compiled to the scheduler."""
         sequence.not_held += grammar.left_out
         self._runner.constrain(sequence.request.request_id, grammar)
         self._scheduler.add(sequence)
@@ -274,7 +276,7 @@ class Engine:
 
     def keep_idle(self) -> bool:
         """Writes one prefix of a finished request to the folder of cache_disk, for a later process, if there is nothing
-        to compute. Returns True if it should be called again soon."""
+        to compute. Returns True if the caller should call again soon."""
         self._check_open()
         if self._disk is None or self._damage is not None or self.has_work:
             return False
@@ -297,7 +299,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Returns the counts since the start, and the gauges of now.
 
-        May be called from any thread, also during a step; a part of the step is then counted already.
+        May be called from any thread, also during a step. The counts then include a part of the step.
         """
         scheduler = self._scheduler
         return EngineStats(**scheduler.stats()) + EngineStats(
@@ -326,11 +328,11 @@ class Engine:
         )
 
     def save_prefix(self, token_ids: abc.Sequence[int], path: str) -> bool:
-        """Writes the cells of a finished request with these tokens to a file; returns False if they are not there.
+        """Writes the cells of a finished request with these tokens to a file; returns False if no slot has such cells.
 
         Raises:
             InputError: the file cannot be written.
-            ConfigError: this engine keeps no prefixes.
+            ConfigError: this engine keeps no prefixes, or no engine could load this prefix.
         """
         self._check_open()
         path = absolute(path)
@@ -351,11 +353,11 @@ class Engine:
         return True
 
     def load_prefix(self, path: str) -> int:
-        """Holds a saved prefix in memory for requests that begin with it; returns its number of tokens.
+        """Loads a saved prefix into memory for requests that begin with it; returns its number of tokens.
 
         Raises:
-            InputError: the file is damaged, or was saved by another model or engine. With batch_invariant, also if it
-                was saved by other kernels, whose cells have other bits.
+            InputError: the file is damaged, or was saved by another model or engine. With batch_invariant, a file saved
+                by other kernels is also refused, because its cells have other bits.
             ConfigError: this engine shares no prefixes.
         """
         self._check_open()
@@ -386,7 +388,7 @@ class Engine:
         self._scheduler.unload_prefix(absolute(path))
 
     def reset_prefix_cache(self) -> bool:
-        """Drops the cells of finished requests; returns True."""
+        """Drops the cells of finished requests, also those saved in memory and on disk; returns True."""
         self._check_open()
         self._scheduler.reset_prefix_cache()
         return True
@@ -395,7 +397,7 @@ class Engine:
         """Loads a LoRA or a control vector for later requests.
 
         Raises:
-            AdapterError: the name is taken.
+            AdapterError: another adapter has this name.
             ModelFileError: the file is missing, damaged, or for another model.
         """
         self._check_open()
@@ -412,7 +414,7 @@ class Engine:
         return pending or self._embeddings.uses_adapter(name) or self._scheduler.uses_adapter(name)
 
     def forget_adapter(self, name: str) -> None:
-        """Removes an adapter from the contexts, so that it can be freed."""
+        """Removes an adapter from the contexts, so that the adapter can be freed."""
         self._runner.forget_adapter(name)
         self._embeddings.forget_adapter(name)
         self._scheduler.forget_adapter(name)
@@ -429,7 +431,7 @@ class Engine:
         """Frees context and model; requests in flight are lost. May be called twice.
 
         Args:
-            reason: the error of later calls of the model; None: the model is closed.
+            reason: message of the error that later calls of the model raise; None: it says that the model is closed.
         """
         if not self._closed:
             if self._disk is not None:
@@ -484,7 +486,7 @@ def import_the_rest() -> None:
     """Imports all modules that later requests need, as the process may have no file descriptor left by then."""
     import numpy.ctypeslib  # noqa: F401  # numpy imports it only when it is first used
 
-    import llamabatch.sampling.grammar_compiler  # noqa: F401  # with llguidance, which `import llamabatch` leaves out
+    import llamabatch.sampling.grammar_compiler  # noqa: F401  # imports llguidance; `import llamabatch` does not
 
 
 def check_can_speculate(config: ResolvedConfig, model: Model) -> None:
@@ -516,7 +518,7 @@ def _disk(config: ResolvedConfig, limits: Limits, model: Model) -> PrefixFolder 
 
 
 def speculation(config: ResolvedConfig, limits: Limits, model: Model, draft: Model | None) -> SpecDecoder | None:
-    """Makes the part of an engine that guesses tokens, and owns the draft model; None if speculate is "off"."""
+    """Returns the part of an engine that guesses tokens; None if speculate is "off". It owns the draft model."""
     if config.speculate == "off":
         return None
     proposer: Proposer = NgramProposer() if draft is None else DraftModelProposer(draft, model, config, limits.n_slots)

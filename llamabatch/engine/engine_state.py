@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llamabatch.scheduler.slot_state import SlotState, WaitingState
 
-MAX_WAITING = 64  # continuations of the queue that a state lists
+MAX_WAITING = 64  # the most waiting continuations that a state lists
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class EngineState:
     Attributes:
         slots: all slots, by id.
         waiting: the next continuations to be admitted, at most MAX_WAITING, in the order of the queue.
-        n_waiting: number of all that wait, with texts to embed and requests on their way to the engine.
-        n_embeddings: number of texts to embed that wait.
-        n_ctx: tokens that one slot may hold.
+        n_waiting: number of waiting continuations, texts to embed, and requests on their way to the engine.
+        n_embeddings: number of waiting texts to embed.
+        n_ctx: the most tokens in one slot.
         steps: steps since the start.
     """
 

@@ -16,12 +16,12 @@ Failover = Callable[[list[Request], Sink, bool, str], None]
 
 @dataclass
 class EngineHooks:
-    """Callbacks from the thread of an engine, before each computation that may end the process.
+    """Callbacks that an engine calls in its own thread, and the time of its last output.
 
     Attributes:
         admitted: called with the ids of requests before any part of them is computed.
         failed: called with the reason when the engine cannot go on, before the waiting requests end.
-        last_token_s: time.perf_counter() of the last step with an output; None before.
+        last_token_s: time.perf_counter() of the last step with an output; None before the first such step.
     """
 
     admitted: Callable[[list[str]], None]

@@ -33,7 +33,7 @@ class ParallelSampling:
         """Returns one request for each continuation; continuation k draws with seed + k."""
         params = request.params
         first = replace(params, n=1, best_of=None)
-        other = replace(first, prompt_logprobs=None)  # one continuation has them; the others can then copy cells
+        other = replace(first, prompt_logprobs=None)  # only the first continuation has them; others can copy its cells
         parent = _ParentRequest(request, params.n_copies, streams=params.n_copies == params.n)
         self._parents[request.request_id] = parent
         copies = []
@@ -52,7 +52,7 @@ class ParallelSampling:
         return [f"{request_id}\0{index}" for index in range(parent.n_copies) if index not in parent.finished]
 
     def forget(self, request_id: str) -> None:
-        """Drops a request. Some of its continuations may never have started."""
+        """Drops a request and all its continuations, even if some of them were never made."""
         parent = self._parents.pop(request_id, None)
         for index in range(0 if parent is None else parent.n_copies):
             self._children.pop(f"{request_id}\0{index}", None)
@@ -67,7 +67,7 @@ class ParallelSampling:
         return self._children.get(request_id, (request_id, 0))
 
     def merge(self, outputs: Iterable[SequenceOutput]) -> list[SequenceOutput]:
-        """Returns the outputs; outputs of continuations become outputs of their requests."""
+        """Returns the outputs, with outputs of requests in place of the outputs of their continuations."""
         merged = []
         for output in outputs:
             child = self._children.get(output.request_id)
@@ -95,7 +95,8 @@ class _ParentRequest:
     """A request in flight, and the outputs of its continuations that have ended.
 
     Attributes:
-        streams: all continuations are returned, as they come; False: only the best ones, at the end (best_of above n).
+        streams: True: each step returns the new outputs of all continuations. False (best_of is above n): only the best
+            continuations are returned, at the end.
     """
 
     request: Request

@@ -20,7 +20,7 @@ class PendingGrammars:
     """The waiting sequences, each with the Future of its grammar.
 
     Attributes:
-        num_missed: number of sequences that reached their deadline here.
+        num_missed: number of sequences that missed their deadline while they waited for a grammar.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class PendingGrammars:
         return [sequence for sequence, _ in list(self._waiting.values())]
 
     def add(self, sequence: Sequence, future: Future[Any], on_compiled: OnCompiled) -> None:
-        """Hands over a sequence if its grammar is compiled; otherwise the sequence waits."""
+        """Passes a sequence to `on_compiled` if its grammar is compiled; otherwise the sequence waits."""
         if future.done() and future.exception() is None:
             on_compiled(sequence, future.result())
         else:
@@ -51,10 +51,11 @@ class PendingGrammars:
         return SequenceOutput(request_id, (), text, sequence.output())
 
     def step(self, patience_s: float, on_compiled: OnCompiled) -> list[SequenceOutput]:
-        """Hands over the sequences with a finished grammar; returns the outputs of sequences that fail or are late.
+        """Passes sequences with a compiled grammar to `on_compiled`. Returns the outputs of sequences that failed or
+        missed their deadline.
 
         Args:
-            patience_s: seconds to wait for the first grammar, for when there is no other work.
+            patience_s: seconds to wait for the first grammar; 0 if there is other work.
             on_compiled: called with a sequence and its grammar.
         """
         futures = {future for _, future in self._waiting.values()}
@@ -66,7 +67,7 @@ class PendingGrammars:
                     self.num_missed += 1
                     failed.append(self.abort(request_id, sequence_deadline_message(sequence, now)))
                 continue
-            error = future.exception()  # not raised: the grammar cache keeps it, and a traceback would keep the engine
+            error = future.exception()  # not raised: the cache keeps it, and a traceback would keep the engine alive
             try:  # any exception is the error of this request alone
                 if error is None:
                     on_compiled(sequence, future.result())

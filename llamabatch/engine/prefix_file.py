@@ -30,10 +30,10 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class PrefixFile:
-    """The contents of a file.
+    """The contents of a prefix file, without its header.
 
     Attributes:
-        token_ids: the prefix.
+        token_ids: tokens of the prefix.
         state: llama.cpp's bytes of the prefix's cells, without the number of slots.
     """
 
@@ -42,7 +42,7 @@ class PrefixFile:
 
 
 def write(path: str | os.PathLike[str], prefix: PrefixFile, facts: Mapping[str, Any], mode: int = 0o666) -> None:
-    """Writes the whole file or none. Raises InputError if it cannot be written.
+    """Writes a prefix file, whole or not at all. Raises InputError if the file cannot be written.
 
     Args:
         mode: permissions of the file, before the process's umask.
@@ -69,7 +69,7 @@ def read(
     """Reads a file that must fit these facts. Size, header and facts are checked before the rest is read.
 
     Args:
-        most_tokens, most_bytes: most tokens, and most bytes of state, to accept.
+        most_tokens, most_bytes: a file with more tokens, or more bytes of state, is refused.
 
     Raises:
         InputError: the file cannot be read, is damaged, was saved by another model, llama.cpp or kind of KV cache, or
@@ -89,7 +89,7 @@ def read(
 
 
 def read_head(path: str | os.PathLike[str]) -> tuple[dict[str, Any], array[int]]:
-    """Reads the header and the token ids of a file without checking them, which `read` does. Raises InputError."""
+    """Reads the header and the token ids of a file. Only `read` checks them. Raises InputError."""
     name = one_line(path)
     try:
         with open(path, "rb", opener=_without_waiting) as file:
@@ -99,8 +99,8 @@ def read_head(path: str | os.PathLike[str]) -> tuple[dict[str, Any], array[int]]
 
 
 class _Reader:
-    """A reader that goes through a file piece by piece and trusts nothing in it: a correct checksum proves that nothing
-    was lost, but not that the writer meant well. Raises InputError."""
+    """A reader that goes through a file piece by piece and trusts nothing in it. A correct checksum proves that nothing
+    was lost, but not that the writer meant no harm. Its methods raise InputError."""
 
     def __init__(self, file: BinaryIO, name: str, body_bytes: int) -> None:
         self._file = file
@@ -172,7 +172,7 @@ class _Reader:
         return count
 
     def _piece(self, n_bytes: int) -> bytes:
-        """Reads the next bytes; fewer if the file has become shorter meanwhile."""
+        """Returns the next `n_bytes` bytes, or fewer if another process has cut the file."""
         piece = self._file.read(n_bytes)
         self._left -= len(piece)
         self._digest.update(piece)

@@ -1,8 +1,8 @@
 """Prefixes in a folder, which outlive the process: cache_disk.
 
-Each prefix is a file in the form of prefix_file. There is a subfolder for each model file, build of llama.cpp and set
-of options, because cells depend on these, too. A thread of its own writes and reads files, one at a time. It deletes
-the least recently used files before the folder has too many bytes, whichever process wrote them.
+Each prefix is a file in the form of prefix_file. There is a subfolder for each combination of model file, build of
+llama.cpp and options, because cells depend on all of them. A separate thread writes and reads files, one at a time.
+The thread deletes the least recently used files, of any process, before the folder exceeds its limit.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ logger = logging.getLogger(__name__)
 
 _MIN_GROWTH = 8  # a chat is written again only if it has grown by an eighth of its tokens
 _LEFT_FREE = 2**30  # bytes of the file system that stay free for other programs
-_CLOSE_S = 10.0  # a folder in a network may hang
-_LOCK_S = 60.0  # longer than a file takes to be written
+_CLOSE_S = 10.0  # seconds that `close` waits for the thread: a folder in a network may hang
+_LOCK_S = 60.0  # seconds to wait for the lock: longer than writing a file takes
 _HEADER_BYTES = 4096  # most bytes of a file without tokens and state
 _SUFFIX = ".prefix"
-_HOMES, _NAMES = "[0-9a-f]" * 24, "[0-9a-f]" * 32  # patterns; other files in the folder are not touched
+_HOMES, _NAMES = "[0-9a-f]" * 24, "[0-9a-f]" * 32  # subfolders and files with other names are never touched
 
 
 class PrefixFolder:
     """A DiskTier: the prefixes in a folder.
 
     Args:
-        folder: path of the folder; it is made if it is missing, for this user alone.
-        most_bytes: most bytes of all files in the folder, with the files of other models.
+        folder: path of the folder. A missing folder is made, for this user alone.
+        most_bytes: the most bytes of all files in the folder, including the files of other models.
         is_exact: a state can be used only at its very end.
 
     Raises:
-        ConfigError: the folder cannot be made or written to, or another process keeps it locked.
+        ConfigError: the folder cannot be made or written to, or another process keeps the folder locked.
     """
 
     def __init__(self, folder: Path, most_bytes: int, model: Model, config: ResolvedConfig, is_exact: bool) -> None:
@@ -77,7 +77,7 @@ class PrefixFolder:
         self._by_head: dict[tuple[str | None, bytes], list[StoredPrefix]] = {}
         self._writing: StoredPrefix | None = None
         self._awaited: dict[StoredPrefix, None] = {}  # prefixes to read, in the order of fetch
-        self._is_unwanted = False  # discard was called meanwhile: delete the file once it is written
+        self._is_unwanted = False  # True: `discard` named the prefix in _writing, so its file is deleted once written
         self._has_warned = False
         self._refusal: str | None = None  # the error after which nothing is written any more
         self._is_closing = False
@@ -97,7 +97,7 @@ class PrefixFolder:
         return self._writing is not None
 
     def wait(self, seconds: float) -> None:
-        """Waits until a file is read or written, for at most this long."""
+        """Waits until a file is read or written, for at most `seconds`."""
         with self._changed:
             self._changed.wait(seconds)
 
@@ -115,7 +115,7 @@ class PrefixFolder:
         return not any(self._covers(other, prefix) for other in self.alike(prefix.token_ids, prefix.key))
 
     def _covers(self, held: StoredPrefix, other: StoredPrefix) -> bool:
-        """Returns True if `other` saves too few tokens beyond `held`, which is on the disk, to be worth a file."""
+        """Returns True if `other` is not worth a file, because `held`, on the disk, saves nearly as many tokens."""
         count, reach = len(other.token_ids), common_length(held.token_ids, other.token_ids)
         is_of_use = reach == len(held.token_ids) or not self._is_exact
         return is_of_use and reach > count - max(MIN_GAIN, count // _MIN_GROWTH)
@@ -138,13 +138,13 @@ class PrefixFolder:
 
     def discard(self, unwanted: Callable[[StoredPrefix], bool]) -> None:
         with self._changed:
-            self._scan()  # finds files that other processes have written since
+            self._scan()  # finds files that other processes have written since the last scan
             self._is_unwanted |= self._writing is not None and unwanted(self._writing)
             for prefix in [prefix for prefix in self._files if unwanted(prefix)]:
                 self._delete(prefix)
 
     def close(self) -> None:
-        """Ends the thread, after it has finished the file that it writes."""
+        """Ends the thread. The thread first finishes the file that it writes."""
         with self._changed:
             self._is_closing = True
             self._awaited.clear()
@@ -204,7 +204,7 @@ class PrefixFolder:
                 self._changed.notify_all()
 
     def _write_file(self, prefix: StoredPrefix) -> None:
-        """Writes a prefix. Raises InputError or OSError if other files would fail, too."""
+        """Writes a prefix to a file. Raises InputError or OSError for a problem that other files would have as well."""
         ids, salt = tuple(prefix.token_ids), _salt(prefix.key)
         state: Any = prefix.state
         if isinstance(state, np.ndarray):
@@ -220,7 +220,7 @@ class PrefixFolder:
             prefix_file.write(path, PrefixFile(ids, state), facts, mode=0o600)
             self.n_bytes += n_bytes
         with self._changed:
-            found = (known for known, at in self._files.items() if at == path)  # a scan may have found it before
+            found = (known for known, at in self._files.items() if at == path)  # a scan may know the file
             kept = next(found, None) or self._take_in(path, ids, facts)
             if self._is_unwanted:
                 self._delete(kept)
@@ -230,7 +230,7 @@ class PrefixFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Locks the folder. One process writes at a time, so that the files of all processes stay within the limit.
+        """Locks the folder in a `with` block. Only one process writes at a time, so that all files stay in the limit.
 
         Raises OSError: TimeoutError if another process keeps the lock for longer than a file should take.
         """
@@ -249,7 +249,7 @@ class PrefixFolder:
     def _make_room(self, n_bytes: int) -> bool:
         """Deletes the least recently used files of the folder; returns False if that cannot make room."""
         for part in self._folder.glob(f"{_HOMES}/{_NAMES}{_SUFFIX}.*.part"):
-            part.unlink(missing_ok=True)  # a killed process left it, as this process has the lock
+            part.unlink(missing_ok=True)  # this process has the lock, so a killed process left the file
         found = self._all()
         if n_bytes > self._most_bytes or shutil.disk_usage(self._folder).free - n_bytes < _LEFT_FREE:
             if not self._has_warned:
@@ -274,7 +274,7 @@ class PrefixFolder:
         return True
 
     def _all(self) -> list[tuple[float, int, Path]]:
-        """Returns time of last use, bytes and path of all files of the folder, and sets n_bytes to the sum."""
+        """Returns time of last use, bytes and path of each file in the folder. Sets n_bytes to the sum of the bytes."""
         found = []
         for path in self._folder.glob(f"{_HOMES}/{_NAMES}{_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):
@@ -285,7 +285,7 @@ class PrefixFolder:
         return found
 
     def _scan(self) -> None:
-        """Takes in the files of other processes. It reads only the header and the tokens; `_read` checks them later."""
+        """Adds the files of other processes. Reads only their headers and tokens; `_read` checks them later."""
         passed, reason = 0, ""
         for path in sorted(set(self._home.glob(f"{_NAMES}{_SUFFIX}")) - set(self._files.values())):
             try:
@@ -312,7 +312,7 @@ class PrefixFolder:
         return prefix
 
     def _delete(self, prefix: StoredPrefix) -> None:
-        """Takes a prefix out, and deletes its file."""
+        """Removes a prefix, and deletes its file."""
         prefix.is_dropped = True
         path = self._files.pop(prefix, None)
         if path is not None:
@@ -327,7 +327,7 @@ class PrefixFolder:
 
 
 def _own_file(name: str, flags: int) -> int:
-    """Opens a file for this user alone. It refuses a pipe, which would block."""
+    """Opens a file for this user alone. Refuses a pipe, because it would block."""
     if os.path.exists(name) and not os.path.isfile(name):
         raise OSError(errno.EINVAL, f"{one_line(name)} is no regular file")
     return os.open(name, flags, 0o600)
@@ -345,7 +345,7 @@ def _facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
 
 
 def _salt(key: ShareKey) -> str | None:
-    """Returns the hash of a cache_salt. It stands in files in place of the salt, which may be a secret."""
+    """Returns the hash of a cache_salt. Files contain only the hash, because the salt may be a secret."""
     salt = key.cache_salt
     return None if salt is None else hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

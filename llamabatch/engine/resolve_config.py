@@ -32,8 +32,8 @@ from llamabatch.utils import disk_cache
 from llamabatch.utils.checks import counted, show
 from llamabatch.utils.paths import one_line
 
-HEADERS = "header"  # facts of headers in the cache
-_VERSION = 3  # version of the form of these facts
+HEADERS = "header"  # name of the facts of headers in the disk cache
+_VERSION = 3  # version of the format of these facts
 _LIBRARY_SPACE = 96 * MIB  # address space of llama.cpp's libraries for CPUs
 _UNLIMITED = 2**62
 
@@ -44,8 +44,8 @@ def plan(
     """Fills in "auto" for this model, and its draft model, on this machine. Loads llama.cpp's library, but no model.
 
     Args:
-        loaded: another engine of this process has the weights already and has made room for this one.
-        computes_here: False: child processes will compute, and this one makes no context on a GPU.
+        loaded: another engine of this process has loaded the weights, and its plan includes the memory of this engine.
+        computes_here: False: child processes will compute, and this process makes no context on a GPU.
         share: part of the free memory, of this machine and of each GPU, that this engine may use; other engines use the
             rest.
 
@@ -61,14 +61,14 @@ def plan(
         gpus = tuple(replace(gpu, free_bytes=int(gpu.free_bytes * share)) for gpu in machine.gpus)
         machine = replace(machine, available_bytes=int(machine.available_bytes * share), gpus=gpus)
     if loaded:
-        # the memory is in use by now, partly by the other engines
+        # the first engine has checked the memory of all engines, and they already use a part of it
         machine = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
     return resolve(config, facts, machine, profile)
 
 
 def read_facts(config: EngineConfig, path: Path) -> ModelFacts:
     """Reads facts from the headers of the model and its draft model, and the size of the adapters."""
-    # checked first, because a damaged header has figures that no arithmetic may use
+    # the file is checked first, because arithmetic must not use the figures of a damaged header
     known = ensure_sound(path, kv_overrides=config.kv_overrides)
     facts = _with_overrides(path, config.kv_overrides) if config.kv_overrides else facts_of(path, known)
     mmproj = None if config.mmproj is None else resolve_mmproj(config.mmproj, config.model)
@@ -180,7 +180,7 @@ def machine_here(config: EngineConfig, *, computes_here: bool = True) -> Machine
 def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:
     """Raises MemoryPlanError if the address space is too small even for the library, before the library is loaded.
 
-    On a machine with GPUs, this counts their part as host memory. CUDA does not work under such a limit anyway.
+    On a machine with GPUs, the sum counts memory of GPUs as main memory. CUDA does not work under such a limit anyway.
     """
     machine = replace(Machine.here(), fast_attention=True, equal_rows=True, tiled=False)
     if machine.address_space is None and machine.data_bytes is None:
@@ -193,7 +193,8 @@ def _check_library_fits(config: EngineConfig, facts: ModelFacts) -> None:
 
 
 def facts_of(path: Path, known: FileIdentity) -> ModelFacts:
-    """Returns the facts of the headers, from the cache if the files are unchanged: a start skips the vocabulary then.
+    """Returns the facts of the headers. If the files are unchanged, the facts come from the cache, and a start does not
+    read the vocabulary.
 
     Raises ModelFileError and OSError, as ModelFacts.read.
 

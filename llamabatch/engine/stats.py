@@ -21,7 +21,7 @@ _GAUGES = (
 )
 _OF_REQUESTS = ("e2e_s", "prefill_s", "decode_s", "prompt_lengths", "output_lengths")
 _HISTOGRAMS = ("queue_s", "ttft_s", "inter_token_s", *_OF_REQUESTS)
-_MOST = ("longest", "cache_disk_bytes")  # the sum of several engines takes the largest value
+_MOST = ("longest", "cache_disk_bytes")  # the sum of several engines has the largest of their values here
 
 
 @dataclass(frozen=True)
@@ -36,38 +36,38 @@ class EngineStats:
     Attributes:
         running: continuations that have a slot. waiting: continuations, and texts to embed, that wait. free_slots:
             slots for further continuations, including slots that the context has not grown to yet.
-        kv_cells: tokens that the KV cache has room for, once all slots are there. kv_cells_used: tokens in it that
-            running continuations use.
-        submitted: requests taken in. finished_stop, finished_length: requests that ended well (texts to embed count as
+        kv_cells: tokens that the KV cache has room for, once the context has all its slots. kv_cells_used: tokens in
+            the KV cache that running continuations use.
+        submitted: accepted requests. finished_stop, finished_length: requests that ended well (texts to embed count as
             "stop"). errors, aborted: requests that ended otherwise. `in_flight`: requests that still run or wait.
         prompt_tokens: tokens of prompts that have had a slot, computed (prefill_tokens) or copied (shared_tokens,
             prefix_tokens).
         generated_tokens: tokens sampled.
-        queue_s: from arrival to the slot. ttft_s: from arrival to the first token. inter_token_s: from token to token.
-            e2e_s: from arrival to the end, of requests that ended well.
-        prefill_s, decode_s: from the slot to the first token, and from the first token to the last one. Both are for
-            requests that ended well and have output; with several continuations, for the first one. prompt_lengths,
-            output_lengths: tokens of these requests, in histograms with the limits of durations.
+        queue_s: seconds from arrival to the slot. ttft_s: seconds from arrival to the first token. inter_token_s:
+            seconds from token to token. e2e_s: seconds from arrival to the end, of requests that ended well.
+        prefill_s, decode_s: seconds from the slot to the first token, and from the first token to the last one, of
+            requests that ended well and have output; with several continuations, of the first one. prompt_lengths,
+            output_lengths: tokens of requests that ended well, in histograms with the limits of durations.
         computed_tokens: prompt tokens of ended requests that were not copied. longest: tokens of prompt and output of
             the longest continuation so far.
         restarts: engine processes that replaced a dead one.
-        decode_calls: calls that continue sequences. decode_rows: their rows that continue a sequence. decode_passes:
-            their passes over the weights.
-        prefill_calls, prefill_passes: calls of prompt tokens only; their passes. prefill_tokens: prompt tokens,
-            including tokens beside rows that continue sequences.
+        decode_calls: calls that continue sequences. decode_rows: rows of these calls that continue a sequence.
+            decode_passes: passes over the weights of these calls.
+        prefill_calls: calls of prompt tokens only. prefill_passes: passes of these calls. prefill_tokens: prompt tokens
+            in all calls, including calls that also continue sequences.
         dummy_rows: rows computed only to keep the seq ids of a call dense.
         adapter_switches: changes from one adapter set to another in a context.
         shared_tokens: prompt tokens that were copied from requests in flight and not computed.
-        prefix_hits: requests that began with the cells of a finished request. prefix_tokens: tokens that they did not
-            compute for this reason. restored_tokens: the part of prefix_tokens that came from main memory or the disk.
-            read_tokens: the part that came from the disk.
+        prefix_hits: continuations that began with cells of a finished request or with a stored prefix. prefix_tokens:
+            tokens that they did not compute for this reason. restored_tokens: the part of prefix_tokens that came from
+            main memory or the disk. read_tokens: the part of prefix_tokens that came from the disk.
         cache_ram_bytes: main memory that saved prefixes take now. cache_disk_bytes: bytes of all files in the folder
             of cache_disk, when the engine last looked.
         verify_calls: decode calls that verified guesses (speculative decoding).
         drafted_tokens, accepted_tokens: guesses that were verified; guesses that were accepted.
         speculating: engines in which guessing pays, by present estimates.
-        embed_passes, embed_texts, embed_tokens: passes for embeddings; texts and tokens in them.
-        preemptions: sequences that lost their slot and came back.
+        embed_passes: passes for embeddings. embed_texts, embed_tokens: texts and tokens in these passes.
+        preemptions: how often a continuation lost its slot and was queued again.
         missed_deadlines: continuations that deadline_s ended.
         rejected: requests that max_queue refused; `submitted` does not include them.
     """
@@ -128,12 +128,12 @@ class EngineStats:
 
     @property
     def in_flight(self) -> int:
-        """Requests taken in that have not ended: submitted = ok + errors + aborted + in_flight."""
+        """Accepted requests that have not ended: submitted = ok + errors + aborted + in_flight."""
         return self.submitted - self.ok - self.errors - self.aborted
 
     @property
     def n_slots(self) -> int:
-        """Slots in all engines."""
+        """Slots of all engines."""
         return self.running + self.free_slots
 
     @property
@@ -143,7 +143,8 @@ class EngineStats:
 
     @property
     def slot_demand(self) -> float:
-        """Continuations that run or wait, divided by the slots; above 1 some must wait. Without slots, their number."""
+        """Continuations that run or wait, divided by the number of slots; above 1 some wait. Without slots the number
+        of continuations."""
         return (self.running + self.waiting) / max(1, self.n_slots)
 
     @property
@@ -167,7 +168,7 @@ class EngineStats:
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
 
     def __repr__(self) -> str:
-        """Shows only the fields that differ from an engine's start."""
+        """Shows only the fields whose values differ from those at the start of an engine."""
         start = EngineStats()
         shown = {name: value for name, value in vars(self).items() if value != getattr(start, name)}
         return f"EngineStats({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
@@ -177,7 +178,7 @@ class EngineStats:
         return EngineStats(**{**{name: value + getattr(other, name) for name, value in vars(self).items()}, **most})
 
     def since(self, earlier: EngineStats) -> EngineStats:
-        """Returns the counts since `earlier`; gauges stay as they are."""
+        """Returns the counts since `earlier`. Gauges and largest values stay as they are."""
         return EngineStats(
             **{k: value if k in _GAUGES + _MOST else value - getattr(earlier, k) for k, value in vars(self).items()}
         )
@@ -191,7 +192,7 @@ class EngineStats:
         return {k: value for k, value in vars(self).items() if k not in (*_GAUGES, *_MOST, *_HISTOGRAMS)}
 
     def to_wire(self) -> dict[str, Any]:
-        """Returns the fields as numbers and lists of numbers, for the wire."""
+        """Returns the fields as numbers and lists of numbers, for messages between processes."""
         return {**vars(self), **{name: getattr(self, name).to_wire() for name in _HISTOGRAMS}}
 
     @classmethod
@@ -201,7 +202,7 @@ class EngineStats:
 
 
 class RequestCounts:
-    """Counts of requests taken in and of how they ended. The attributes are fields of EngineStats."""
+    """Counts of requests, by how they ended. The attributes are fields of EngineStats."""
 
     def __init__(self) -> None:
         self.submitted = 0

@@ -1,6 +1,7 @@
 """The single check of a request, made wherever requests come in: by the FrontClient, by Engine.add and by a dry run.
 
-No native code sees a request before `validate` has passed it. A prompt that may be cut is cut here. Pure Python.
+No native code sees a request before `validate` has accepted it. `validate` also cuts prompts that may be cut. Pure
+Python.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from llamabatch.request.sampling_params import SamplingParams
 from llamabatch.request.sequence import kept_tokens
 from llamabatch.utils.checks import counted, show
 
-# Tokens that a prompt leaves for the output if max_tokens is None, as in Request.expected_tokens.
+# Tokens that a cut prompt leaves for the output if max_tokens is None, as in Request.expected_tokens.
 _EXPECTED_OUTPUT = 256
-# Logprobs of one request. Each takes about 300 bytes as Python objects, and 25 in a message between processes.
+# The most logprobs of one request. Each takes about 300 bytes as Python objects, and 25 bytes in a message between
+# processes.
 MAX_LOGPROBS_IN_ALL = 2**22
 
 
 class RequestModel(Protocol):
-    """Facts of a model that decide which requests it can run. A Model with only its vocabulary loaded has them, too."""
+    """Facts of a model that decide which requests it can run. A Model that has loaded only its vocabulary suffices."""
 
     path: Path
     n_vocab: int
@@ -46,8 +48,8 @@ class RequestLimits:
     """The limits of an engine for one request.
 
     Attributes:
-        n_ctx: tokens of prompt and output together; the last token sampled is not counted.
-        n_text: tokens of a text to embed.
+        n_ctx: most tokens of prompt and output together; the last token sampled is not counted.
+        n_text: most tokens of a text to embed.
         n_pass: most tokens that one pass computes.
         can_shift: overflow="shift" is possible.
     """
@@ -76,12 +78,13 @@ def validate(request: Request, limits: RequestLimits, model: RequestModel, adapt
 
     Raises:
         ConfigError: the model cannot generate, gives no embeddings, or has no classification head.
-        PromptError: the prompt is empty, or holds ids outside the vocabulary; or it has a picture or a sound at its
-            end, one that needs a larger pass, or an option that only text can have.
+        PromptError: the prompt is empty, has ids outside the vocabulary, ends with a picture or a sound, or has one
+            that needs a larger pass; an option is for prompts of text only; score_from is outside the prompt.
         ContextLengthError: the prompt is longer than n_ctx.
         AdapterError: an adapter is not loaded.
         SamplingError: the parameters name token ids outside the vocabulary, ask for too many logprobs, limit the
-            thinking of a model with unknown marks, or ask for overflow="shift" where it is impossible or never ends.
+            thinking of a model with unknown marks, or ask for overflow="shift" where it is impossible or the text might
+            never end.
     """
     check_kind(model, embed=request.embed, classify=request.classify)
     if request.adapters:
@@ -168,7 +171,7 @@ def check_length(n_tokens: int, n_ctx: int, place: str = "") -> None:
         message = (
             f"{place}the prompt has {n_tokens} tokens; n_ctx allows 1 to {n_ctx} (overflow='truncate' would cut it)"
         )
-        raise _too_long(n_tokens, n_ctx, message, is_cured=True)  # a variable would make a cycle with the traceback
+        raise _too_long(n_tokens, n_ctx, message, is_cured=True)  # a variable for the error would make a cycle
 
 
 def _too_long(n_tokens: int, n_allowed: int, message: str, *, is_cured: bool = False) -> ContextLengthError:
@@ -179,7 +182,8 @@ def _too_long(n_tokens: int, n_allowed: int, message: str, *, is_cured: bool = F
 
 
 def check_text(token_ids: tuple[int, ...], n_vocab: int, longest: int, what: str = "an embedding") -> None:
-    """Checks a text as check_prompt does, if it goes through an embedding model in one pass."""
+    """Checks a text for an embedding model. Raises ContextLengthError if it does not fit in one pass; otherwise checks
+    it as check_prompt does."""
     if len(token_ids) > longest:
         raise _too_long(
             len(token_ids),
@@ -205,10 +209,10 @@ def check_token_ids(params: SamplingParams, n_vocab: int) -> None:
 def check_logprobs(
     params: SamplingParams, n_prompt: int, n_ctx: int, n_vocab: int, score_from: int | None = None
 ) -> None:
-    """Raises PromptError if score_from is outside the prompt, or 0: no token comes before the first one to score it.
+    """Raises PromptError if score_from is outside the prompt, or is 0: the first token cannot be scored.
 
-    Raises SamplingError if the prompt would be scored several times, and for more logprobs than MAX_LOGPROBS_IN_ALL,
-    which memory and a message between processes can hold.
+    Raises SamplingError if the prompt would be scored several times, or if there would be more logprobs than
+    MAX_LOGPROBS_IN_ALL, the limit for memory and for messages between processes.
     """
     if score_from is not None and not 1 <= score_from < n_prompt:
         raise PromptError(
@@ -240,7 +244,7 @@ def _requested_logprobs(params: SamplingParams, n_prompt: int, n_ctx: int, n_voc
 
 
 def check_budget(request: Request) -> None:
-    """Raises SamplingError for a budget of thinking if the model's marks of its thinking are unknown."""
+    """Raises SamplingError for a thinking_token_budget if the marks around the model's thinking are unknown."""
     budget = request.params.thinking_token_budget
     if budget is not None and request.reasoning is None:
         raise SamplingError(
@@ -269,7 +273,7 @@ def fitted(request: Request, n_ctx: int, bos: int | None) -> Request:
     overflow="truncate" leaves room for max_tokens (256 if it is None), but for no more than half of n_ctx.
 
     Args:
-        bos: the token that begins every text; a prompt keeps it. None: there is none.
+        bos: the token that begins every text; a cut prompt keeps this token. None: there is no such token.
     """
     prompt, params = request.prompt_token_ids, request.params
     excess, kept = 0, 1 if prompt[:1] == (bos,) else 0

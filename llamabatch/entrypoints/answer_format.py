@@ -49,7 +49,7 @@ class AnswerFormat:
         template = model.chat_template if options.template is None else options.template
         self.tags = reasoning_of(template, config.reasoning_tags, options.reasoning_format or config.reasoning_format)
         self._tools = ToolFormat.of(template) if options.reads_calls else None
-        self._joined: dict[Structure, Structure] = {}  # form -> form that allows tool calls in its place
+        self._joined: dict[Structure, Structure] = {}  # form -> form that also allows tool calls
 
     def of_chat(self, request: Request, continued: str = "") -> Request:
         """Returns a chat's request, prepared so that its answer is parsed into thinking, tool calls and text.
@@ -74,8 +74,8 @@ class AnswerFormat:
         )
 
     def of_prompt(self, request: Request) -> Request:
-        """Returns any other request with the state of its thinking, if a budget or a form depends on it. The answer's
-        text stays raw. A form binds from the first token, unless the prompt ends inside thinking."""
+        """Returns a request that is no chat, with the state of its thinking if a budget or a form needs the state. The
+        answer is not parsed. A form binds from the first token, unless the prompt ends inside thinking."""
         tags, params = self.tags, request.params
         if tags is None or request.embed or (params.thinking_token_budget is None and params.structure is None):
             return request
@@ -123,18 +123,18 @@ class AnswerFormat:
 
     @cached_property
     def _calls(self) -> Structure | None:
-        """The form of an answer that must call a tool, or may call a restricted one; None: the answer is free."""
+        """The form of an answer that must call a tool or has restricted calls; None: the answer is free."""
         tools = self._options.forced_tools
         if self._tools is None:
             return None
         if tools is None:
             return self._strict(self._tools)
         made = grammar(self._tools, tools, self._spell, parallel=self._options.parallel_tool_calls)
-        # Such a grammar contains the thinking, so it must bind from the first token.
+        # A grammar that contains the thinking must bind from the first token.
         return Structure(TOOLS, made.lark, in_reasoning=self._tools.thought is not None, not_held=made.left_out)
 
     def _strict(self, tool_format: ToolFormat) -> Structure | None:
-        """Returns a form that binds from the mark of a call on. None: no function is strict, and all are allowed."""
+        """Returns a form that binds from the mark of a call on; None: nothing restricts calls, or they have no mark."""
         if not self._options.strict_tools and not self._options.allows_some:
             return None
         schemas, parallel = self._options.free_schemas, self._options.parallel_tool_calls

@@ -188,8 +188,8 @@ class AsyncLLM:
         errors: ErrorPolicy = "warn",
         **options: Unpack[ChatKeywords],
     ) -> AsyncIterator[SequenceOutput]:
-        """Yields outputs token by token, as LLM.stream, for `async for`. Errors come at the first iteration at the
-        earliest, never at the call."""
+        """Yields outputs token by token, as LLM.stream, for `async for`. Errors are raised during the
+        iteration, never at the call."""
         return self._events(
             lambda inputs: inputs.either(prompts, params, chat_options(**options), adapters, errors), stream=True
         )
@@ -380,7 +380,7 @@ class AsyncLLM:
         conversation: Conversation,
         **options: Unpack[TemplateKeywords],
     ) -> str:
-        """Returns the prompt text of a conversation, as LLM.apply_chat_template. Cancelling the call stops it."""
+        """Returns the prompt text of a conversation, as LLM.apply_chat_template. Cancelling stops the template."""
         left, asked = threading.Event(), chat_options(**options)
         try:
             return await self._prepared(lambda inputs: inputs.chat_text(conversation, asked), left.is_set)
@@ -427,7 +427,7 @@ class AsyncLLM:
         raise EngineError(CROWDED)
 
     async def load_prefix(self, path: str | os.PathLike[str]) -> int:
-        """Holds a saved prefix in memory, as LLM.load_prefix."""
+        """Loads a saved prefix into memory, as LLM.load_prefix."""
         absolute = paths.absolute(path)
         client = await self._client()
         n_tokens: int = await self._on_thread(partial(client.call, "load_prefix", absolute))
@@ -476,7 +476,7 @@ class AsyncLLM:
         await asyncio.shield(asyncio.to_thread(self.close))
 
     def close(self) -> None:
-        """Does the same as aclose, without an event loop. Stops the current step (on a GPU: waits), cancels a load."""
+        """Closes as aclose, without an event loop. Stops the current step (on a GPU: waits for it) or a load."""
         with self._lock:
             self._closed = True
             self._load.cancelled.set()
@@ -542,7 +542,7 @@ class AsyncLLM:
         return await self._on_thread(run)
 
     async def _on_thread(self, do: Callable[[], T]) -> T:
-        # No variable holds the future: the traceback of its error refers to this frame, which would make a cycle.
+        # No variable refers to the future: the traceback of its error refers to this frame, which would be a cycle.
         return await asyncio.wrap_future(self._submitted(do))
 
     def _submitted(self, do: Callable[[], T]) -> Future[T]:
@@ -555,7 +555,7 @@ class AsyncLLM:
             raise EngineClosedError("the engine is closed")
 
     async def _events(self, prepare: Prepare, *, stream: bool = False) -> AsyncGenerator[SequenceOutput, None]:
-        """Submits all requests and yields their events until all have ended. Closing it earlier aborts the rest."""
+        """Submits all requests and yields their events until all have ended. Closing the generator aborts the rest."""
         call = Call(await self._client(), asyncio.get_running_loop(), prepare, stream)
         try:
             submission = await self._on_thread(call.start)

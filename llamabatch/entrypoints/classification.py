@@ -74,8 +74,8 @@ def relevance_index(model: Model) -> int:
 def pair_tokenizer(model: Model, query: str, longest: int | None = None) -> Callable[[str], tuple[int, ...]]:
     """Returns a function that turns a document into the tokens of its pair with the query.
 
-    If the GGUF has a "rerank" template, the filled template is tokenized with special tokens, as a chat template is.
-    This includes special tokens that the query or the document spells out. Without a template, query and document stand
+    If the GGUF has a "rerank" template, the filled template is tokenized with special tokens, like a chat prompt. This
+    includes special tokens that the query or the document spells out. Without a template, query and document are placed
     between the vocabulary's marks, and special tokens that they spell out are plain text.
 
     Args:
@@ -88,7 +88,7 @@ def pair_tokenizer(model: Model, query: str, longest: int | None = None) -> Call
 def _cut_pair(model: Model, to_ids: Callable[[str], tuple[int, ...]], document: str, longest: int) -> tuple[int, ...]:
     ids, kept = to_ids(document), _plain(model, document)
     while len(ids) > longest and kept:
-        # A cut text can have other tokens at its end, so the new length is not known before it is tokenized again.
+        # A cut text can have other tokens at its end, so only tokenizing shows its new length.
         kept = kept[: -(len(ids) - longest)] if len(ids) - longest < len(kept) else []
         ids = to_ids(model.detokenize(kept))
     return ids
@@ -174,7 +174,8 @@ def _classified(
 
 
 def _activated(model: Model, values: _Values) -> _Values:
-    """Returns probabilities for raw scores: softmax for several outputs, the logistic function for a single output."""
+    """Returns the probabilities of a model's outputs. Raw scores pass through the logistic function if there is one
+    score, else through softmax. Outputs of _WITH_SOFTMAX are probabilities already."""
     if model.metadata.get("general.architecture") in _WITH_SOFTMAX:
         return values
     if len(values) == 1:

@@ -1,4 +1,4 @@
-"""Event loops and the threads of a model: a load, and the requests of a call, go from one to the other."""
+"""Connects event loops with the threads of a model: Load loads the model, and Call submits requests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Prepare = Callable[[InputProcessor], Submission]
 
 
 class Load:
-    """The load of a model, on a worker's thread. It has no reference to its AsyncLLM, so that an AsyncLLM that nobody
-    uses any more can be collected, which cancels the load.
+    """The load of a model, on a worker's thread. It has no reference to its AsyncLLM. So Python can collect an AsyncLLM
+    that nobody uses any more, and its finalizer cancels the load.
 
     Attributes:
         connect: returns the client; subclasses of AsyncLLM replace it.
         download: fetches a model from the hub and returns its file, for `connect`.
-        client: the client of the loaded model. The load's future does not hold the client, because a cancelled task
-            leaves that future in a reference cycle of asyncio.
+        client: the client of the loaded model. The load's future has no reference to the client, because a
+            cancelled task leaves that future in a reference cycle of asyncio.
         cancelled: once set, ends this load and any later load.
     """
 
@@ -43,7 +43,7 @@ class Load:
         self._config = config
 
     def run(self) -> None:
-        """Loads the model. Raises what `connect` raises."""
+        """Loads the model. Raises the errors of `connect`."""
         with cancelled_by(self.cancelled):
             self.client = self.connect(self._config, self.download)
 
@@ -53,8 +53,8 @@ def _connect(config: EngineConfig, download: Download | None) -> FrontClient:
 
 
 async def ended(loading: Future[None]) -> None:
-    """Waits until a load has ended, with or without an error. Several tasks may wait; the load continues if they are
-    cancelled. It waits for an event, because asyncio would log an error of the load that a cancelled task never reads.
+    """Waits until a load has ended, with or without an error. Several tasks may wait, and cancelling them does not stop
+    the load. They wait for an event: asyncio would log an error of the future that a cancelled task never reads.
     """
     loop = asyncio.get_running_loop()
     has_ended = asyncio.Event()

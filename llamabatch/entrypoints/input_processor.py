@@ -58,7 +58,7 @@ class Host(Protocol):
     def adapters(self) -> list[str]: ...
 
 
-_ADAPTER = ("adapter", "lora", "loras", "lora_request", "lora_path")  # names of other libraries
+_ADAPTER = ("adapter", "lora", "loras", "lora_request", "lora_path")  # other libraries' names for adapters
 
 
 def place_of(name: str) -> str:
@@ -76,7 +76,7 @@ class InputProcessor:
     """The maker of Submissions for one engine. It checks and tokenizes prompts, and does not wait for the engine.
 
     Args:
-        client: the engine; its model tokenizes, its plan has the limits.
+        client: the engine; its model tokenizes, and its plan contains the limits.
         cancelled: returns True once the caller is gone. CancelledError is then raised before the next prompt, or within
             a chat template.
         next_seed: returns a seed for a request that has none; -1: the request draws a random seed.
@@ -138,7 +138,7 @@ class InputProcessor:
         """Returns the Submission of one conversation, or of a list of conversations.
 
         Args:
-            before: token ids to put in front of each conversation, whose own BOS is then left out.
+            before: token ids in front of each conversation. The BOS of the conversation itself is then left out.
         """
         alone = is_conversation(conversations)
         if isinstance(conversations, (str, Mapping)):
@@ -164,7 +164,7 @@ class InputProcessor:
         adapters: Adapters = None,
         errors: ErrorPolicy = "warn",
     ) -> Submission:
-        """Returns the Submission of one prompt or conversation, or of a list that may hold both."""
+        """Returns the Submission of one prompt or conversation, or of a list that may contain both."""
         alone = _is_prompt(prompts) or is_conversation(prompts)
         given = [prompts] if alone else listed("prompts", prompts)
         if options.given and all_are(given, _is_prompt):
@@ -227,7 +227,7 @@ class InputProcessor:
 
         Args:
             query: one query for all documents, or a list with one for each document.
-            longest: the most tokens of a pair; a longer document loses its end. None: too long a pair is an error.
+            longest: the most tokens of a pair; a longer document loses its end. None: a longer pair is an error.
 
         Raises:
             ConfigError: the model has no classification head, or one with several outputs.
@@ -273,7 +273,7 @@ class InputProcessor:
         if is_token_ids(prompt):
             return Prompt(None, plain_ids(prompt))
         if isinstance(prompt, (list, tuple)) and not prompt:
-            return Prompt(None, ())  # validate() refuses it as an empty prompt
+            return Prompt(None, ())  # validate() refuses an empty prompt
         if is_prompt_mapping(prompt):
             given, (prompt, media) = prompt, media_of(prompt)
             text, ids = read_mapping(prompt)
@@ -323,7 +323,7 @@ class InputProcessor:
 
         Args:
             alone: True for a single prompt that was not given in a list.
-            name: the name of the argument that holds the prompts, for messages.
+            name: the name of the argument with the prompts, for messages.
             options: the options of the conversations among the items.
         """
         check_kind(self._model, embed=embed, classify=classify)
@@ -406,7 +406,7 @@ def listed(name: str, values: object) -> list[Any]:
 
 
 def _texts_or_ids(name: str, values: object, elsewhere: str = "") -> tuple[list[Any], bool]:
-    """Returns the prompts of a call that takes texts or token ids, and True for a single prompt outside a list.
+    """Returns the prompts of a call that accepts texts or token ids, and True for a single prompt outside a list.
 
     Raises:
         PromptError: the caller gave conversations, or rows of a table.

@@ -1,4 +1,4 @@
-"""LLM: the synchronous entry point. A list of prompts in, a list of results out."""
+"""LLM: the synchronous entry point. Its methods turn a list of prompts into a list of results."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class LLM:
                 repository. A model in several parts is fetched whole.
             revision: branch, tag or commit; None: main.
             cache_dir: the cache folder; None: huggingface_hub's own.
-            local_files_only: use the cache alone, as with HF_HUB_OFFLINE=1.
+            local_files_only: use only the cache, as with HF_HUB_OFFLINE=1.
             **options: as for LLM.
 
         Raises:
@@ -111,7 +111,7 @@ class LLM:
     def vocab(self) -> Vocab:
         """The vocabulary: its size, its tokens by id and by name, its special tokens."""
         with self._client.awake():
-            if self._vocab is None or self._vocab.source is not self._client.model:  # reloaded after a sleep
+            if self._vocab is None or self._vocab.source is not self._client.model:  # the model was reloaded
                 self._vocab = Vocab(self._client.model)
             return self._vocab
 
@@ -127,7 +127,7 @@ class LLM:
 
     @property
     def plan(self) -> Plan:
-        """The options in force, the memory that they take, and the reason for each value that llamabatch chose."""
+        """The options in force, the memory that they need, and the reason for each value that llamabatch chose."""
         return self._client.plan
 
     @also_named(place_of, sampling_params="params", use_tqdm="progress")  # vLLM's names
@@ -163,7 +163,7 @@ class LLM:
             One RequestOutput for each prompt, in the order of the prompts.
 
         Raises:
-            PromptError: `prompts` holds something else (conversations, for example), or a prompt cannot be run.
+            PromptError: `prompts` contains something else (conversations, for example), or a prompt cannot be run.
             SamplingError, AdapterError: the parameters or adapters of a prompt are invalid.
             EngineError: a prompt failed while it ran.
             EngineClosedError: after close().
@@ -188,7 +188,7 @@ class LLM:
         Args:
             conversations: one conversation, which is a list of {"role": …, "content": …}, or a list of conversations.
             tools: functions that the model may call, as OpenAI's API describes them. The outputs have the calls in
-                `tool_calls`; the model families whose notation is known are in docs/tools.md.
+                `tool_calls`. docs/tools.md lists the model families whose notation is known.
             tool_choice: "auto" or None: the model decides. "none": the answer is not searched for calls. "required":
                 the model calls one of the tools. {"type": "function", "function": {"name": …}}: the model calls this
                 tool. A grammar made of the parameters' schemas enforces the last two.
@@ -354,9 +354,9 @@ class LLM:
 
         Args:
             texts: one text, or a list of texts; each in any form of a prompt of `generate`.
-            normalize: scale each vector to length 1; False: leave it as the model gives it.
-            dimensions: the number of leading elements to keep, 1 to n_embd; the vector is normalized after the cut. For
-                models that are trained for it (Matryoshka).
+            normalize: scale each vector to length 1; False: leave the vector as the model returns it.
+            dimensions: the number of leading elements to keep, 1 to n_embd; the vector is normalized after the cut. The
+                model should be trained for short vectors (Matryoshka).
             pooling: the pooling that the caller's code relies on. A value other than the engine's is refused, because
                 an engine's context is made for one kind of pooling.
             adapters: as for `generate`.
@@ -371,7 +371,7 @@ class LLM:
 
         Raises:
             ConfigError: the model gives no embeddings, or pools differently. InputError: `dimensions` is out of range.
-            PromptError: a text is empty, or has more tokens than one pass takes (the smaller of n_ctx and n_batch); or
+            PromptError: a text is empty, or has more tokens than one pass allows (the smaller of n_ctx and n_batch); or
                 `texts` is not a list of texts.
             AdapterError: an adapter is not loaded.
             EngineError: a pass failed. EngineClosedError: after close().
@@ -399,7 +399,7 @@ class LLM:
         (pooling "rank"), such as bge-reranker, jina-reranker and Qwen3-Reranker.
 
         Each pair of query and document goes through the model as one text. The GGUF's own "rerank" template makes this
-        text; without one, query and document stand between the marks of the vocabulary. A pass takes many pairs.
+        text. Without a template, the marks of the vocabulary separate query and document. A pass computes many pairs.
 
         Args:
             query: a text.
@@ -417,7 +417,7 @@ class LLM:
 
         Raises:
             ConfigError: the model has no classification head, or one with several outputs.
-            PromptError: the query is not a text, there is no document, or a pair has more tokens than one pass takes
+            PromptError: the query is not a text, there is no document, or a pair has more tokens than one pass allows
                 (the smaller of n_ctx and n_batch).
             InputError: top_n is out of range.
             AdapterError: an adapter is not loaded.
@@ -475,7 +475,7 @@ class LLM:
 
         Raises:
             ConfigError: the model has no classification head.
-            PromptError: a text is empty, or has more tokens than one pass takes (the smaller of n_ctx and n_batch); or
+            PromptError: a text is empty, or has more tokens than one pass allows (the smaller of n_ctx and n_batch); or
                 `texts` is not a list of texts.
             AdapterError: an adapter is not loaded.
             EngineError: a pass failed. EngineClosedError: after close().
@@ -499,11 +499,11 @@ class LLM:
         """Turns a text into token ids, or a list of texts into one list of token ids for each text.
 
         Args:
-            add_special: put BOS in front if the model wants it.
+            add_special: put BOS in front if the model requires it.
             parse_special: read the names of special tokens in a text as those tokens.
 
         Raises:
-            PromptError: not a text, a text larger than 64 MiB, or one with a word that would crash an unpatched build.
+            PromptError: `text` is not a text, is larger than 64 MiB, or has a word that crashes an unpatched llama.cpp.
         """
         tokens: list[int] | list[list[int]] = self._prepared(
             lambda inputs: inputs.tokenize(text, add_special, parse_special)
@@ -570,7 +570,7 @@ class LLM:
         """Frees an adapter.
 
         Raises:
-            AdapterError: it is not loaded, or a request in flight uses it.
+            AdapterError: the adapter is not loaded, or a request in flight uses it.
             EngineClosedError: after close().
         """
         self._client.call("unload_adapter", name)
@@ -586,7 +586,7 @@ class LLM:
             The number of tokens saved.
 
         Raises:
-            PromptError: the prompt cannot be run. InputError: it is too short, or the file cannot be written.
+            PromptError: the prompt cannot be run. InputError: the prompt is too short, or the file cannot be written.
             ConfigError: this engine keeps no prefixes.
             EngineError: other requests needed the cells before they could be saved.
         """
@@ -599,21 +599,21 @@ class LLM:
         raise EngineError(CROWDED)
 
     def load_prefix(self, path: str | os.PathLike[str]) -> int:
-        """Holds a saved prefix in the memory of each engine until unload_prefix. Requests that begin with the prefix do
-        not compute it again.
+        """Loads a saved prefix into the memory of each engine, until unload_prefix. Requests that begin with the prefix
+        do not compute it again.
 
         Returns:
             The length of the prefix in tokens.
 
         Raises:
-            InputError: the file is damaged, or was saved with another model, llama.cpp or kind of KV cache.
+            InputError: the file is damaged, or was saved with another model, llama.cpp build or kind of KV cache.
             ConfigError: the model's state cannot be shared.
         """
         n_tokens: int = self._client.call("load_prefix", absolute(path))
         return n_tokens
 
     def unload_prefix(self, path: str | os.PathLike[str]) -> None:
-        """Frees a loaded prefix. Raises InputError if it is not loaded."""
+        """Frees a loaded prefix. Raises InputError if the prefix is not loaded."""
         self._client.call("unload_prefix", absolute(path))
 
     def reset_prefix_cache(self) -> bool:
@@ -730,7 +730,7 @@ class LLM:
             return prepare(InputProcessor(self._client, next_seed=self._client.next_seed))
 
     def _events(self, submission: Submission, *, stream: bool = False) -> Generator[SequenceOutput, None, None]:
-        """Submits all requests and yields their events until all have ended. Closing it earlier aborts the rest."""
+        """Submits all requests and yields their events until all have ended. Closing the generator aborts the rest."""
         events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
         process = ForkGuard()
         try:
@@ -753,7 +753,7 @@ class LLM:
                     yield event.prompt_index, event.finished
 
     def _run(self, submission: Submission, progress: ShowProgress) -> list[RequestOutput]:
-        """Waits for all outputs. An interrupt aborts them and leaves the engine usable."""
+        """Waits for all outputs. An interrupt aborts the requests and leaves the engine usable."""
         shown = ProgressBar(submission.n, progress, is_list=submission.is_list)
         with shown as bar, contextlib.closing(self._events(submission)) as events:
             for event in events:

@@ -20,8 +20,8 @@ class TextPrompt(TypedDict):
 
     Attributes:
         prompt: the text.
-        multi_modal_data: {"image": a picture, or a list of pictures} or {"audio": a sound, or a list of sounds}. They
-            take the places of the marks in the text: <__media__>, or the marks of the model's prompts for vLLM. The
+        multi_modal_data: {"image": a picture, or a list of pictures} or {"audio": a sound, or a list of sounds}. The
+            media replace the marks in the text: <__media__>, or the marks of the model's prompts for vLLM. The
             text is then tokenized with special tokens. A picture is a path, bytes, a data: address, a PIL image or an
             array. A sound is a path, bytes, a data: address, or a pair of samples and their rate.
     """
@@ -34,7 +34,7 @@ class TokensPrompt(TypedDict):
     """Token ids in a mapping, as vLLM's TokensPrompt.
 
     Attributes:
-        prompt_token_ids: ids of the model's vocabulary, computed as they are.
+        prompt_token_ids: ids of the model's vocabulary, computed unchanged.
         prompt: the text of the ids, for RequestOutput.prompt; it is not tokenized.
     """
 
@@ -56,7 +56,7 @@ _NOT_YET = (
 
 
 def is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    """Returns True for a non-empty list, tuple or array of whole numbers, which is one prompt."""
+    """Returns True for a non-empty list, tuple or array of whole numbers: the token ids of one prompt."""
     if isinstance(prompt, Iterator) or is_table(prompt):
         return False
     tokens = items(prompt, sys.maxsize)
@@ -66,7 +66,7 @@ def is_token_ids(prompt: object) -> TypeGuard[Sequence[int]]:
 
 
 def plain_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Returns token ids as Python ints. A loop makes them, as map() would let no other thread run before its end."""
+    """Returns token ids as Python ints, from a loop: map() would not let other threads run."""
     plain = [int(token_id) for token_id in token_ids]
     return tuple(plain)
 
@@ -114,7 +114,7 @@ def _listed(given: Any) -> list[Any]:
 
 
 def read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...] | None]:
-    """Returns the text and the token ids of a TextPrompt or TokensPrompt; a missing one is None.
+    """Returns the text and the token ids of a TextPrompt or TokensPrompt; None for a missing value.
 
     Raises:
         PromptError: a key is unknown or not supported, or a value has the wrong type.
@@ -136,5 +136,5 @@ def read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...]
     if is_token_ids(ids):
         return text, plain_ids(ids)
     if isinstance(ids, (list, tuple)) and not ids:
-        return text, ()  # refused later, as an empty prompt
+        return text, ()  # an empty prompt is refused later
     raise PromptError(f"prompt_token_ids is {show(ids)}; give a list of token ids")

@@ -1,4 +1,4 @@
-"""Saving a prefix: a request computes the prompt, then the engine writes its KV cells if they are still there."""
+"""Saves a prefix: a request computes the prompt, and the engine then writes its KV cells if they still exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llamabatch.scheduler.common_prefix import MIN_SHARED
 from llamabatch.utils.checks import counted
 
 TRIES = 3
-ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)  # computes the prompt, whose cells then stay for a while
+ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)  # computes the prompt; its cells then stay for a while
 CROWDED = "other requests took the cells of the prefix before it was saved; try again while fewer requests run"
 
 

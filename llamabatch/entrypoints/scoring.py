@@ -43,7 +43,7 @@ class Score:
         logprob: the natural logarithm of the continuation's probability, given the prompt. It is the sum of
             `token_logprobs`; NaN if the continuation failed.
         is_greedy: True if greedy sampling would give the continuation: each token is the most likely at its place.
-        token_ids: the continuation's tokens: from the first one that differs from the tokens of the prompt alone.
+        token_ids: the continuation's tokens, from the first token that differs from the tokens of the prompt alone.
         token_logprobs: the logprob of each token, given all tokens before it: log softmax of the model's own logits.
         error: the reason why the continuation failed, else None.
     """
@@ -120,7 +120,11 @@ class Scoring:
         self.submission = Submission(self._items, "continuation", errors, self._labels.__getitem__)
 
     def scores(self, outputs: Sequence[RequestOutput]) -> list[list[Score]]:
-        """Returns one list of scores for each pair, from the outputs of the submission."""
+        """Returns, for each pair of a prompt and its continuations, one Score for each continuation.
+
+        Args:
+            outputs: the outputs of `submission`.
+        """
         found = map(Score.of, self._requests, outputs)
         return [list(itertools.islice(found, length)) for length in self._lengths]
 
@@ -180,8 +184,8 @@ class Scoring:
     def _tokens(self, prompt: Any, head: tuple[int, ...], continuation: Any) -> tuple[tuple[int, ...], int]:
         """Returns the tokens of prompt and continuation, and the index of the first token to score.
 
-        Two texts are tokenized together, because a token may span the border between them. Prompt tokens that change by
-        this count as continuation. Token ids stay as they are.
+        Two texts are tokenized together, because a token may span the border between them. Prompt tokens that change
+        count as continuation. Given token ids do not change.
         """
         if isinstance(continuation, str):
             if isinstance(prompt, str):

@@ -37,7 +37,7 @@ class Refused:
 
 
 class Outputs(list[RequestOutput]):
-    """The list that generate and chat return. Reading an output's attribute from it raises an error with advice."""
+    """The list that generate and chat return. Reading outputs.text, for example, raises an error with advice."""
 
     def __getattr__(self, name: str) -> Any:
         if not hasattr(RequestOutput, name) and name not in RequestOutput.__dataclass_fields__:
@@ -62,7 +62,7 @@ class Submission:
         n: the number of prompts.
         is_list: True if the prompts were given as a list.
         requests: the valid requests, ready to submit.
-        refused: the last event of each refused prompt.
+        refused: one event for each refused prompt, with its error.
 
     Raises:
         InputError: `errors` is unknown; or a prompt is refused with "raise", or every prompt with "warn".
@@ -107,7 +107,7 @@ class Submission:
     def _record(self, event: SequenceOutput) -> SequenceOutput:
         index = self._indices[event.request_id]
         if event.finished is not None:
-            self._n_left -= self._outputs[index] is None  # a repeated event (its sink raised) does not count again
+            self._n_left -= self._outputs[index] is None  # an event that repeats (its sink raised) counts once
             self._outputs[index] = event.finished
             if event.finished.error is not None and (error := event.finished.exception()) is not None:
                 self._failures.setdefault(index, error)

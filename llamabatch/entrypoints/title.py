@@ -1,4 +1,4 @@
-"""The repr of an LLM or AsyncLLM, with its model and the sizes of its engine, and the error if one is pickled."""
+"""Makes the repr of an LLM or AsyncLLM, and the error for pickling one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def described(kind: str, plan: Plan | None, model: str = "", *, state: str = "")
 
 
 def unpicklable(kind: str) -> TypeError:
-    """Returns the error for pickle and copy. multiprocessing gets it, too."""
+    """Returns the error for pickle, copy and multiprocessing."""
     return TypeError(
         f"{kind} cannot be pickled or copied: it holds a loaded model; make one in each process, or share one over "
         "threads, or over `llamabatch serve`"

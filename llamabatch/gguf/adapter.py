@@ -1,4 +1,4 @@
-"""Adapter files, whose headers are checked before llama.cpp sees them, because some files would make it abort.
+"""Checks adapter files before llama.cpp reads them, because some files would make llama.cpp abort.
 
 A LoRA is a GGUF with general.type "adapter" and pairs of tensors NAME.lora_a and NAME.lora_b (llama.cpp's
 convert_lora_to_gguf.py). A control vector has general.architecture "controlvector" and tensors direction.LAYER
@@ -21,7 +21,8 @@ from llamabatch.utils.paths import one_line
 
 _MAX_VALUES = 1 << 22  # most floats of one direction
 _F32 = 0
-# Every backend computes products and rows of these types (ggml's numbers): F32, F16, Q4_0 .. Q8_0, BF16.
+# Every backend can multiply by weights of these types and read their rows. These are ggml's numbers for F32, F16,
+# Q4_0 .. Q8_0 and BF16.
 _WEIGHT_TYPES = (0, 1, 2, 3, 6, 7, 8, 30)
 # llama.cpp reads these values without checking their type. A value of another type aborts the process.
 _TYPED = {
@@ -40,7 +41,7 @@ class AdapterFile:
 
     Attributes:
         kind: "lora" or "control vector".
-        directions: maps a layer to n_embd values of a control vector; empty for a LoRA.
+        directions: maps the number of a layer to the n_embd values of its vector; empty for a LoRA.
     """
 
     kind: str
@@ -51,7 +52,7 @@ def read_adapter(path: Path, *, n_embd: int, n_layer: int, n_expert: int) -> Ada
     """Checks an adapter file, and reads the values of a control vector.
 
     Args:
-        n_embd, n_layer, n_expert: figures of the model to adapt.
+        n_embd, n_layer, n_expert: width, number of layers and number of experts of the model to adapt.
 
     Raises:
         ModelFileError: the file is missing, damaged, not an adapter, or for a model of another shape.
@@ -67,14 +68,14 @@ def read_adapter(path: Path, *, n_embd: int, n_layer: int, n_expert: int) -> Ada
         return AdapterFile("lora", {})
     except OSError as error:
         raise ModelFileError(f"adapter {one_line(path)} cannot be read: {error.strerror}") from error
-    except ModelFileError as error:  # the message has the path
+    except ModelFileError as error:  # its message already names the path
         raise ModelFileError(f"adapter {error}") from error
     except (ValueError, EOFError) as error:
         raise ModelFileError(f"adapter {one_line(path)}: {error}") from error
 
 
 def _check_lora(header: Header, n_expert: int) -> None:
-    """Checks the properties of the tensors that llama.cpp takes for granted. llama.cpp checks the rest itself."""
+    """Raises ValueError for metadata and tensors that llama.cpp uses without a check. llama.cpp checks all others."""
     values = header.texts()
     kinds = values.get("general.type"), values.get("adapter.type")
     if kinds != ("adapter", "lora"):

@@ -1,4 +1,4 @@
-"""Models at https addresses: downloaded into the cache folder, resumed after an interruption, and checked."""
+"""Downloads models from https addresses into the cache folder, resumes broken downloads, and checks the files."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from llamabatch.utils.progress import DownloadBar
 from llamabatch.utils.system import lock
 
 TIMEOUT_S = 30.0  # seconds without a byte until a connection counts as broken
-MOST_TRIES = 5  # consecutive connections that may break without bringing a byte
-RECORD = ".json"  # ending of the file beside a model that holds its Record
+MOST_TRIES = 5  # consecutive connections without a new byte until the download fails
+RECORD = ".json"  # suffix of the file with a model's Record, beside the model
 PART = ".part"
 _CHUNK = 2**20
 _MAGIC = b"GGUF"
@@ -57,12 +57,12 @@ class Record:
 
 
 def models_folder() -> Path:
-    """Returns the folder of models from addresses, which need not exist."""
+    """Returns the folder of models that were downloaded from addresses. The folder need not exist."""
     return paths.cache_dir() / "models"
 
 
 def download(url: str) -> Path:
-    """Returns the file of an address, or the first of its parts.
+    """Returns the local file of an address, or the first of its parts.
 
     The file comes from the cache if the server has no other version or cannot be reached. Otherwise it is downloaded,
     with a progress bar on a terminal. Two processes that want the same file download it once.
@@ -81,8 +81,7 @@ def download(url: str) -> Path:
     addresses = [urlunsplit(split._replace(path=f"{before}/{quote(each)}")) for each in names]
     if len(names) == 1:
         addresses = [url]
-    # Only the public part is hashed, because signatures in addresses differ each time. A listing can then name the
-    # model.
+    # Only the public part is hashed, because the signature in an address differs each time.
     folder = models_folder() / hashlib.sha256(public(addresses[0]).encode(errors="replace")).hexdigest()[:20]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +133,7 @@ def _fetch(url: str, path: Path) -> None:
                 return
         except urllib.error.HTTPError as error:
             with error:
-                if known is not None:  # the copy is still good, although the address no longer works
+                if known is not None:  # the cached file is still good, although the address no longer works
                     return
                 raise ModelFileError(f"{public(url)} cannot be fetched: {_refusal(error, url)}") from None
         except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError) as error:
@@ -150,7 +149,10 @@ def _fetch(url: str, path: Path) -> None:
 
 
 def _transfer(url: str, path: Path, part: Path, known: Record | None) -> bool:
-    """Makes one connection. Returns True once the file is there. Raises ModelFileError, OSError, HTTPException."""
+    """Makes one connection. Returns True if `path` is now complete, and False if the partial file had to be removed.
+
+    Raises ModelFileError, OSError, HTTPException.
+    """
     begun = _read_record(part) if part.exists() else None
     had = part.stat().st_size if begun is not None and begun.etag is not None else 0
     headers = {"Accept-Encoding": "identity", "User-Agent": "llamabatch"}
@@ -193,7 +195,10 @@ def _transfer(url: str, path: Path, part: Path, known: Record | None) -> bool:
 
 
 def _write(response: HTTPResponse, part: Path, start: int, record: Record) -> str:
-    """Writes the bytes from `start` on. Returns the file's sha256. Raises ModelFileError, OSError, HTTPException."""
+    """Writes the bytes from `start` on. Returns the file's sha256, which is wrong if `record` has no sha256.
+
+    Raises ModelFileError, OSError, HTTPException.
+    """
     digest = hashlib.sha256()
     if start and record.sha256:
         with part.open("rb") as begun:
@@ -212,7 +217,10 @@ def _write(response: HTTPResponse, part: Path, start: int, record: Record) -> st
 
 
 def _facts(url: str, response: HTTPResponse, passed: list[email.message.Message]) -> tuple[Record, int]:
-    """Returns facts about the file, from the headers of response and redirects, and the place of the first byte."""
+    """Returns the facts about a file in the headers of its response and redirects, and the offset of the first byte.
+
+    The offset is -1 if the server gives a range that cannot be read.
+    """
     headers = [*passed, response.headers]
 
     def header(name: str) -> str | None:
@@ -226,7 +234,7 @@ def _facts(url: str, response: HTTPResponse, passed: list[email.message.Message]
         start, n_bytes = int(match[1]), match[2]
     size = header("X-Linked-Size") or n_bytes
     etag = response.headers.get("ETag")
-    named = [header("X-Linked-Etag"), etag]  # on the hub these are digests of large files
+    named = [header("X-Linked-Etag"), etag]  # the hub's etags of large files are digests
     digests = [text.strip('"').lower() for text in named if text]
     if found := re.search(r"sha-256=:?([A-Za-z0-9+/=]+?):?(?:,|$)", header("Repr-Digest") or header("Digest") or ""):
         with contextlib.suppress(ValueError):
@@ -263,7 +271,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:
-    """Returns a request with its secrets in headers that urllib does not send to other hosts after a redirect."""
+    """Returns a request with its secrets in headers that urllib does not send again after a redirect."""
     split = urlsplit(url)
     user, _, host = split.netloc.rpartition("@")
     request = urllib.request.Request(urlunsplit(split._replace(netloc=host)), headers=headers)
@@ -280,7 +288,7 @@ def _hub() -> str:
 
 
 def _token(host: str, scheme: str) -> str | None:
-    """Returns the hub's token if `host` is the hub, over https, or over http for a hub on this machine. Else None."""
+    """Returns the hub's token if `host` is the hub, else None. Over http, a hub must be on this machine."""
     if host != urlsplit(_hub()).hostname or (scheme != "https" and host not in _LOCAL):
         return None
     token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
@@ -310,7 +318,7 @@ def _record_of(path: Path) -> Path:
 
 
 def _read_record(path: Path) -> Record | None:
-    """Returns the record that is kept beside a file; None if there is no readable record."""
+    """Returns the record that is stored beside a file; None if there is no readable record."""
     return read_record(_record_of(path))
 
 

@@ -15,7 +15,7 @@ from llamabatch.gguf.reader import START, TEXT, TOKENS, TYPE_NAMES, HeaderReader
 from llamabatch.utils.checks import show
 from llamabatch.utils.paths import one_line
 
-_PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)  # llama.cpp, llama_split_path
+_PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)  # as llama_split_path of llama.cpp
 _MAX_PARTS = 1024
 _PAGE = 4096  # bytes that may follow the last tensor and its padding
 
@@ -59,7 +59,7 @@ class Header:
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def texts(self) -> dict[str, str]:
-        """Returns the metadata as texts, lists with commas, without Items and without arrays of the tokenizer."""
+        """Returns the metadata as texts, lists with commas. Leaves out Items and the arrays of the tokenizer."""
         return {
             key: as_text(value)
             for key, value in self.metadata.items()
@@ -142,7 +142,7 @@ def read_tensors(path: Path) -> tuple[TensorInfo, ...]:
     return tuple(tensor for header in read_parts(path) for tensor in header.tensors)
 
 
-@functools.lru_cache(maxsize=64)  # a model may have many parts, each with some hundred tensors
+@functools.lru_cache(maxsize=64)  # many headers, because a model may have many parts
 def _read_header(path: Path, _unchanged: tuple[int, int, int]) -> Header:
     with path.open("rb", buffering=0) as file:
         reader = HeaderReader(path, file)
@@ -182,7 +182,7 @@ def _check_end(path: Path, tensors: tuple[TensorInfo, ...], data_start: int, ali
 
 
 def as_text(value: Number | str | tuple[Number, ...]) -> str:
-    """Returns a value as llama.cpp writes it, lists with commas."""
+    """Returns a value as text, as llama.cpp writes it. The items of a list are separated by commas."""
     if isinstance(value, tuple):
         return ",".join(map(as_text, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The mmproj file with a model's encoder: a path, or the file beside the model or in its repository."""
+"""Finds the mmproj file with a model's encoder: at a path, beside the model, or in the model's repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloaded models, in our cache folder and in the cache of huggingface_hub (which is not needed to list them)."""
+"""Lists and removes downloaded models in our cache folder and in the cache of huggingface_hub, without that package."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def cached_models() -> list[CachedModel]:
 
 
 def find(name: str, models: list[CachedModel]) -> CachedModel:
-    """Returns the model with a name of the list (with or without "hf:"), or the only cached model of a repository.
+    """Returns the model that has this name (with or without "hf:"), or the only cached model of this repository.
 
     Raises:
         ModelFileError: no model fits, or several models.
@@ -155,11 +155,11 @@ def _remove_from_the_hub(model: CachedModel) -> None:
     repo = next(folder for folder in model.path.parents if folder.parent == hub_folder())
     links: dict[Path, list[Path]] = defaultdict(list)
     for path in (repo / "snapshots").rglob("*"):
-        if path.is_file():
+        if path.is_symlink() or path.is_file():
             links[path.resolve()].append(path)
     for blob in [file.resolve() for file in model.files]:
         for path in links.pop(blob, []):
             path.unlink()
-        blob.unlink(missing_ok=True)  # the file is gone already if the snapshot held the file itself
+        blob.unlink(missing_ok=True)  # the loop has deleted the file itself if it was no link
     if not links:
         shutil.rmtree(repo)

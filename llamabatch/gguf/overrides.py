@@ -25,7 +25,7 @@ _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _MAX_INT = 2**32 - 1  # llama.cpp reads whole numbers as uint32
 _MAX_FLOAT = 3.4028234663852886e38
 _SPLIT_AT_COMMA = re.compile(r"(?<!\\),")
-# llama.cpp reads patterns with std::regex, which does not know Python's other groups.
+# llama.cpp reads patterns with std::regex, which has only these groups with a question mark: (?: (?= (?!
 _GROUPS = re.compile(r"(?<!\\)\(\?(?![:=!])")
 _ESCAPES = re.compile(r"(?<!\\)(?:\\\\)*\\(?![dDwWsSbBtnrfv])([A-Za-z0])")
 _FROM_TEXT: dict[str, Callable[[str], bool | int | float | str]] = {
@@ -93,7 +93,7 @@ def _checked_value(key: str, given: object) -> bool | int | float | str:
         return value
     if isinstance(value, int) and 0 <= value <= _MAX_INT:
         return value
-    if isinstance(value, float) and abs(value) <= _MAX_FLOAT:  # False for NaN
+    if isinstance(value, float) and abs(value) <= _MAX_FLOAT:  # NaN fails this comparison
         return value
     allowed = f"give a whole number from 0 to {_MAX_INT}, a float, True, False, or a text"
     raise ConfigError(f"kv_overrides[{key!r}] is {show(given)}; {allowed}")

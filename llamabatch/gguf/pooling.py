@@ -1,6 +1,6 @@
-"""Pooling, which turns the vectors of a text's tokens into one result, and the classification heads of rerankers.
+"""Pooling (one result from the vectors of a text's tokens) and the classification heads of rerankers.
 
-Names and numbers are llama.cpp's (llama.h, llama_pooling_type). Pure Python.
+The names and numbers are those of llama.cpp (llama.h, llama_pooling_type). Pure Python.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LABELS = "classifier.output_labels"
 
 
 def declared_pooling(metadata: Mapping[str, str]) -> str | None:
-    """Returns the pooling that the file names, or None. A file that says "none" leaves the choice to the program.
+    """Returns the pooling that the file names. Returns None for "none" or no name: the program may then choose.
 
     Args:
         metadata: the header's metadata as texts.
@@ -32,9 +32,10 @@ def declared_pooling(metadata: Mapping[str, str]) -> str | None:
 
 
 def default_pooling(metadata: Mapping[str, str], tensors: Iterable[TensorInfo]) -> str:
-    """Returns a model's pooling if the user asks for none: the file's, if it names one.
+    """Returns the default pooling of a model: the pooling that the file names, if there is one.
 
-    Otherwise it is "rank" for an encoder with a classification head (llama.cpp's converter names none), else "mean".
+    Otherwise the pooling is "rank" for an encoder with a classification head, because llama.cpp's converter writes no
+    pooling for it, and "mean" for all other models.
 
     Args:
         tensors: tensors of the file; read only for an encoder.
@@ -65,7 +66,7 @@ def lacks_dense_layer(metadata: Mapping[str, str], tensors: Iterable[TensorInfo]
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Returns the names of the classification head's outputs, or () if llama.cpp cannot use the head or there is none.
+    """Returns the names of the classification head's outputs, or () if there is no head or llama.cpp cannot use it.
 
     An output without a name, or with the name of an earlier output, is called "LABEL_0", "LABEL_1", … by its index.
 
@@ -77,6 +78,6 @@ def read_labels(path: Path) -> tuple[str, ...]:
     named = []
     if isinstance(items, Items) and items.type == TEXT:
         named = [text.decode("utf-8", "replace") for text in read_texts(path, items)]
-    if width != (len(named) or 1):  # llama.cpp takes the number of outputs from the labels, or 1 without labels
+    if width != (len(named) or 1):  # llama.cpp expects one output for each label, or one output without labels
         return ()
     return tuple(name if name and named.index(name) == at else f"LABEL_{at}" for at, name in enumerate(named or [""]))

@@ -1,4 +1,4 @@
-"""Reads the bytes of a GGUF header once: values, arrays, tensors. Pure Python, fast, and with bounded sizes.
+"""Reads the values, arrays and tensors of a GGUF header in one pass, in pure Python and with bounded sizes.
 
 The texts of a vocabulary are skipped by their lengths, so that no Python object is made for each of 152,000 tokens
 (gguf.GGUFReader takes seconds to make them). Layout: ggml/include/gguf.h and ggml/src/gguf.cpp; sizes of types: ggml.c.
@@ -57,7 +57,7 @@ _MAX_TENSOR_NAME = 63  # GGML_MAX_NAME without its NUL
 _MAX_DIMS = 4
 _MAX_SIZE = 2**63 - 1
 _MAX_TEXT = 1 << 24  # bytes of a text value; chat templates have some thousands
-_MAX_ITEMS = 1 << 14  # items of an array whose numbers are kept
+_MAX_ITEMS = 1 << 14  # most numbers of an array that is stored; a longer array becomes Items
 _MAX_TEXTS = 1 << 24  # texts of an array; the largest vocabularies have 300,000 tokens and 500,000 merges
 _MAX_HEADER = 1 << 29
 _CHUNK = 1 << 20
@@ -66,7 +66,7 @@ _ALIGNMENTS = tuple(1 << n for n in range(3, 17))
 
 @dataclass(frozen=True)
 class Items:
-    """An array whose items are not kept: texts, or too many numbers.
+    """The place of an array that is not stored, because its items are texts or too many numbers.
 
     Attributes:
         type: GGUF's number for the type of an item.

@@ -73,7 +73,7 @@ def resolve(model: str) -> Path:
 
 
 def local(model: str) -> str:
-    """Returns a name of the model that needs no network: for a remote model its file's path. Raises as resolve."""
+    """Returns a name that needs no network: the file's path for a remote model, else `model`. Raises as resolve."""
     return str(resolve(model)) if is_remote(model_name(model)) else model
 
 
@@ -110,7 +110,7 @@ def _meant(path: Path) -> str:
 
 
 def gguf_files(folder: Path) -> list[str]:
-    """Returns the names of the models among a folder's first entries."""
+    """Returns the names of the .gguf files among the first 10,000 entries of a folder."""
     with os.scandir(folder) as entries:
         return [each.name for each in itertools.islice(entries, _MOST_ENTRIES) if each.name.endswith(".gguf")]
 
@@ -144,7 +144,7 @@ def fetch(
 
     Args:
         repo_id: "owner/repo".
-        filename: a pattern such as "*Q4_K_M.gguf", or a quantisation such as "Q4_K_M"; None for the only model there.
+        filename: a pattern such as "*Q4_K_M.gguf", or a quantisation such as "Q4_K_M"; None if there is only one.
         revision: branch, tag or commit; None for main.
         cache_dir: folder of the cache; None for huggingface_hub's own folder.
         local_files_only: use only the cache, as with HF_HUB_OFFLINE=1.
@@ -184,8 +184,8 @@ def _huggingface_hub(repo_id: str) -> Any:
 
 
 def _reachable(hub: Any) -> bool:
-    """Returns True if the hub can be reached. huggingface_hub itself would try for 24 s. HF_HUB_ETAG_TIMEOUT replaces
-    the PROBE_S seconds of our attempt."""
+    """Returns True if the hub can be reached within HF_HUB_ETAG_TIMEOUT seconds, or PROBE_S by default. huggingface_hub
+    itself would try for 24 s."""
     given = os.environ.get("HF_HUB_ETAG_TIMEOUT", "")
     return reachable(hub.constants.ENDPOINT, float(given) if given.isdigit() else PROBE_S)
 
@@ -203,7 +203,7 @@ def _names_online(hub: Any, repo_id: str, revision: str | None) -> list[str] | N
 def _download(hub: Any, repo_id: str, name: str, revision: str | None, cache_dir: str | Path | None) -> Path:
     try:
         return Path(hub.hf_hub_download(repo_id, name, revision=revision, cache_dir=cache_dir))
-    except Exception as error:  # the network, the disk, a part that is not there
+    except Exception as error:  # for example no network, a full disk, or a missing part
         raise ModelFileError(f"{name} of {repo_id} cannot be fetched: {_first_line(error)}") from error
 
 
@@ -239,7 +239,7 @@ def _snapshot(hub: Any, repo_id: str, revision: str, cache_dir: str | Path | Non
 
 
 def choose(names: Iterable[str], wanted: str | None, where: str) -> str:
-    """Returns the only model of `names` that matches: its file, or its first part. Raises ModelFileError."""
+    """Returns the file, or the first part, of the only model that matches `wanted`. Raises ModelFileError."""
     files = [name for name in names if name.lower().endswith(".gguf")]
     chosen = sorted({part_names(name)[0] for name in files if _matches(name, wanted)})
     if len(chosen) == 1:
@@ -254,7 +254,7 @@ def choose(names: Iterable[str], wanted: str | None, where: str) -> str:
 def _matches(name: str, wanted: str | None) -> bool:
     name = name.lower()
     if wanted is None:
-        return "mmproj" not in name  # an mmproj file is an encoder beside the model
+        return "mmproj" not in name  # an mmproj file contains an encoder, not a model
     wanted = wanted.lower()
     if wanted.endswith(".gguf") or any(sign in wanted for sign in "*?["):
         return fnmatchcase(name, wanted) or fnmatchcase(name.rsplit("/", 1)[-1], wanted)
@@ -272,7 +272,7 @@ def _first_line(error: Exception) -> str:
 
 
 def model_identity(model: Path) -> dict[str, Any]:
-    """Returns the identity of a model's file, which does not depend on its folder. Raises OSError.
+    """Returns facts that identify a model's file in any folder. Raises OSError.
 
     "name" is the file's name without folders, and "size" the bytes of all parts. "sha256" is the hash of 64 samples of
     each part, 64 KiB each at even distances, including the first and the last bytes. Two models of one shape have the

@@ -1,4 +1,4 @@
-"""Checks of a model file before llama.cpp sees it. A file that would make llama.cpp abort or read too far is refused.
+"""Checks a model file before llama.cpp reads it. Refuses files that would make llama.cpp abort or read too far.
 
 llama.cpp reports most damage as an error, but not all: a block_count of 0 or a repeated token fails an assertion. The
 checks follow gguf.cpp, llama-model-loader.cpp, llama-model.cpp (load_hparams) and llama-vocab.cpp. A bad file that
@@ -20,7 +20,7 @@ from llamabatch.gguf.reader import ARRAY, FLOAT32, INT32, TEXT, TOKENS, TYPE_NAM
 from llamabatch.utils.checks import counted, show
 from llamabatch.utils.paths import one_line
 
-MAX_LAYERS, MAX_EXPERTS, MAX_TOKENS = 512, 1024, 2**24  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS; our own limit
+MAX_LAYERS, MAX_EXPERTS, MAX_TOKENS = 512, 1024, 2**24  # the first two are limits of llama.cpp
 _UINT16 = 2
 _MAX_SIZE = 2**24
 # ggml cannot multiply by weights of these types: Q8_1, Q8_K, integers, F64. Only a table of expert numbers may be I32.
@@ -30,7 +30,7 @@ _MAX_CTX = 2**31 - 1
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _NO_VOCABULARY = ("none", "no_vocab")
-_NO_ID = 2**32 - 1  # some files write this id if there is no such token
+_NO_ID = 2**32 - 1  # some files write this id for a special token that they lack
 _NO_POOLING = 2**32 - 1  # llama_model_save_to_file writes LLAMA_POOLING_TYPE_UNSPECIFIED, -1
 # These are the lowest and highest values of the architecture's keys. For a list they hold for each item.
 _RANGES = {
@@ -77,7 +77,7 @@ def _refuse(header: Header, field: str, value: object, allowed: str) -> ModelFil
 
 
 def _check_layout(header: Header) -> None:
-    """Checks that the data of the tensors has no gaps (gguf.cpp) and lies within the file."""
+    """Checks types and shapes of tensors, and that their data has no gaps (gguf.cpp) and lies within the file."""
     expected, room = 0, header.file_bytes - header.data_start
     for tensor in header.tensors:
         if tensor.type in _NO_WEIGHTS and len(tensor.dims) > 1 and not any(each in tensor.name for each in _TABLES):
@@ -113,7 +113,7 @@ def _check_split(headers: tuple[Header, ...]) -> None:
 
 
 def _numbers(header: Header, key: str) -> list[int]:
-    """Returns a value of the architecture as whole numbers: one, one for each layer, or none if it is missing."""
+    """Returns the whole numbers of an architecture's key: one, one for each layer, or none if the key is missing."""
     value = header.own(key)
     if value is None:
         return []
@@ -159,7 +159,7 @@ def _check_layers(header: Header, tensors: Iterable[str]) -> None:
 
 
 def _check_heads(header: Header, tensors: dict[str, TensorInfo]) -> None:
-    """Checks that KV heads divide heads, and heads the width. Otherwise a product of attention fails an assertion."""
+    """Checks that the KV heads divide the heads, and the heads divide the width. llama.cpp's attention asserts both."""
     name, n_layer = f"{header.architecture}.attention", max(_numbers(header, "block_count"), default=1)
     heads, kv_heads = _numbers(header, "attention.head_count"), _numbers(header, "attention.head_count_kv")
     attends = any(f"blk.{n}.attn_{part}.weight" in tensors for n in range(n_layer) for part in ("q", "qkv"))

@@ -1,21 +1,21 @@
-"""Properties of architectures: the layers that attend over a sliding window, and the operations on their state."""
+"""Properties of architectures: which layers attend over a sliding window, and which operations a state allows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# The number is the size of a group of layers, of which the last layer attends to all tokens (llama.cpp's
-# src/models/*.cpp, load_swa_pattern). None means that the file has a list. All of these architectures keep their cells
-# in a
-# llama_kv_cache_iswa. Other architectures are left out because they keep their cells in other ways.
+# The number is the size of a group of layers. Only the last layer of a group attends to all tokens (llama.cpp's
+# src/models/*.cpp, load_swa_pattern). None means that the file has a list. All of these architectures store their cells
+# in a llama_kv_cache_iswa. Other architectures are left out because they store their cells in other ways.
 _PERIODS: dict[str, int | None] = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gemma4": None, "cohere2": 4, "gpt-oss": 2, "olmo2": 4, "plamo3": 8,
     "afmoe": 4,
 }  # fmt: skip
 _DEFAULTS = {"gemma2": 4096}  # tokens of the window if the file does not name it
-# For these, a copy of a sequence or of its saved state gives other logits than the original (llama-kv-cache-dsv4.cpp).
+# With these architectures, a copy of a sequence or of its saved state gives other logits than the original
+# (llama-kv-cache-dsv4.cpp).
 UNCOPIED = frozenset({"deepseek4"})
-# For these, llama.cpp keeps a snapshot of the recurrent state after each of the last tokens
+# For these architectures, llama.cpp stores a snapshot of the recurrent state after each of the last tokens
 # (llm_arch_supports_rs_rollback).
 _SNAPSHOTS = frozenset({
     "bailingmoe3", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe",
@@ -24,7 +24,7 @@ _SNAPSHOTS = frozenset({
 
 
 def windows(architecture: str, own: Mapping[str, str], n_layer: int) -> tuple[int, ...]:
-    """Returns the tokens of each layer's window, 0 for a layer that attends to all tokens. Empty means unknown.
+    """Returns the window of each layer in tokens: 0 for a layer that attends to all tokens. Empty means unknown.
 
     Args:
         own: the architecture's metadata as texts, with keys without its name.
@@ -48,7 +48,7 @@ def keeps_windows_whole(architecture: str) -> bool:
 
 
 def keeps_snapshots(architecture: str) -> bool:
-    """Returns True if the state of a sequence can be rolled back by some tokens, which wrong guesses require."""
+    """Returns True if the recurrent state of a sequence can be rolled back by some tokens, as after wrong guesses."""
     return architecture in _SNAPSHOTS
 
 

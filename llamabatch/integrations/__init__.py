@@ -1,4 +1,4 @@
-"""Other people's frameworks over llamabatch: each has a file that imports it. Nothing else imports these files."""
+"""Integrations into other frameworks. Each framework has a file here, and only this file imports it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamabatch.errors import SetupError
 
 @contextlib.contextmanager
 def needs(package: str, extra: str) -> Iterator[None]:
-    """Turns a failed import of `package` within the block into an error that names the extra to install.
+    """Converts a failed import of `package` in the block to an error that names the extra to install.
 
     Raises:
         SetupError: `package` is not installed.

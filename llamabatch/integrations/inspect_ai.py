@@ -1,4 +1,4 @@
-"""Inspect AI over one engine in this process: models named llamabatch/…, registered by a package entry point."""
+"""Inspect AI over one engine in this process. A package entry point registers the models llamabatch/…."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ with needs("inspect_ai", "inspect"):
     )
     from inspect_ai.tool import ToolCall, ToolChoice, ToolFunction, ToolInfo
 
-MAX_CONNECTIONS = 256  # requests that Inspect keeps in flight; requests without a slot wait in the engine's queue
+MAX_CONNECTIONS = 256  # requests that Inspect has in flight; those without a slot wait in the engine's queue
 
 # field of GenerateConfig -> field of SamplingParams
 _FIELDS = {
@@ -50,11 +50,11 @@ _FIELDS = {
 class LlamaBatchAPI(ModelAPI):
     """A model provider of Inspect over a GGUF model: `inspect eval task.py --model llamabatch/tiny -M n_slots=32`.
 
-    The requests of all samples share the batches of one engine. Inspect must run on asyncio, which is its default.
+    The requests of all samples share the batches of one engine. Inspect must run on asyncio, its default.
 
     Args:
         model_name: the part after "llamabatch/": path of a .gguf file, "tiny", or a name on the hub.
-        base_url, api_key: parameters of Inspect's interface; there is no server to use them.
+        base_url, api_key: parameters of Inspect's interface, ignored because there is no server.
         config: Inspect's options of generation.
         llm: an LLM in place of the model; close() leaves it open.
         **model_args: options of the engine, as for LLM.
@@ -81,11 +81,11 @@ class LlamaBatchAPI(ModelAPI):
         self._shared.close()
 
     def max_connections(self) -> int:
-        """Returns the default number of requests in flight, which Inspect's configuration can change."""
+        """Returns the default number of requests in flight. Inspect's configuration overrides the number."""
         return MAX_CONNECTIONS
 
     def connection_key(self) -> str:
-        """Returns a name for the engine. Inspect limits connections per name, so two models do not share a limit."""
+        """Returns a name for the engine. Inspect limits connections per name, so each model has its own limit."""
         return f"llamabatch/{self.model_name}"
 
     async def tokenize(self, text: str) -> list[int]:
@@ -101,8 +101,9 @@ class LlamaBatchAPI(ModelAPI):
     ) -> ModelOutput | tuple[ModelOutput | Exception, ModelCall]:
         """Returns the answer to a conversation, and the request as Inspect logs it.
 
-        A prompt that is too long gives an output with the stop reason "model_length". Other errors of
-        AsyncLLM.chat are returned in its place. Raises PromptError for a message with a part that is not text.
+        For a prompt that is too long, returns an output with the stop reason "model_length". For other errors of
+        AsyncLLM.chat, returns the error in place of the output. Raises PromptError if a part of a message is neither
+        text nor thinking.
         """
         messages = [_message(each) for each in input]
         options: dict[str, Any] = {}

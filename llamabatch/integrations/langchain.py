@@ -39,12 +39,12 @@ with needs("langchain_core", "langchain"):
 
 _METHODS = ("json_schema", "function_calling", "json_mode")
 
-# A model and an output that batch() has computed: the next call of this model takes the output.
+# A model and an output that its batch() has computed. The model's next call returns this output.
 _computed: ContextVar[tuple[object, RequestOutput] | None] = ContextVar("llamabatch_langchain_computed", default=None)
 
 
 class _WholeJson(JsonOutputParser):
-    """LangChain's JSON parser, but it refuses a cut answer, whose JSON LangChain's own parser would complete."""
+    """LangChain's JSON parser, but it refuses a cut answer. LangChain's own parser would complete the answer's JSON."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         if not partial:
@@ -79,12 +79,13 @@ class ChatLlamaBatch(BaseChatModel):
         model = ChatLlamaBatch(model="model.gguf", temperature=0.2, engine={"n_slots": 32})
         answers = model.batch(["Hello", "Goodbye"])  # one call of the engine
 
-    `batch` is one call of the engine. `abatch`, coroutines and threads share the engine's batches. The arguments of a
-    call, for example of invoke() or bind(), are fields of SamplingParams under any of their names, and tools,
-    tool_choice, parallel_tool_calls, chat_template_kwargs and adapters as for LLM.chat. The first call loads the model.
+    `batch` is one call of the engine. `abatch`, coroutines and threads share the engine's batches. The first call loads
+    the model. invoke(), bind() and other methods accept fields of SamplingParams, under any of their names, and these
+    arguments of LLM.chat: tools, tool_choice, parallel_tool_calls, chat_template_kwargs and adapters.
 
     Raises:
-        ConfigError, SamplingError: an option of the engine or a parameter is invalid. pydantic does not wrap them.
+        ConfigError, SamplingError: an option of the engine or a parameter is invalid. pydantic does not wrap these
+            errors.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
@@ -129,18 +130,19 @@ class ChatLlamaBatch(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """All settings that the text depends on, for tracing and as the key of LangChain's cache."""
+        """All settings that change an answer, for tracing and for the key of LangChain's cache."""
         fields = self.model_dump(include={"model", "engine", *_FIELDS, "stop", "sampling", "chat_template_kwargs"})
         return {**fields, "model": self.model if self.llm is None else self._shared.name}
 
     def _resolve_model_profile(self) -> Any:
-        """Returns the model's limits and abilities for LangChain. Loads no model."""
+        """Returns the model's limits and abilities for LangChain. Does not load the model."""
         found: dict[str, Any] = {
             **dict.fromkeys(("image_inputs", "audio_inputs", "video_inputs", "pdf_inputs"), False),
             **dict.fromkeys(("image_outputs", "audio_outputs", "video_outputs"), False),
             "tool_calling": True,
             "tool_choice": True,
-            # "structured_output" is left out: agents would combine a form with tools, but a call can have only one.
+            # "structured_output" is missing here, since agents would then give a call both a schema and tools, but only
+            # one of the two is possible.
         }
         options = EngineConfig.from_options(self.model, self.engine)
         n_ctx = self.llm.n_ctx if isinstance(self.llm, LLM) else options.n_ctx
@@ -155,10 +157,10 @@ class ChatLlamaBatch(BaseChatModel):
         return self._shared.llm.tokenize(text, add_special=False)
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """Returns the number of tokens of the messages' prompt, from the chat template to the start of the answer.
+        """Returns the number of tokens of the prompt that the chat template makes from the messages.
 
-        LangChain's trim_messages also counts parts of a conversation, in reverse order. If the template refuses that
-        order, the result is the tokens of the texts plus the tokens that the template puts around each message.
+        LangChain's trim_messages also counts parts of a conversation, in reverse order. If the template refuses this
+        order, the result is estimated: the tokens of the texts, plus the tokens that the template adds to each message.
 
         Args:
             tools: as for bind_tools.
@@ -197,8 +199,8 @@ class ChatLlamaBatch(BaseChatModel):
         Args:
             tools: functions, tools of LangChain, pydantic classes, or tools in the form of OpenAI's API.
             tool_choice: "any", "required" or True: the model calls one of the tools; the name of a tool: the model
-                calls this tool; "auto", None or False: the model decides; "none": no call. A grammar of the
-                schemas enforces a forced call.
+                calls this tool; "auto", None or False: the model decides; "none": no call. If a call is required, a
+                grammar of the tools' schemas enforces it.
             strict: the field `strict` in the description of each tool.
         """
         found = [convert_to_openai_tool(each, strict=strict) for each in tools]
@@ -214,14 +216,14 @@ class ChatLlamaBatch(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """Returns a runnable that gives objects of `schema`.
+        """Returns a runnable whose answers are objects of `schema`.
 
         Args:
             schema: a pydantic class, a TypedDict, a JSON schema, or a tool of OpenAI's API.
-            method: "json_schema": a grammar enforces the schema; "function_calling": the answer is a forced call;
-                "json_mode": a grammar enforces JSON only, so the prompt must describe the schema.
-            include_raw: give a dictionary of "raw", "parsed" and "parsing_error" in place of the object.
-            strict: for "function_calling" only; a grammar is always strict.
+            method: "json_schema": a grammar enforces the schema; "function_calling": the answer is a required tool
+                call; "json_mode": a grammar enforces only JSON, so the prompt must describe the schema.
+            include_raw: return a dictionary of "raw", "parsed" and "parsing_error" in place of the object.
+            strict: for "function_calling" only, because a grammar is always strict.
         """
         if method not in _METHODS:
             raise ConfigError(f"method is {show(method)}{nearest(str(method), _METHODS)}")
@@ -255,15 +257,15 @@ class ChatLlamaBatch(BaseChatModel):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
-        """Returns the answers to all inputs from one call of the engine, or from one call for each max_concurrency
-        inputs if the config sets it. Callbacks run once the answers of a call are there.
+        """Returns the answers to all inputs, from one call of the engine. If the config sets max_concurrency, each call
+        of the engine has so many inputs. Callbacks run after the engine's call.
 
         Args:
             return_exceptions: True: an exception takes the place of a failed answer; False: the first one is raised.
         """
         if not inputs:
             return []
-        if self.rate_limiter is not None or self._cache is not None:  # each input asks these before it is computed
+        if self.rate_limiter is not None or self._cache is not None:  # LangChain asks these once for each input
             one_by_one: list[Any] = super().batch(inputs, config, return_exceptions=return_exceptions, **kwargs)
             return one_by_one
         configs = get_config_list(config, len(inputs))
@@ -300,7 +302,7 @@ class ChatLlamaBatch(BaseChatModel):
 
     @property
     def _cache(self) -> BaseCache | None:
-        """LangChain's cache of answers; None: no cache, or the cache is turned off."""
+        """LangChain's cache of answers; None if there is no cache, or if it is turned off."""
         if self.cache is False:
             return None
         return self.cache if isinstance(self.cache, BaseCache) else get_llm_cache()
@@ -346,7 +348,7 @@ class ChatLlamaBatch(BaseChatModel):
                 yield chunk
 
     def _taken(self) -> RequestOutput | None:
-        """Takes the output that a batch has computed for this call; None: there is none."""
+        """Removes and returns the output that batch() has computed for this call; None if there is none."""
         found = _computed.get()
         if found is None or found[0] is not self:
             return None
@@ -354,10 +356,10 @@ class ChatLlamaBatch(BaseChatModel):
         return found[1]
 
     def _call(self, stop: list[str] | None, given: Mapping[str, Any]) -> tuple[SamplingParams, dict[str, Any]]:
-        """Returns the sampling parameters of a call, and its other arguments for LLM.chat."""
+        """Returns the sampling parameters of a call, and the other arguments for LLM.chat."""
         named = dict(given)
-        named.pop("stream", None)  # LangChain has used this argument to choose the method
-        for name in ("ls_structured_output_format", "structured_output_format"):  # used by LangChain's tracing only
+        named.pop("stream", None)  # LangChain has already chosen _generate or _stream by this argument
+        for name in ("ls_structured_output_format", "structured_output_format"):  # only for LangChain's tracing
             named.pop(name, None)
         if (model := named.pop("model", None)) not in (None, self.model):
             raise ConfigError(
@@ -399,7 +401,7 @@ class ChatLlamaBatch(BaseChatModel):
         return ChatResult(generations=generations)
 
     def _chunk(self, piece: SequenceOutput) -> ChatGenerationChunk | None:
-        """Returns the chunk of a piece; None: the piece has nothing to show."""
+        """Converts a piece of a stream to a chunk; None if the piece is empty."""
         output = piece.finished
         if output is not None and (error := output.exception()) is not None:
             raise error
@@ -431,7 +433,7 @@ _FIELDS = ("temperature", "max_tokens", "top_p", "top_k", "seed", "timeout")
 
 
 class LlamaBatchEmbeddings(BaseModel, Embeddings):
-    """LangChain's embeddings over a GGUF model in this process. All documents go through one call of the engine.
+    """LangChain's embeddings over a GGUF model in this process. embed_documents is one call of the engine.
 
     ::
 
@@ -497,11 +499,11 @@ class LlamaBatchEmbeddings(BaseModel, Embeddings):
 
 
 def _conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """Returns messages in the form of OpenAI's API. The model's answers keep their thinking."""
+    """Returns messages in the form of OpenAI's API, including the thinking of the model's answers."""
     found: list[dict[str, Any]] = []
     for message in messages:
         converted: Any = convert_to_openai_messages(message)
-        if isinstance(message, AIMessage):  # its content may be blocks that repeat the tool calls
+        if isinstance(message, AIMessage):  # the converted content may be blocks that repeat the tool calls
             converted["content"] = message.text
             thinking = message.additional_kwargs.get("reasoning_content")
             if thinking or (thinking := "".join(_thinking(message))):
@@ -511,7 +513,7 @@ def _conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 
 
 def _whole_text(message: BaseMessage) -> str:
-    """Returns the text of a message, with its tool calls as JSON."""
+    """Returns the text of a message, followed by its tool calls as JSON."""
     calls = message.tool_calls if isinstance(message, AIMessage) else []
     return str(message.text) + "".join(json.dumps({"name": each["name"], "arguments": each["args"]}) for each in calls)
 
@@ -537,7 +539,8 @@ def _tool_choice(given: str | bool | dict[str, Any] | None, names: Sequence[str]
 
 
 def _tool_calls(each: CompletionOutput) -> dict[str, Any]:
-    """Returns the tool calls of an answer: valid ones, and ones whose arguments are not a JSON object."""
+    """Returns the tool calls of an answer as arguments of AIMessage. A call is invalid if its arguments are no JSON
+    object."""
     calls, invalid = [], []
     for call in each.tool_calls:
         if (args := call.parsed) is not None:
@@ -559,7 +562,7 @@ def _usage(output: RequestOutput) -> UsageMetadata:
 
 
 def _as_piece(output: RequestOutput) -> SequenceOutput:
-    """Returns a whole output as the only piece of a stream."""
+    """Converts a whole output to the only piece of a stream."""
     each = output.outputs[0]
     calls = tuple(ToolCallDelta(i, call.id, call.name, call.arguments) for i, call in enumerate(each.tool_calls))
     return SequenceOutput(

@@ -20,10 +20,10 @@ with needs("litellm", "litellm"):
     from litellm.utils import custom_llm_setup
 
 PROVIDER = "llamabatch"
-_DEFAULT_TIMEOUT_S = 600.0  # LiteLLM's default, which the caller did not choose: it does not end requests here
+_DEFAULT_TIMEOUT_S = 600.0  # LiteLLM's default; ignored here, because the caller did not choose it
 _PRICES = (
     *("input_cost_per_token", "output_cost_per_token"),
-    *("cache_creation_input_token_cost", "cache_read_input_token_cost"),  # register_model warns if these are missing
+    *("cache_creation_input_token_cost", "cache_read_input_token_cost"),  # register_model warns without these
 )
 _WITHOUT_MEANING = ("user", "max_retries", "extra_headers", "stream", "stream_options", "encoding_format")
 
@@ -32,8 +32,8 @@ def register(*, engines: Mapping[str, Any] | None = None, **options: Any) -> Lla
     """Registers models named llamabatch/… with LiteLLM. A second call closes the first provider and replaces it.
 
     Args:
-        engines: name -> LLM, which the provider leaves open: {"mine": llm} is the model llamabatch/mine.
-        **options: options of the engines of all other names, as for LLM.
+        engines: name -> LLM: {"mine": llm} is the model llamabatch/mine. The provider never closes these LLMs.
+        **options: options of the engines for all other names, as for LLM.
 
     Returns:
         The provider. Its close() closes its engines.
@@ -52,9 +52,9 @@ def register(*, engines: Mapping[str, Any] | None = None, **options: Any) -> Lla
 
 
 class LlamaBatchLiteLLM(CustomLLM):
-    """A provider of LiteLLM over GGUF models. The first call for a model makes its engine.
+    """A provider of LiteLLM over GGUF models. The first call for a model starts its engine.
 
-    Requests of threads and coroutines share the engine's batches. Errors are LiteLLM's classes.
+    Requests of threads and coroutines share the engine's batches. Errors are of LiteLLM's classes.
 
     Args:
         engines, **options: as for register().
@@ -62,7 +62,7 @@ class LlamaBatchLiteLLM(CustomLLM):
 
     def __init__(self, *, engines: Mapping[str, Any] | None = None, **options: Any) -> None:
         super().__init__()
-        SharedEngine("tiny", options)  # checks the options now; loads nothing
+        SharedEngine("tiny", options)  # only checks the options, without loading a model
         self._options = options
         self._engines = {name: SharedEngine(llm) for name, llm in (engines or {}).items()}
         self._priced: set[str] = set()
@@ -70,7 +70,7 @@ class LlamaBatchLiteLLM(CustomLLM):
         self._closed = False
 
     def close(self) -> None:
-        """Closes the engines that this object started (not LLMs passed in) and refuses later calls."""
+        """Closes the engines, except those of LLMs passed in. Later calls fail."""
         with self._lock:
             engines, self._engines, self._closed = list(self._engines.values()), {}, True
         for engine in engines:
@@ -140,7 +140,7 @@ class LlamaBatchLiteLLM(CustomLLM):
 
 
 def _price(model: str) -> None:
-    """Registers a model without a price as free, because LiteLLM's completion_cost raises for an unknown model."""
+    """Registers a model that has no price as free, because LiteLLM's completion_cost raises for an unknown model."""
     name = f"{PROVIDER}/{model}"
     free = dict.fromkeys(_PRICES, 0.0)
     if name not in litellm.model_cost:
@@ -148,7 +148,7 @@ def _price(model: str) -> None:
 
 
 class _Errors:
-    """A context manager that turns errors of llamabatch into LiteLLM's, which have the HTTP status of a server."""
+    """A context manager that converts errors of llamabatch to LiteLLM's errors, which have an HTTP status."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -175,7 +175,7 @@ def _error(error: LlamaBatchError, model: str) -> Exception:
 
 
 def _call(optional_params: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[SamplingParams, dict[str, Any]]:
-    """Returns the sampling parameters of a call, and its other arguments for LLM.chat."""
+    """Returns the sampling parameters of a call, and the other arguments for LLM.chat."""
     named = {name: value for name, value in optional_params.items() if value is not None}
     named |= named.pop("extra_body", {})
     for name in _WITHOUT_MEANING:
@@ -196,13 +196,13 @@ def _response(output: RequestOutput, model: str) -> ModelResponse:
     if (error := output.exception()) is not None:
         raise error
     found = output.to_openai(chat=True, model=f"{PROVIDER}/{model}")
-    for choice in found["choices"]:  # "reasoning" repeats "reasoning_content"; LiteLLM would keep it as an extra field
+    for choice in found["choices"]:  # "reasoning" repeats "reasoning_content", and LiteLLM does not know the field
         choice["message"].pop("reasoning", None)
     return ModelResponse(**found)
 
 
 def _chunks(piece: SequenceOutput) -> Iterator[GenericStreamingChunk]:
-    """Yields the chunks of a piece. A chunk of LiteLLM can hold only one tool call."""
+    """Yields the chunks of a piece. Each tool call gets its own chunk, because a chunk can have only one."""
     output = piece.finished
     if output is not None and (error := output.exception()) is not None:
         raise error

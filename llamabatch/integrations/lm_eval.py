@@ -1,6 +1,6 @@
 """The language model evaluation harness, in process: LlamaBatchLM is an LM of lm_eval over one LLM.
 
-A call of lm_eval has the requests of all tasks. It becomes one call of the LLM.
+lm_eval gives all tasks' requests of a kind in one call, which becomes one call of the LLM.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="LlamaBatchLM")
 
 SEED = 1234  # lm_eval's own default seed
-_OF_THE_HARNESS = ("batch_size", "max_batch_size", "device")  # lm_eval gives these to each LM; here the plan decides
+_OF_THE_HARNESS = ("batch_size", "max_batch_size", "device")  # arguments of every LM; the plan decides them here
 _TokenPair = tuple[list[int], list[int]]
 
 
@@ -46,15 +46,15 @@ class LlamaBatchLM(TemplateLM):
 
         results = lm_eval.simple_evaluate(LlamaBatchLM("model.gguf", n_slots=32), tasks=["arc_easy"])
 
-    As the harness does for other models, names of special tokens are read as those tokens, and spaces at the end of a
-    context belong to the continuation. A text longer than n_ctx loses its beginning, with a warning.
+    As for other models of the harness, names of special tokens in texts become these tokens, and spaces at the end of a
+    context become part of the continuation. A text longer than n_ctx loses its beginning, with a warning.
 
     Args:
         model: as for LLM; or an LLM, which close() leaves open.
         pretrained: lm_eval's name for `model`; give one of the two.
         max_gen_toks: the number of tokens that a request may generate if it sets no limit itself.
-        think_end_token: the text that ends the thinking, such as "</think>". The answer is the text behind it.
-        enable_thinking: the value of this variable of the chat template; None: the variable is not set.
+        think_end_token: the text that ends the thinking, such as "</think>". The answer is the text after it.
+        enable_thinking: the chat template's variable of this name; None: the variable is not set.
         **options: as for LLM, but the default seed is 1234, as for other models of lm_eval.
 
     Raises:
@@ -87,7 +87,7 @@ class LlamaBatchLM(TemplateLM):
     def create_from_arg_obj(
         cls: type[T], arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> T:
-        """Makes the LM from --model_args. Ignores batch_size, max_batch_size and device, which the plan decides."""
+        """Makes the LM from --model_args. Ignores batch_size, max_batch_size and device: the plan decides them."""
         given = {**arg_dict, **{name: value for name, value in (additional_config or {}).items() if value is not None}}
         return cls(**{name: value for name, value in given.items() if name not in _OF_THE_HARNESS})
 
@@ -105,7 +105,7 @@ class LlamaBatchLM(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """The number of tokens that context and continuation may have together."""
+        """The most tokens that a context and its continuation may have together."""
         return self._llm.n_ctx
 
     @property
@@ -115,7 +115,7 @@ class LlamaBatchLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a text."""
+        """The token that ends a text. Raises ConfigError if the model has none."""
         found = self._llm.vocab.eos_token_id
         if found is None:
             raise ConfigError("this model has no EOS token")
@@ -123,13 +123,13 @@ class LlamaBatchLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token in front of a text without context: BOS, or EOS if the model has no BOS."""
+        """The token that stands in for an empty context: BOS, or EOS if the model has no BOS."""
         bos = self._llm.vocab.bos_token_id
         return self.eot_token_id if bos is None else bos
 
     @property
     def tokenizer_name(self) -> str:
-        """The name of the chat template in lm_eval's cache of requests."""
+        """The name that stands for the tokenizer and its chat template in lm_eval's cache of requests."""
         return self._llm._client.model.path.name
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
@@ -139,7 +139,8 @@ class LlamaBatchLM(TemplateLM):
         return self._llm._client.model.chat_template if chat_template else None
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Returns the prompt of a conversation. add_generation_prompt=False: the answer continues the last message."""
+        """Returns the prompt of a conversation. With add_generation_prompt=False, the answer continues the last
+        message."""
         return self._llm.apply_chat_template(
             chat_history,
             add_generation_prompt=add_generation_prompt,
@@ -148,7 +149,8 @@ class LlamaBatchLM(TemplateLM):
         )
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Returns the tokens of a text. add_special_tokens=None adds BOS if the model wants it and it is missing."""
+        """Returns the tokens of a text. add_special_tokens=None: adds BOS if the model wants a BOS and the text does
+        not begin with it."""
         special = add_special_tokens
         if special is None:
             bos = self._llm.vocab.bos_token_id
@@ -160,7 +162,7 @@ class LlamaBatchLM(TemplateLM):
         return self._llm.detokenize(tokens)
 
     def _encode_pair(self, context: str, continuation: str) -> _TokenPair:
-        """Encodes a pair as the harness does, but tokenizes a context that several continuations share only once."""
+        """Encodes a pair as the harness does. If successive pairs have the same context, tokenizes it only once."""
         n_spaces = len(context) - len(context.rstrip())
         if n_spaces:
             context, continuation = context[:-n_spaces], context[-n_spaces:] + continuation
@@ -180,7 +182,8 @@ class LlamaBatchLM(TemplateLM):
         return found
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Returns the logprob of each text, from windows of n_ctx tokens that overlap by one and run together."""
+        """Returns the logprob of each text. Splits a long text into windows of n_ctx tokens that overlap by one token.
+        All windows run in one call."""
         windows: list[list[_TokenPair]] = []
         for request in requests:
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
@@ -196,7 +199,8 @@ class LlamaBatchLM(TemplateLM):
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Returns the continuation of each context, from one call. Each enters lm_eval's cache as soon as it ends."""
+        """Returns the continuation of each context, from one call. Adds each continuation to lm_eval's cache as soon as
+        it ends."""
         prepared = [self._prepared(*request.args) for request in requests]
         texts = [""] * len(requests)
         if not requests:
@@ -245,7 +249,8 @@ class LlamaBatchLM(TemplateLM):
         return found
 
     def _fitted(self, context: list[int], continuation: list[int]) -> _TokenPair:
-        """Cuts the beginning of the context so that both fit in max_length. Keeps the last token of the context."""
+        """Cuts the beginning of the context so that context and continuation fit in max_length. Always keeps the last
+        token of the context. Raises PromptError."""
         if len(continuation) >= self.max_length:
             raise PromptError(
                 f"a continuation has {len(continuation):,} tokens; with one token before it, n_ctx allows 1 to "
@@ -269,5 +274,5 @@ class LlamaBatchLM(TemplateLM):
         tokens, n_tokens = maybe_truncate(
             self.tok_encode(context), n_tokens, self.max_length, shrink_gen_toks=n_tokens >= self.max_length
         )
-        stop = [] if self._think_end else until  # the stop texts may occur within the thinking
+        stop = [] if self._think_end else until  # a stop text within the thinking must not end the answer
         return tokens, SamplingParams(max_tokens=n_tokens, stop=stop, **given), until

@@ -1,7 +1,8 @@
-"""Ray: generate adds the columns of columns.Generate to a dataset of Ray Data, and serve_app serves a model with Ray
-Serve (ray_serve.py).
+"""Ray: `generate` computes columns of a Ray Data dataset, and `serve_app` (in ray_serve.py) serves a model with Ray
+Serve.
 
-generate runs actors with one engine each. An actor's resources follow from the model's plan on a node of the cluster.
+`generate` runs actors with one engine each. The model's plan, made on a node of the cluster, gives an actor's
+resources.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from llamabatch.config import EngineOptions
     from llamabatch.integrations.ray_serve import serve_app as serve_app
 
-_MOST_ROWS = 1_000_000  # in a batch
-_BATCHES_AT_ONCE = 2  # in an actor: a second batch fills the slots that become free at the end of the first
+_MOST_ROWS = 1_000_000  # rows of a batch
+_BATCHES_AT_ONCE = 2  # batches in an actor: the second fills the slots that become free near the end of the first
 _SLOTS_IN_A_BATCH = 8  # rows of a batch for each slot
 
 
@@ -55,8 +56,8 @@ def generate(
     ray_remote_args: Mapping[str, Any] | None = None,
     **options: Unpack[EngineOptions],
 ) -> Dataset:
-    """Returns the dataset with the columns that columns.Generate adds. A pool of actors computes them when the dataset
-    is consumed.
+    """Returns the dataset with the columns that columns.Generate adds. A pool of actors computes the columns when the
+    dataset is consumed.
 
     ::
 
@@ -65,10 +66,11 @@ def generate(
         dataset.write_parquet("labels")
 
     Each actor has one engine. Two batches use an engine at once, so that its slots stay full when one batch ends. One
-    node of the cluster makes the plan of the model, which all actors use. It sets their slots and context, their
+    node of the cluster makes the plan of the model for all actors. The plan sets their slots and context, their
     num_cpus (from its threads) and their memory (from its bytes). Each actor gets one GPU if the cluster has GPUs. One
-    CPU of a node is left for tasks that read and write. The rows are in Ray's order. The seed of a row follows from its
-    id, so that its draws depend neither on the actor nor on the batch. A failed row has its reason in "error".
+    CPU of a node stays free for tasks that read and write. The rows are in Ray's order. The seed of a row follows from
+    its id, so its tokens depend neither on the actor nor on the batch. A failed row has the reason in the column
+    "error".
 
     Args:
         dataset: a dataset of Ray Data.
@@ -112,8 +114,8 @@ def generate(
         max_tasks_in_flight_per_actor=2 * _BATCHES_AT_ONCE,
         enable_true_multi_threading=True,
     )
-    # Each block is one batch, because the batches of one block run one after another in one actor. Without strict=True
-    # Ray would not merge small blocks, and ray.data.from_items makes a block of each row.
+    # Each block is one batch, because an actor runs the batches of one block one after another. strict=True makes Ray
+    # merge small blocks: ray.data.from_items makes a block of each row.
     n_rows = batch_size or _SLOTS_IN_A_BATCH * actor.n_slots
     blocks = dataset.repartition(target_num_rows_per_block=n_rows, strict=True)
     worker = Generate(model, params, **form, **{**given, **actor.options})
@@ -147,5 +149,5 @@ class _Actor:
         return self._generate(batch)
 
     def __del__(self) -> None:
-        """Closes the engine when Ray ends the actor: a child process killed by Ray would be restarted."""
+        """Closes the engine when Ray ends the actor. An open engine would restart a child process that Ray kills."""
         self._generate.close()

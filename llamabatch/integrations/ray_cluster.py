@@ -1,4 +1,4 @@
-"""A Ray cluster: the resources of its nodes, the plan of a model on one of them, and the size of a pool of engines."""
+"""A Ray cluster: the resources of its nodes, a model's plan on a node, and the size of a pool of engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PYTHON_BYTES = 512 * 2**20
 
 _PLAN_S = 300.0
 _MOST_ACTORS = 100_000
-_LOOK_S = 0.5  # between two searches for a node
+_LOOK_S = 0.5  # seconds between two searches for a node
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Node:
 
     @classmethod
     def wait(cls, seconds: float = _PLAN_S) -> list[Node]:
-        """Waits until all() finds a node, because nodes may still be starting. Raises SetupError after `seconds`."""
+        """Waits until a node can run tasks, because nodes may still be starting. Returns all such nodes. Raises
+        SetupError after `seconds`."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -61,16 +62,16 @@ class Node:
 
 
 def ask_plan(model: str, options: Mapping[str, Any], gpus: int) -> dict[str, int]:
-    """Makes the model's plan in a task on a node of the cluster. Returns its n_slots, n_ctx, n_threads,
+    """Makes the model's plan in a task on a node of the cluster. Returns the plan's n_slots, n_ctx, n_threads,
     n_threads_batch, instances, and bytes of memory.
 
     Args:
-        gpus: the GPUs of that task: 0 or 1.
+        gpus: number of GPUs of the task: 0 or 1.
 
     Raises:
         SetupError: no node makes the plan within 300 s. Also raises the errors of a plan.
     """
-    # A node without CPUs (a head node, for example) is avoided, because no engine will run there.
+    # The task runs on a node with CPUs if possible, because no engine will run on another (a head node, for example).
     ids = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
     where = NodeAffinitySchedulingStrategy(ids[0], soft=True) if ids and not gpus else "DEFAULT"
     task = ray.remote(_plan).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=where)
@@ -89,7 +90,7 @@ def ask_plan(model: str, options: Mapping[str, Any], gpus: int) -> dict[str, int
 
 
 def _plan(model: str, options: Mapping[str, Any]) -> dict[str, int]:
-    """Makes the plan. Runs in a task."""
+    """Makes the plan for ask_plan. Runs in a task."""
     made = plan(EngineConfig.from_options(model, options), resolve(model))
     config = made.config
     names = ("n_slots", "n_ctx", "n_threads", "n_threads_batch", "instances")
@@ -101,8 +102,8 @@ class Size:
     """The size of a pool, and of its actors.
 
     Attributes:
-        n_slots: the slots of each actor's engine.
-        options: the options of an engine that the plan has chosen.
+        n_slots: number of slots of each actor's engine.
+        options: the options of an engine that the plan has chosen in place of "auto".
         resources: Ray's resources of an actor.
     """
 
@@ -113,10 +114,11 @@ class Size:
 
     @classmethod
     def of(cls, nodes: Sequence[Node], model: str, options: Mapping[str, Any], n_actors_given: int | None) -> Size:
-        """Returns the size for the given number of actors, or for one actor for each GPU or node. Makes the plan.
+        """Makes the model's plan, and returns the size. Without a given number of actors, each GPU gets one, or each
+        node if there are no GPUs.
 
         Raises:
-            MemoryPlanError: an actor takes more memory than Ray counts on any node.
+            MemoryPlanError: an actor needs more memory than Ray counts on any node.
             SetupError: as ask_plan. Also raises the errors of a plan.
         """
         config = EngineConfig.from_options(model, options)
@@ -127,7 +129,7 @@ class Size:
         n_cpus = min(node.cpus for node in nodes)
         share = max(1, int(n_cpus) // in_node // planned["instances"])
         threads = {name: min(planned[name], share) for name in ("n_threads", "n_threads_batch")}
-        left = (n_cpus - 1) / in_node  # rounded below: Ray takes fractions of a CPU only below 1
+        left = (n_cpus - 1) / in_node  # rounded down in the next line: Ray accepts fractions of a CPU only below 1
         free = int(left) if left >= 1 else int(max(0.0, left) * 100) / 100
         memory = planned["bytes"] + PYTHON_BYTES
         _check_room("an actor", memory, nodes, planned)
@@ -140,7 +142,7 @@ class Size:
 
 @dataclass(frozen=True)
 class ShardSize:
-    """The share of a node that a shard of a job takes.
+    """The part of a node that a shard of a job uses.
 
     Attributes:
         engine: the options that the plan has chosen in place of "auto".
@@ -152,7 +154,8 @@ class ShardSize:
 
     @classmethod
     def of(cls, settings: Settings) -> ShardSize:
-        """Returns the size from the model's plan. Raises as ask_plan; MemoryPlanError: no node has enough memory."""
+        """Makes the model's plan, and returns the size. Raises the errors of ask_plan, and MemoryPlanError if no node
+        has enough memory."""
         nodes = Node.all()
         config = settings.config
         n_gpus = 0 if config.n_gpu_layers == 0 else int(sum(node.gpus for node in nodes))
@@ -175,7 +178,7 @@ class ShardSize:
 
 
 def _check_room(what: str, memory: float, nodes: Sequence[Node], planned: Mapping[str, int]) -> None:
-    """Raises MemoryPlanError if `what` takes more memory than Ray counts on any node."""
+    """Raises MemoryPlanError if no node has enough memory for an actor or a shard. `what`: its name in the message."""
     most = max(node.memory for node in nodes)
     if memory > most:
         raise MemoryPlanError(
@@ -186,15 +189,19 @@ def _check_room(what: str, memory: float, nodes: Sequence[Node], planned: Mappin
 
 
 def _open(config: EngineConfig, chosen: Mapping[str, int]) -> dict[str, int]:
-    """Returns the plan's values for the options that are "auto" or "fit"."""
+    """Returns the values of `chosen` for the options that are "auto" or "fit" in the configuration."""
     kept = {name: value for name, value in chosen.items() if getattr(config, name) in ("auto", "fit")}
     if "n_threads" not in kept:
-        kept.pop("n_threads_batch", None)  # it follows the n_threads that the caller gave
+        kept.pop("n_threads_batch", None)  # an engine derives n_threads_batch from the caller's n_threads
     return kept
 
 
 def pool_size(given: object, name: str = "concurrency", of: str = "actors") -> tuple[int | None, int | None]:
-    """Returns the fewest and the most actors of an option; None: the cluster decides. Raises ConfigError."""
+    """Returns the fewest and the most actors that an option allows, or None if the cluster decides. Raises ConfigError.
+
+    Args:
+        name, of: the option and the word for actors in error messages.
+    """
     if given is None:
         return None, None
     if isinstance(given, tuple):

@@ -1,6 +1,6 @@
 """Jobs on Ray: each shard of a job is a task of the cluster, with its own output and journal on shared storage.
 
-A shard runs as `run --shard k/N`, so that a new task can continue the shard of a task that died. This file starts the
+A shard runs like `run --shard k/N`, so a new task can continue the shard of a task that died. This file starts the
 tasks, shows their progress, and joins the parts in the order of the input.
 """
 
@@ -58,9 +58,9 @@ MOST_SHARDS = 10_000
 _CONNECT_S = 10.0
 _LOOK_S = 0.5
 _BOARD_S = 5.0
-_END_S = 20.0  # wait for the tasks of a stopped job to end
-_ROOM_S = 60.0  # without a running shard for so long, the user is told that the job waits for free nodes
-_TRIES = 5  # attempts of a shard in a row that bring no new row
+_END_S = 20.0  # seconds to wait for the tasks of a stopped job to end
+_ROOM_S = 60.0  # seconds without a running shard after which a message says that the job waits for free nodes
+_TRIES = 5  # a shard may make so many attempts in a row without a new row
 _LONGEST_PAUSE_S = 30.0
 
 
@@ -74,10 +74,11 @@ def run(
 ) -> Summary:
     """Runs a job as `n_shards` tasks on a Ray cluster, or resumes a job that ended early.
 
-    All nodes and the machine of this call must see the inputs, the outputs and the model under the same paths. The
-    locks of this storage must hold across all machines. Each shard writes its own output and journal in the folder
-    OUT.shards. When the last shard is done, these parts are joined in OUT; the parts stay. If the name of OUT contains
-    "{shard}", each shard writes the file with "1-of-4" (for example) in its place, and nothing is joined.
+    All nodes and the machine of this call must see the inputs, the outputs and the model under the same paths. A lock
+    on this storage must be effective on all machines. Each shard writes its own output and journal in the folder
+    OUT.shards. When the last shard is done, these parts are joined in OUT, and are not deleted. If the name of OUT
+    contains "{shard}", each shard writes a file with "1-of-4" (for example) in place of "{shard}", and nothing is
+    joined.
 
     If a task dies with its worker or its node, a new task continues its shard. If the call itself is killed, the same
     call resumes the job. Each row is written exactly once. Rows draw the same tokens as in one process, because their
@@ -85,9 +86,9 @@ def run(
 
     Args:
         settings: as for jobs.run, without a shard, stdin, stdout and metrics_file.
-        address: the address of the cluster, as for ray.init: "auto", "host:6379", or "local" for a cluster of this
-            call's own. None: the cluster to which the program is connected.
-        n_shards: the number of shards, 1 to 10,000; always the same for one job.
+        address: the address of the cluster, as for ray.init: "auto", "host:6379", or "local" for a new cluster that
+            lasts as long as the call. None: the cluster to which the program is connected.
+        n_shards: the number of shards, 1 to 10,000. It must stay the same when a job resumes.
         progress, stop: as for jobs.run.
 
     Raises:
@@ -97,8 +98,8 @@ def run(
             different files; Ray cannot run a task.
         MemoryPlanError: no node has enough memory for a shard.
         EngineClosedError: a shard has ended five times in a row without a new row. Finished rows are written, and the
-            same job resumes after them.
-        JobInterrupted, and the other errors of jobs.run: as there.
+            same call resumes after them.
+        JobInterrupted and other errors: as for jobs.run.
     """
     _check(settings, n_shards)
     stop = Stop() if stop is None else stop
@@ -106,7 +107,7 @@ def run(
         job = _Job(settings, n_shards, progress or Silent(), stop)
         if job.open(stack):
             return job.summary()
-        stack.enter_context(_connected(address))  # before listening(), because Ray installs a signal handler, too
+        stack.enter_context(_connected(address))  # before listening(), which replaces the signal handler of Ray
         with stop.listening():
             try:
                 job.run()
@@ -134,7 +135,7 @@ def _check(settings: Settings, n_shards: int) -> None:
 
 @contextlib.contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    """Connects to the cluster for the duration of the block. An existing connection is used and kept."""
+    """Connects to the cluster for the duration of the block. Uses an existing connection, and does not close it."""
     if address is None or ray.is_initialized():
         if not ray.is_initialized():
             raise SetupError("the program is connected to no Ray cluster; give its address, or call ray.init first")
@@ -155,7 +156,7 @@ def _connected(address: str | None) -> Iterator[None]:
 
 
 def _look_for(address: str) -> None:
-    """Raises OSError or ValueError if nothing listens at HOST:PORT. Ray itself would retry for six minutes."""
+    """Raises OSError or ValueError if nothing listens at HOST:PORT, because Ray itself would retry for six minutes."""
     if address in ("auto", "local") or "://" in address:
         return
     host, _, port = address.rpartition(":")
@@ -166,10 +167,10 @@ def _look_for(address: str) -> None:
 
 @dataclass
 class _Attempts:
-    """The attempts of a shard in a row that have brought no new row."""
+    """The attempts of a shard. `n`: number of attempts in a row that have failed without a new row."""
 
     n: int = 0
-    due: float = 0.0  # time.monotonic() of the next attempt
+    due: float = 0.0  # time.monotonic() at which the next attempt may start
     size: tuple[int, int] = (0, 0)  # part_bytes() of the shard's output when the last attempt started
 
 
@@ -191,7 +192,7 @@ class _Job:
         self._attempts = {k: _Attempts() for k in self._parts}
         self._running: dict[Any, int] = {}  # reference to a task's result -> number of its shard
         self._joined: Output | None = None
-        self._task: ShardTask  # the common part of all shards' tasks; set by open()
+        self._task: ShardTask  # a task with the fields that all shards share; set by open()
         self._done_before: tuple[int, int] | None = None  # rows and errors, if the output was complete at the start
         self._total: int | None = None
         self._estimated = False
@@ -201,7 +202,7 @@ class _Job:
         self._has_engine = False  # True once a shard has said that its engine is ready
 
     def open(self, stack: contextlib.ExitStack) -> bool:
-        """Finds the inputs, and locks the output until `stack` ends. Returns True if the output is already complete."""
+        """Finds the inputs. Locks the output until `stack` ends. Returns True if the output is already complete."""
         self._check_number()
         inputs = self._find_inputs()
         paths = tuple(str(source.path) for source in inputs)  # fixed now, because a glob could later match a part
@@ -231,7 +232,7 @@ class _Job:
         return False
 
     def run(self) -> None:
-        """Runs all shards and joins their parts. Raises KeyboardInterrupt after a stop; otherwise as `run`."""
+        """Runs all shards and joins their parts. Raises KeyboardInterrupt after a stop, and the errors of `run`."""
         size = ShardSize.of(self._task.settings)
         with self._stop.noted(_do_nothing):
             try:
@@ -245,7 +246,7 @@ class _Job:
                 self._progress.say(f"the parts are in {first} to {Path(last).name}")
 
     def _check_number(self) -> None:
-        """Raises ConfigError if there are parts of a job with another number of shards."""
+        """Raises ConfigError if the folder has parts of a job with another number of shards."""
         sample = part_of_shard(self._out, 1, 1)
         before, after = manifest_of(sample).name.split("1-of-1", 1)
         name = re.compile(re.escape(before) + r"\d+-of-(\d+)" + re.escape(after))
@@ -292,8 +293,8 @@ class _Job:
     def _compute(self, size: ShardSize) -> None:
         # If the board dies with its node, Ray restarts it empty on another node, and the shards report to it again.
         board = ray.remote(Board).options(num_cpus=0, max_restarts=-1).remote()
-        # Attempts are counted here, because Ray's own retries ignore progress and never end if memory runs out. A
-        # shard without progress must end the job.
+        # max_retries is 0, and this class counts attempts. Ray's own retries ignore progress, and never end if memory
+        # runs out. But a shard without progress must end the job.
         remote = ray.remote(run_shard)
         options = {"max_retries": 0, "scheduling_strategy": "SPREAD", **size.resources}
         left = list(self._parts)
@@ -321,7 +322,8 @@ class _Job:
             self._progress.show(self._snapshot)
 
     def _ended(self, k: int, reference: Any) -> str | None:
-        """Stores the summary of an ended task, or returns the reason why the shard must run again. Raises as `run`."""
+        """Stores the summary of a task that has ended, and returns None. If the shard must run again, returns the
+        reason. Raises the errors of `run`."""
         name = f"shard {k}/{self._n_shards}"
         try:
             summary = ray.get(reference)
@@ -330,9 +332,9 @@ class _Job:
             if isinstance(cause, (InputError, SetupError)):
                 self._progress.say(f"{name} has ended with an error, which ends the job")
                 raise cause from None
-            # Another attempt may succeed: the cause may be a disk, an engine, or memory that a dying task still holds.
+            # Another attempt may succeed: the cause may be a disk, an engine, or memory of a task that is still dying.
             return describe(cause) if isinstance(cause, Exception) else _last_line(error)
-        except ray.exceptions.RayError as error:  # its worker or its node died, or Ray killed it for memory
+        except ray.exceptions.RayError as error:  # the task's worker or node died, or Ray killed the task for memory
             return f"{type(error).__name__}: {_first_line(error)}"
         if summary is None:
             return "a signal ended its process"
@@ -341,7 +343,8 @@ class _Job:
         return None
 
     def _again(self, k: int, reason: str) -> None:
-        """Prepares another attempt of a shard. Raises EngineClosedError after too many attempts without a new row."""
+        """Sets the time of a shard's next attempt. Raises EngineClosedError after too many attempts without a new
+        row."""
         attempts = self._attempts[k]
         before, now = attempts.size, part_bytes(self._parts[k])
         attempts.n = 1 if now[0] > before[0] or now[1] > before[1] else attempts.n + 1
@@ -358,13 +361,13 @@ class _Job:
             self._snapshots[k] = replace(self._snapshots[k], tokens_per_s=0.0, running=0, slots=0)
 
     def _look(self, board: Any) -> None:
-        """Takes messages and snapshots from the board. There are none while Ray restarts the board on another node."""
+        """Reads messages and snapshots from the board. Does nothing while Ray restarts the board on another node."""
         try:
             messages, snapshots = ray.get(board.look.remote(), timeout=_BOARD_S)
         except ray.exceptions.RayError:
             return
         for k, text in messages:
-            if text.startswith(READY):  # all shards load the same engine, so one such message is enough
+            if text.startswith(READY):  # shown once only, because all shards load the same model
                 if self._has_engine:
                     continue
                 self._has_engine = True

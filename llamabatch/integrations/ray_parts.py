@@ -1,4 +1,4 @@
-"""The parts of a job on Ray, which are the outputs of its shards: their names and their rows."""
+"""The parts of a job on Ray: the names and rows of its shards' outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llamabatch.jobs.output.records import lines_of
 PLACE = "{shard}"
 """The placeholder in the name of an output whose parts are not joined. A part has "1-of-4" or similar in its place."""
 
-_FOLDER = ".shards"  # ending of the folder with the parts to join, after the name of the output
+_FOLDER = ".shards"  # the folder of the parts has the output's name with this ending
 
 
 def part_of_shard(output: str | os.PathLike[str], shard: int, n_shards: int) -> Path:
@@ -33,7 +33,8 @@ def part_bytes(part: Path) -> tuple[int, int]:
 
 
 def in_turn(parts: Sequence[Path]) -> Iterator[tuple[int, bytes]]:
-    """Yields all rows in the order of the input; row n is in part n % N. Raises OutputError if a row is missing."""
+    """Yields all rows in the order of the input. Row n is in parts[n % len(parts)]. Raises OutputError if a row is
+    missing."""
     with contextlib.ExitStack() as stack:
         lines = [stack.enter_context(contextlib.closing(_lines(part))) for part in parts]
         number = 0

@@ -1,4 +1,4 @@
-"""Replies of all replicas of Ray Serve, joined into one: /metrics, /load and /reset_prefix_cache."""
+"""Joins the replies of all replicas of Ray Serve: for /metrics, /load and /reset_prefix_cache."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Reply:
 
 
 def _metrics(replies: Sequence[Reply]) -> Reply:
-    """Joins texts in Prometheus' format: each sample gets the label `replica`."""
-    heads: dict[str, list[str]] = {}  # by the name of a family, its HELP and TYPE lines
+    """Joins texts in Prometheus' format. Adds the label `replica` to each sample."""
+    heads: dict[str, list[str]] = {}  # name of a metric family -> its HELP and TYPE lines
     samples: dict[str, list[str]] = {}
     for reply in sorted(replies, key=lambda each: each.replica):
         family = ""
@@ -39,7 +39,8 @@ def _metrics(replies: Sequence[Reply]) -> Reply:
 
 
 def _labelled(sample: str, replica: str) -> str:
-    """Returns a sample line with the label `replica`. A name ends with "{" or, if there are no labels, with a blank."""
+    """Returns a sample line with the label `replica`. In a line, "{" follows the name if there are labels, else a
+    blank."""
     name, brace, rest = sample.partition("{")
     if brace and " " not in name:
         return f'{name}{{replica="{replica}",{rest}'
@@ -48,7 +49,7 @@ def _labelled(sample: str, replica: str) -> str:
 
 
 def _load(replies: Sequence[Reply]) -> Reply:
-    """Joins vLLM's /load: the sum of the running calls."""
+    """Joins replies of vLLM's /load: adds the numbers of running calls."""
     total = sum(json.loads(each.body)["server_load"] for each in replies)
     return replace(replies[0], body=json.dumps({"server_load": total}).encode())
 

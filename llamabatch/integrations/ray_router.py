@@ -1,7 +1,7 @@
-"""The choice of a Ray Serve replica for a request, and of the number of replicas.
+"""Chooses the replica of Ray Serve for a request, and the number of replicas.
 
 A request goes to a replica that has the beginning of its prompt and a free slot, else to the least loaded replica. The
-number of replicas follows from running and waiting requests. PrefixRouter and SlotScaling only wrap plain functions.
+number of replicas follows from running and waiting requests. PrefixRouter and SlotScaling only call plain functions.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ with needs("ray", "ray"):
 
 K = TypeVar("K", bound=Hashable)
 
-BLOCK = 256  # beginnings are compared at multiples of this many characters (some 64 tokens)
-_MOST_BLOCKS = 64
-_MOST_ENDS = 64  # beginnings that end with a message; the last ones are kept
+BLOCK = 256  # beginnings end at multiples of so many characters of a text (about 64 tokens)
+_MOST_BLOCKS = 64  # beginnings of a prompt that end at a multiple of BLOCK; the first ones are stored
+_MOST_ENDS = 64  # beginnings of a prompt that end with a message; the last ones are stored
 _MOST_KNOWN = 65_536  # beginnings in a table
-_SENDING_S = 5.0  # a request that is not sent to its replica within this time will never be
-_PATHS = ("/completions", "/completion", "/messages", "/responses")  # endings of the paths whose prompts are read
+_SENDING_S = 5.0  # a request that has not reached its replica after so many seconds counts as lost
+_PATHS = ("/completions", "/completion", "/messages", "/responses")  # endings of the paths of generation endpoints
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Prefix:
 
     Attributes:
         keys: the digests of the beginnings.
-        lengths: the characters of each beginning, not counting the model's own turns.
-        length: the characters of the whole prompt, counted in the same way.
+        lengths: number of characters of each beginning, without the model's own turns.
+        length: number of characters of the whole prompt, without the model's own turns.
     """
 
     keys: tuple[bytes, ...] = ()
@@ -48,7 +48,7 @@ class Prefix:
 
     @classmethod
     def of(cls, path: str, body: bytes) -> Prefix:
-        """Returns the beginnings of the prompt in the body of a generation endpoint; none for any other body."""
+        """Returns the beginnings of the prompt in the body of a generation endpoint; empty for any other body."""
         if not path.endswith(_PATHS):
             return cls()
         try:
@@ -59,9 +59,11 @@ class Prefix:
 
     @classmethod
     def of_pieces(cls, pieces: Iterable[tuple[str, bool]]) -> Prefix:
-        """Returns the beginnings of a prompt made of `pieces`: texts, each with True if it counts in lengths.
+        """Returns the beginnings of a prompt. One ends at each multiple of BLOCK characters of a text, and one at the
+        end of each text. Beginnings shorter than BLOCK are left out.
 
-        A beginning ends at each multiple of BLOCK characters of a text, and at the end of each text.
+        Args:
+            pieces: the texts of the prompt, each with True if its characters count in `lengths`.
         """
         state = hashlib.blake2b(digest_size=8)
         blocks: list[tuple[bytes, int]] = []
@@ -81,17 +83,17 @@ class Prefix:
         return cls(tuple(key for key, _ in found), tuple(n for _, n in found), length)
 
     def worth_it(self) -> list[bytes]:
-        """Returns the beginnings that are at least half of the prompt and BLOCK characters long, the longest first.
+        """Returns the beginnings that are worth going to their replica: at least half of the prompt, the longest first.
 
-        Computing a shorter beginning again takes less time than waiting beside other requests of its replica.
+        For a shorter beginning, computing it again takes less time than waiting for other requests of its replica.
         """
         known = zip(reversed(self.keys), reversed(self.lengths), strict=True)
         return [key for key, length in known if 2 * length >= self.length]
 
 
 def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Yields the texts of a body in their order in the prompt, each with True if it counts. The model's own texts do
-    not count, because the replica generated them as the answer to the turn before."""
+    """Yields the texts of a body in their order in the prompt, each with True if it counts in Prefix.lengths. The
+    model's own turns do not count, because the same replica has generated them."""
     yield str(body.get("model")), False
     for name in ("tools", "system", "instructions"):
         if body.get(name):
@@ -100,7 +102,7 @@ def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     if isinstance(given, list) and given and all(isinstance(each, dict) for each in given):
         for each in given:
             yield _text(each), each.get("role") != "assistant"
-    elif isinstance(given, list) and given and isinstance(given[0], (str, list)):  # of several prompts, the first
+    elif isinstance(given, list) and given and isinstance(given[0], (str, list)):  # several prompts: the first counts
         yield _text(given[0]), True
     elif given is not None:
         yield _text(given), True
@@ -111,7 +113,7 @@ def _text(value: Any) -> str:
 
 
 class PrefixTable(Generic[K]):
-    """A table of beginnings and the replicas that they were sent to. The least recently sent ones are dropped first."""
+    """Beginnings of prompts -> the replicas that received them. Drops the least recently sent beginnings first."""
 
     def __init__(self, most: int = _MOST_KNOWN) -> None:
         self._most = most
@@ -121,7 +123,7 @@ class PrefixTable(Generic[K]):
         return len(self._known)
 
     def remember(self, prefix: Prefix, replica: K) -> None:
-        """Records that a replica was sent a prompt with these beginnings."""
+        """Records that a replica has received a prompt with these beginnings."""
         for key in prefix.keys:
             self._known.setdefault(key, set()).add(replica)
             self._known.move_to_end(key)
@@ -129,7 +131,7 @@ class PrefixTable(Generic[K]):
             self._known.popitem(last=False)
 
     def holders(self, prefix: Prefix) -> Iterator[set[K]]:
-        """Yields the replicas for each beginning of Prefix.worth_it, the longest beginning first."""
+        """Yields the replicas of each known beginning of Prefix.worth_it, the longest beginning first."""
         for key in prefix.worth_it():
             if found := self._known.get(key):
                 yield found
@@ -145,7 +147,7 @@ class PrefixTable(Generic[K]):
 
 @dataclass(frozen=True)
 class Load:
-    """The load of a replica: `n` continuations run or wait, on `slots` slots."""
+    """The load of a replica. `n`: number of running and waiting continuations. `slots`: number of slots."""
 
     n: int
     slots: int
@@ -160,7 +162,11 @@ class Load:
 
 
 def order(loads: Mapping[K, Load], holders: Iterable[set[K]] = ()) -> list[K]:
-    """Returns all replicas, the best first: those with the longest beginning and a free slot, then the least loaded."""
+    """Returns all replicas, the best first: those with the longest known beginning and a free slot, then by load.
+
+    Args:
+        holders: for each beginning, the longest first, the replicas that have it.
+    """
     shuffled = random.sample(list(loads), len(loads))  # so that several routers do not all pick the same replica
     by_load = sorted(shuffled, key=lambda each: loads[each].share)
     for found in holders:
@@ -172,20 +178,20 @@ def order(loads: Mapping[K, Load], holders: Iterable[set[K]] = ()) -> list[K]:
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
     """A request router of Ray Serve, for calls whose only argument has the attributes `prefix` and `needs_batches`.
 
-    The load of a replica is the number of its calls that Serve knows, plus the continuations beyond one for each call
-    that its record_routing_stats reports. It also reports the slots. Before the first report, the plan's slots count.
+    The load of a replica follows from the number of its calls that Serve knows, and from its record_routing_stats
+    (see load_of).
     """
 
     def initialize_state(self, n_slots: int = 1) -> None:  # type: ignore[override]
-        """Stores the slots of a replica in the plan. Serve calls it with request_router_kwargs."""
+        """Stores the plan's number of slots of a replica. Serve calls this with request_router_kwargs."""
         self._n_slots = n_slots
         self._table: PrefixTable[ReplicaID] = PrefixTable()
-        self._sending: dict[str, tuple[ReplicaID, float]] = {}  # calls that Serve does not count yet
+        self._sending: dict[str, tuple[ReplicaID, float]] = {}  # calls that Serve does not count yet: replica, time
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Returns the replicas in the order in which to try them, each in a list of its own."""
+        """Returns the replicas in the order in which Serve tries them, each in a list of its own."""
         replicas = {each.replica_id: each for each in candidate_replicas}
         call = _call_of(pending_request)
         loads = self._loads(replicas)
@@ -201,18 +207,18 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         return [[replicas[each]] for each in chosen]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Remembers the prefix of a call. Serve calls it when a replica has taken the call."""
+        """Records the prefix of a call. Serve calls this when a replica has accepted the call."""
         self._sending.pop(pending_request.metadata.internal_request_id, None)
         if (call := _call_of(pending_request)) is not None:
             self._table.remember(call.prefix, replica_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Forgets replicas that are gone. Serve calls it with all replicas."""
+        """Forgets replicas that are gone. Serve calls this with all current replicas."""
         super().update_replicas(replicas)
         self._table.keep(self.curr_replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Forgets a dead replica. Serve calls it before it updates the replicas."""
+        """Forgets a dead replica. Serve calls this before update_replicas."""
         super().on_replica_actor_died(replica_id)
         self._table.keep(self.curr_replicas)
 
@@ -228,13 +234,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
 
 def load_of(stats: Mapping[str, Any], n_calls: int | None, n_slots: int, n_sending: int = 0) -> Load:
-    """Returns the load of a replica.
+    """Returns the load of a replica. A call may have several continuations. So the load is the number of calls now,
+    plus the surplus of continuations over calls in `stats`.
 
     Args:
         stats: the replica's last record_routing_stats, about a second old; empty before the first.
-        n_calls: the calls on the replica that the router knows of now; None: not known.
-        n_slots: the slots to assume if `stats` has none.
-        n_sending: calls that were given to the replica a moment ago and are not in n_calls.
+        n_calls: number of calls on the replica now; None: unknown, so only the continuations in `stats` count.
+        n_slots: number of slots to assume if `stats` has none.
+        n_sending: number of calls that the router has just sent to the replica and that n_calls lacks.
     """
     reported, calls = stats.get("in_flight", 0), stats.get("calls", 0)
     n = reported if n_calls is None else n_calls + max(0, reported - calls)
@@ -244,12 +251,13 @@ def load_of(stats: Mapping[str, Any], n_calls: int | None, n_slots: int, n_sendi
 def _call_of(pending: PendingRequest | None) -> Any:
     """Returns the call of a request; None: the request is not one of serve_app's."""
     given = pending.args[0] if pending is not None and pending.args else None
-    # isinstance would fail: Serve sends this module to its routers by value, so they have their own copies of classes.
+    # isinstance would fail, because Serve copies this module to its routers by value, with other class objects.
     return given if hasattr(given, "prefix") and hasattr(given, "needs_batches") else None
 
 
 class SlotScaling:
-    """An autoscaling policy of Ray Serve that keeps a share of all slots in use by running and waiting continuations.
+    """An autoscaling policy of Ray Serve. It chooses the number of replicas for which running and waiting continuations
+    use a given share of all slots.
 
     Args:
         occupancy: the share, above 0 and at most 1.
@@ -267,10 +275,11 @@ class SlotScaling:
 
 
 def replicas_for(in_flight: float, slots: Sequence[float], current: int, occupancy: float) -> int:
-    """Returns the number of replicas for which `in_flight` continuations take the share `occupancy` of all slots.
+    """Returns the number of replicas for which `in_flight` continuations use the share `occupancy` of all slots.
 
     Args:
-        slots: the slots of each replica that has reported; if none has, the result is `current`.
+        slots: number of slots of each replica that has reported. If none has reported, the result is `current`.
+        current: the present number of replicas.
     """
     if not slots or min(slots) <= 0:
         return current

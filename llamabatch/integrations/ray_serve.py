@@ -1,8 +1,8 @@
 """Ray Serve: serve_app makes an application with the endpoints of `llamabatch serve`, over replicas with engines.
 
-The application has two deployments. The ingress reads the whole request, because the choice of a replica needs its
-prompt. (Serve's own proxy chooses before it has read the body.) The engines answer the request, each with the ASGI
-application of `llamabatch serve`. The ingress passes the parts of a response on as they arrive.
+The application has two deployments. The ingress reads the whole request and chooses a replica by the prompt. (Serve's
+own proxy would choose before it has read the body.) The replicas of the second deployment, each with an engine, answer
+with the ASGI application of `llamabatch serve`. The ingress forwards the parts of a response as they arrive.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_TRIES = 3  # for a request whose replica dies before it answers
+_TRIES = 3  # replicas to try for a request if a replica dies before it answers
 _UNBOUNDED = 100_000
-_BESIDE = 64  # simultaneous calls on a replica that need no slot
-_MOST_WAITING = 4096  # calls that wait for a replica while there is none
-_ALL_S = 5.0  # the wait for the replies of all replicas
+_BESIDE = 64  # simultaneous calls on a replica that need no slot, in addition to slots and queue
+_MOST_WAITING = 4096  # calls that may wait while no replica can receive them
+_ALL_S = 5.0  # seconds to wait for the replies of all replicas
 _STATS_S = 1.0
 _HEALTH_S = 5.0  # Serve replaces a replica after three failed checks
-_AFTER_DRAIN_S = 15.0  # time for aborted requests and the engine's process to end
-_MOST_FILE_BYTES = 64 * 2**20  # the default; a request is held whole in memory, in the ingress and on its way
+_AFTER_DRAIN_S = 15.0  # seconds for aborted requests and the engine's process to end
+_MOST_FILE_BYTES = 64 * 2**20  # default of max_file_bytes: the ingress and Ray store a whole request in memory
 _REPLICA = b"x-llamabatch-replica"  # the response header with Serve's id of the replica
 _SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
 _OF_SERVE = {
@@ -100,21 +100,22 @@ def serve_app(
         serve.run(serve_app("model.gguf", num_replicas=(1, 8), server_options={"api_keys": ["secret"]}))
 
     A request goes to a replica that has the beginning of its prompt and a free slot, else to the least loaded replica.
-    A replica is replaced if its process or its node dies, or if its engine fails for good. It repairs a crash of
-    llama.cpp itself. If a replica dies before the first byte of an answer, the request goes to another replica.
+    Serve replaces a replica if its process or its node dies, or if its engine fails for good. After a crash of
+    llama.cpp, the replica itself restarts its engine. If a replica dies before the first byte of an answer, the request
+    goes to another replica.
 
     Args:
         model: as for LLM; a path must be readable on each node of the cluster.
-        num_replicas: the number of replicas, or (fewest, most): Serve then scales them by the slots in use. None: one
-            replica for each GPU of the cluster, or for each node if there is no GPU.
-        target_occupancy: with (fewest, most), the share of all slots that the scaling aims for, above 0 and at most 1.
+        num_replicas: the number of replicas; or (fewest, most), between which Serve scales by the slots in use. None:
+            one replica for each GPU of the cluster, or for each node if there is no GPU.
+        target_occupancy: with (fewest, most), the share of all slots that scaling keeps in use, above 0 and at most 1.
             Requests that wait for a slot count as slots in use.
         ray_actor_options: options of a replica's actor, which override the plan's: num_cpus, num_gpus, memory (bytes),
             resources, runtime_env and others.
         deployment_options: more options of the engines' deployment: max_replicas_per_node, health_check_period_s ...
         ingress_options: options of the ingress' deployment: num_replicas (default 1), ray_actor_options ...
-        server_options: as for llamabatch.server.app: api_keys, served_model_names, sampling ... Serve has its own for
-            addresses and connections. Files and batches need data_dir, a folder that all nodes share.
+        server_options: as for llamabatch.server.app: api_keys, served_model_names, sampling ... Give options of
+            addresses and connections to Serve instead. Files and batches need data_dir, a folder that all nodes share.
         **options: as for LLM. The plan sets n_slots, n_ctx and threads that are "auto".
 
     Raises:
@@ -177,7 +178,8 @@ def serve_app(
 
 
 def _at_once(most: int | None, n_nodes: int, options: Mapping[str, Any] | None) -> int | None:
-    """Returns the replicas for the current nodes: max_replicas_per_node limits them, as more nodes may join."""
+    """Returns `most`, or the number of replicas that max_replicas_per_node allows on the current nodes if this is
+    smaller. More nodes may join later."""
     each = (options or {}).get("max_replicas_per_node")
     return most if most is None or each is None else min(most, each * n_nodes)
 
@@ -205,7 +207,7 @@ def _server_options(given: Mapping[str, Any] | None) -> ServerOptions:
     own = {"page": False, "slots": False, "batches": batches, "max_file_bytes": _MOST_FILE_BYTES}
     made, others = split({**own, **settings}, ())
     assert not others
-    return replace(made, api_key_file=None)  # api_keys has the file's keys now, and other nodes may not have the file
+    return replace(made, api_key_file=None)  # `made.api_keys` has the file's keys, and other nodes may lack the file
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,7 @@ class Call:
         scope: the plain data of the ASGI scope.
         body: the whole body.
         prefix: the beginnings of the prompt, for the choice of a replica.
-        needs_batches: True if only the replica that has the folder of files and batches can answer.
+        needs_batches: True if only the replica that has locked the folder of files and batches can answer.
     """
 
     scope: dict[str, Any]
@@ -237,7 +239,7 @@ class Ingress:
         return ingress_app(self._engines.respond.remote, self._ask_all, self._options)
 
     async def _ask_all(self, call: Call) -> list[Reply]:
-        """Sends a call to all replicas, and returns the replies of those that answer in time."""
+        """Sends a call to all replicas, and returns the replies that arrive in time."""
         response = self._engines.broadcast("reply", call)
         found = await response.results_async(timeout_s=_ALL_S, return_exceptions=True)
         return [each for each in found if isinstance(each, Reply)]
@@ -247,8 +249,8 @@ def ingress_app(respond: Any, ask_all: Callable[[Call], Awaitable[list[Reply]]],
     """Returns the ASGI application of the ingress.
 
     Args:
-        respond: takes a Call and returns the messages of its response, as Serve's handles do.
-        ask_all: takes a Call and returns the replies of all replicas.
+        respond: sends a Call to one replica, and returns the messages of the response, as Serve's handles do.
+        ask_all: sends a Call to all replicas, and returns their replies.
     """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -268,7 +270,7 @@ def ingress_app(respond: Any, ask_all: Callable[[Call], Awaitable[list[Reply]]],
 
 
 class Forward:
-    """An ASGI application that forwards a request to one replica, or to all replicas if `ray_replies` joins replies."""
+    """An ASGI application that forwards a request to one replica, or to all replicas if its path is in JOINED."""
 
     def __init__(self, respond: Any, ask_all: Callable[[Call], Awaitable[list[Reply]]], options: ServerOptions) -> None:
         self._respond = respond
@@ -320,7 +322,7 @@ class Forward:
                 for message in messages:
                     await send(message)
         finally:
-            if not send.has_ended:  # the client is gone; the replica must end the request, so that its slot is free
+            if not send.has_ended:  # the client is gone, so the replica must end the request and free its slot
                 response.cancel()
 
 
@@ -347,7 +349,8 @@ class _Sent:
 
 
 async def _end(scope: Any, send: _Sent, error: Exception) -> None:
-    """Ends a response that has begun: a stream with an error event, any other response by closing the connection."""
+    """Ends a response that has begun. Adds an error event to a stream. For any other response, raises ApiError, which
+    closes the connection."""
     failure = ApiError(503, "the replica that answered is gone; send the request again", code="replica_gone")
     if send.has_ended:
         return
@@ -360,7 +363,7 @@ async def _end(scope: Any, send: _Sent, error: Exception) -> None:
 
 
 def check_call(path: str, method: str, client: Any, options: ServerOptions) -> None:
-    """Raises ApiError for a call that is not served under Ray Serve (501) or not allowed (403)."""
+    """Raises ApiError if a call is not served under Ray Serve (501) or the caller is not allowed (403)."""
     why = _REFUSED.get(path)
     if why is not None and not (method == "GET" and path in _STILL_READ):
         raise ApiError(501, f"{path} is not served under Ray Serve: {why}")
@@ -383,7 +386,7 @@ def check_call(path: str, method: str, client: Any, options: ServerOptions) -> N
 
 
 def is_behind_haproxy() -> bool:
-    """Returns True if HAProxy is in front of the deployments. Every caller then appears with HAProxy's address."""
+    """Returns True if HAProxy is in front of the deployments. Every caller then seems to have HAProxy's address."""
     return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
 
 
@@ -407,7 +410,7 @@ async def _read(receive: Any) -> bytes:
 
 
 class Engines:
-    """The deployment with the engines. A replica is one Serving with its application.
+    """The deployment with the engines. Each replica has one Serving and its application.
 
     Args:
         model, options: the engine's model and options.
@@ -419,8 +422,8 @@ class Engines:
     ) -> None:
         self._app = make_app(engine_config(model, options), server)
         self._serving: Serving = self._app.state.serving
-        # Only one replica at a time can have the folder, and another must take over when it ends. So the folder is not
-        # taken at start: record_routing_stats tries to take it again and again.
+        # Only one replica at a time can lock the folder of batches. When this replica ends, another must take over. So
+        # a replica starts without the folder, and record_routing_stats tries again and again to lock it.
         self._batches: BatchService = self._app.state.batches
         self._serving.parts.remove(self._batches)
         try:
@@ -432,7 +435,7 @@ class Engines:
         self._name = serve.get_replica_context().replica_id.unique_id.encode()
 
     async def respond(self, call: Call) -> AsyncIterator[list[dict[str, Any]]]:
-        """Yields the messages of a response as they come; messages that are ready together come in one list."""
+        """Yields the messages of a response as they come. Messages that are ready at the same time come in one list."""
         waiting: list[dict[str, Any]] = []
         news, gone, is_read = asyncio.Event(), asyncio.Event(), False
 
@@ -476,12 +479,12 @@ class Engines:
         return Reply(self._name.decode(), start["status"], kind, body)
 
     def check_health(self) -> None:
-        """Raises RuntimeError if the engine has failed for good, but not while it is being replaced. Serve calls it."""
+        """Raises RuntimeError if the engine has failed for good, but not while it restarts. Serve calls this."""
         if self._serving.state == "failed":
             raise RuntimeError(f"the engine has ended: {self._serving.error}")
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """Returns figures for the router, and takes the folder of batches if it is free. Serve calls it."""
+        """Returns figures for the router. Also locks the folder of batches if no replica has it. Serve calls this."""
         if self._serving.options.batches and not self._has_folder and self._serving.state == "ready":
             self._has_folder = await self._serving.on_thread(self._batches.take_over)
         return {
@@ -492,12 +495,12 @@ class Engines:
         }
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns this replica's figures for SlotScaling. Serve calls it."""
+        """Returns this replica's figures for SlotScaling. Serve calls this."""
         admission = self._serving.admission
         return {"slots": float(admission.n_slots), "in_flight": float(admission.n_in_flight)}
 
     def __del__(self) -> None:
-        """Closes the engine. Serve calls it once the calls in progress have ended or their time is over."""
+        """Closes the engine. Serve calls this once the calls in progress have ended or their time is over."""
         serving: Serving | None = getattr(self, "_serving", None)
         if serving is not None:
             self._batches.stop()

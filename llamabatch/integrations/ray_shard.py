@@ -1,4 +1,4 @@
-"""A shard of a job on Ray, on its node: the task that runs the shard, and the actor that collects the shards' news."""
+"""A shard of a job on Ray: the task that runs the shard on a node, and the actor that collects the shards' messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llamabatch.utils.version import __version__
 with needs("ray", "ray"):
     import ray
 
-_LOCK_S = 600.0  # a task waits this long for its output's lock: the previous task may end later than Ray believes
+_LOCK_S = 600.0  # seconds to wait for the output's lock: the previous task may end later than Ray believes
 _TELL_S = 1.0
 
 
@@ -34,7 +34,7 @@ class ShardTask:
     Attributes:
         settings: the job's settings, with this shard and its output.
         identity: the job's identity, as the driver sees its files.
-        lock, job_id: the lock that the driver holds on the storage, and the id in this lock.
+        lock, job_id: the driver's lock file on the storage, and the id in this file.
         version: the version of the driver's llamabatch.
     """
 
@@ -46,7 +46,7 @@ class ShardTask:
 
 
 def run_shard(task: ShardTask, board: Any) -> Summary | None:
-    """Runs a shard, in a task. Returns None if a signal ended the shard. Raises as jobs.run, and SetupError."""
+    """Runs a shard in a task. Returns None if a signal ended the shard. Raises as jobs.run, and SetupError."""
     settings = task.settings
     shard = settings.reading.shard[0]
     if task.version != __version__:
@@ -66,8 +66,8 @@ def run_shard(task: ShardTask, board: Any) -> Summary | None:
         try:
             return run_job(settings, reports)
         except OutputBusyError as error:
-            # The previous task of this shard still runs, on a node that has lost the cluster but not the storage. It
-            # ends when its node notices. Until then only that task may write.
+            # The previous task of this shard still runs, on a node that has lost the cluster but not the storage. Only
+            # that task may write, until its node notices the loss and ends the task.
             if time.monotonic() > until:
                 raise
             if not waits:
@@ -101,7 +101,7 @@ def _here() -> str:
 
 
 class _ToBoard:
-    """The Progress of a shard. It sends messages to the board, and snapshots at most once a second."""
+    """The Progress of a shard. Sends messages to the board at once, and snapshots at most once a second."""
 
     def __init__(self, board: Any, shard: int) -> None:
         self._board, self._shard = board, shard
@@ -118,7 +118,7 @@ class _ToBoard:
 
 
 class Board:
-    """An actor that keeps the shards' messages and snapshots until the driver takes them."""
+    """An actor that stores the shards' messages and snapshots until the driver reads them."""
 
     def __init__(self) -> None:
         self._messages: list[tuple[int, str]] = []

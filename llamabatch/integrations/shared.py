@@ -1,4 +1,4 @@
-"""SharedEngine: one engine for synchronous calls and for coroutines. The first call loads the model."""
+"""SharedEngine: one engine for calls of threads and of coroutines. The first call loads the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SharedEngine:
             self._llm: LLM | None = model
         else:
             EngineConfig.from_options(model, given)
-            self._path = with_paths({**given, "model": model})  # absolute, as the working folder may change until then
+            self._path = with_paths({**given, "model": model})  # absolute, as os.chdir may come before the load
             self._llm = None
         self._is_ours = not isinstance(model, LLM)
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class SharedEngine:
 
     @property
     def llm(self) -> LLM:
-        """The LLM. The first use loads the model. Raises as LLM; EngineClosedError after close()."""
+        """The LLM. The first use loads the model. Raises the errors of LLM, and EngineClosedError after close()."""
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the engine is closed")
@@ -63,12 +63,13 @@ class SharedEngine:
 
     @property
     def name(self) -> str:
-        """The model's name for reports: its file name without folder and ending. Loads nothing."""
+        """The model's name for reports: the file's name without folder and ending. Does not load the model."""
         path = self._llm._client.model.path if self._llm is not None else self._path["model"]
         return os.path.basename(os.fspath(path)).removesuffix(".gguf")
 
     def close(self) -> None:
-        """Closes the engine (not an LLM passed in) and refuses later calls. May be called twice."""
+        """Closes the engine, unless it belongs to an LLM passed in. Later calls raise EngineClosedError. May be called
+        twice."""
         with self._lock:
             llm, over, self._llm, self._async, self._closed = self._llm, self._async, None, None, True
         if over is not None:
@@ -81,7 +82,7 @@ class _AsyncOver(AsyncLLM):
     """An AsyncLLM over the engine of an LLM. Closing it leaves the LLM open."""
 
     def __init__(self, shared: SharedEngine) -> None:
-        super().__init__("tiny")  # a placeholder: `connect` below replaces the load, so the options are not used
+        super().__init__("tiny")  # never loaded, because `connect` below replaces the load
         self._load.connect = lambda *_: shared.llm._client
 
     def close(self) -> None:
@@ -92,5 +93,5 @@ class _AsyncOver(AsyncLLM):
 
 
 def chat_arguments(named: dict[str, Any]) -> dict[str, Any]:
-    """Removes the arguments of LLM.chat from a caller's keywords and returns them. The rest are sampling parameters."""
+    """Removes the arguments of LLM.chat from `named` and returns them. Only sampling parameters stay in `named`."""
     return {name: value for name in _CHAT if (value := named.pop(name, None)) is not None}

@@ -1,5 +1,5 @@
-"""Files of prompts: a job computes each row once, unattended. Imports `client`, `monitor`, `entrypoints` and
-all packages below them.
+"""Jobs that run files of prompts. A job computes each row once, without supervision. Imports `client`, `monitor`,
+`entrypoints` and all packages below them.
 
 ::
 
@@ -23,9 +23,9 @@ The steps of a row, as `job.run` connects them:
 | 9 | output/journal | the line is appended with its checksum, or waits for an earlier row |
 | 10 | output/files | the bytes reach the disk, even if signals arrive or the disk is full for a while |
 
-Other modules: `settings` (the job), `shared` (an engine with other users), `start_errors` (the first rows all fail),
-`stats` (counts), `progress` (status), `summary`, `plot`, `dry_run`. `output/resume` opens an existing output with
-`output/lock`, `output/manifest` (its job), `output/survey` (its rows) and `output/rewrite` (its damage).
+Other modules: `settings` (the job), `shared` (an engine with other users), `start_errors` (stops a job whose first rows
+all fail), `stats` (counts), `progress` (status), `summary`, `plot`, `dry_run`. `output/resume` opens an existing output
+with `output/lock`, `output/manifest` (its job), `output/survey` (its rows) and `output/rewrite` (its damage).
 `output/conversion` makes tables and compressed outputs.
 """
 

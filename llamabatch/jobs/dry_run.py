@@ -26,7 +26,7 @@ _SHOWN_OPTIONS = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads"
 
 
 class DryRunEngine:
-    """The parts of an engine that a Feed needs: the plan and the model's vocabulary. It computes nothing."""
+    """An engine that computes nothing. It has only what a Feed needs: the plan and the model's vocabulary."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.model = Model(resolve_path(config.model), config, vocab_only=True)
@@ -39,7 +39,7 @@ class DryRunEngine:
         self._prepared_params = PreparedParamsCache(self.model)
 
     def check(self, request: Request) -> None:
-        """Raises InputError for words and grammars that an engine would refuse. `validate` checked the rest before."""
+        """Raises InputError for bad_words and grammars that an engine would refuse. The Feed has checked the rest."""
         if request.embed:
             return
         params = request.params
@@ -60,10 +60,10 @@ class DryRun:
         rows: the number of good rows of each task.
         n_bad: the number of bad rows.
         errors: the first error messages of bad rows, in order.
-        prompt_tokens: the sum over the good rows.
-        most_output_tokens: the most tokens that the good rows may generate; None: a row sets no limit.
+        prompt_tokens: the number of prompt tokens of all good rows together.
+        most_output_tokens: the most tokens that all good rows together may generate; None: a row sets no limit.
         lengths: the lengths of the prompts in tokens.
-        sample: good rows, drawn evenly.
+        sample: good rows drawn at random, each with the same probability.
         measured: the measurements of running the sample; None: the sample was not run.
         estimate: the expected time and cost; None: not computed yet.
     """
@@ -140,7 +140,8 @@ def dry_run(
     """Reads, renders and tokenizes all rows, and returns the report.
 
     Args:
-        n_sample: rows to draw evenly, always the same rows (reservoir sampling, Vitter's algorithm R).
+        n_sample: the number of rows to draw at random (reservoir sampling, Vitter's algorithm R). The seed is fixed, so
+            the same inputs give the same sample.
     """
     report = DryRun(engine.plan)
     draw, n_good = random.Random(0), 0

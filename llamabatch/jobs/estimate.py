@@ -1,4 +1,4 @@
-"""The expected time and cost of a job: from a measured sample of its rows, or from a tuned profile of the machine.
+"""Estimates the time and cost of a job from a measured sample of its rows, or from a tuned profile of the machine.
 
 Without a measurement there is no estimate.
 """
@@ -24,7 +24,7 @@ from llamabatch.utils.checks import counted
 from llamabatch.utils.format import duration, significant
 
 _Z = 1.96  # a 95 % confidence interval reaches 1.96 standard errors to each side of the mean
-_LEAST_USE = 0.05  # with a smaller share of the slots in use, a sample does not predict the speed with all slots
+_LEAST_USE = 0.05  # a sample that uses a smaller share of the slots does not predict the speed with all slots
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Sample:
     Attributes:
         n_rows: rows that were run. n_failed: failed rows among them.
         run_s: seconds from the first row to the last. load_s: seconds until the engine was ready.
-        prompt_tokens, output_tokens: the tokens of each successful row.
+        prompt_tokens, output_tokens: the number of tokens of each successful row.
         slot_use: mean share of the slots in use, 0 to 1. A whole job keeps more slots busy than a sample.
         energy_j: joules by the machine's own meter; None: the machine has no meter.
     """
@@ -50,11 +50,11 @@ class Sample:
 
     @property
     def tokens_per_s(self) -> float:
-        """The tokens of prompts and outputs a second."""
+        """Tokens a second, of prompts and outputs together."""
         return (sum(self.prompt_tokens) + sum(self.output_tokens)) / self.run_s
 
     def output_range(self, n_rows: int) -> tuple[float, float]:
-        """Returns the least and the most tokens that `n_rows` rows generate, with 95 % confidence in their mean."""
+        """Returns the least and the most tokens of `n_rows` rows, by the 95 % confidence interval of the mean."""
         n = len(self.output_tokens)
         mean = sum(self.output_tokens) / n
         if n < 2:
@@ -82,7 +82,7 @@ class Estimate:
     Attributes:
         source: the source of the figures, in words, or the reason why there are none.
         seconds, output_tokens: ranges; None: not known.
-        energy_j: a range; None: no meter, or no sample.
+        energy_j: a range in joules; None: there is no meter, or no sample.
         price_per_hour: the price of the machine; None: no cost is computed.
     """
 
@@ -132,7 +132,7 @@ def _whole(value: float) -> str:
 
 
 class _Measured:
-    """A sink that keeps the numbers of tokens and drops the texts."""
+    """A sink that stores the numbers of tokens and drops the texts."""
 
     def __init__(self) -> None:
         self.prompt_tokens: list[int] = []
@@ -150,7 +150,7 @@ class _Measured:
 
 
 def measure(config: EngineConfig, rows: list[Row], seed: int, adapters: Mapping[str, float] | None) -> Sample:
-    """Runs rows in an engine of their own, without an output. Raises the errors of `job.run`."""
+    """Runs rows in a new engine and returns the measurements. No output is written. Raises the errors of `job.run`."""
     start = time.perf_counter()
     client = connect(config)
     try:
@@ -176,9 +176,9 @@ def from_sample(
 ) -> Estimate:
     """Returns the estimate from a sample of the rows.
 
-    The job is at least as fast as the sample, in tokens of prompts and outputs a second. If the sample left slots
-    empty, the job may be faster, at most by the factor 1 / slot_use. The prompt tokens are known. The output tokens are
-    the mean of the sample with its 95 % confidence interval. The time to load the model is left out.
+    The job is taken to be as fast as the sample, in tokens of prompts and outputs a second. It may be faster by a
+    factor of up to 1 / slot_use, because the sample may leave slots empty. The prompt tokens are known. The output
+    tokens follow from the mean of the sample and its 95 % confidence interval. The time to load the model is left out.
 
     Args:
         n_rows, prompt_tokens, most_output: figures of the whole job; see DryRun.
@@ -203,8 +203,9 @@ def from_sample(
 def from_profile(
     profile: Profile | None, slots: int, instances: int, most_output: int | None, price_per_hour: float | None
 ) -> Estimate:
-    """Returns an upper bound of the time to generate, from the decode steps of a tuned profile. The lengths of the
-    outputs and the time of the prompts are not known.
+    """Returns an upper bound of the time to generate, from the decode steps of a tuned profile.
+
+    All outputs count with their greatest length. The time of the prompts is left out, because no profile tells it.
 
     Args:
         slots: the slots of the engine.

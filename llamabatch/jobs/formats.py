@@ -11,7 +11,7 @@ from llamabatch.errors import SetupError
 
 READ = "lines of JSON (.jsonl, .ndjson, .json), .csv, .tsv and .txt, also with .gz or .zst behind, .parquet and .xlsx"
 WRITTEN = "lines of JSON (.jsonl, .ndjson), .csv, .tsv and .parquet, all but the last also with .gz or .zst behind"
-LINES = (".jsonl", ".ndjson")  # these names promise lines of JSON
+LINES = (".jsonl", ".ndjson")  # names with these suffixes promise lines of JSON
 PARQUET = (".parquet", ".pq")
 CSV = {".csv": ",", ".tsv": "\t"}  # suffix -> separator
 EXCEL = ".xlsx"  # can be read, but not written
@@ -26,7 +26,7 @@ _DATABASE = "a database"
 _DATA = "data of a program"
 _DOCUMENT = "one document"
 
-# No job writes these suffixes, and a job reads only EXCEL among them. A name with an unknown suffix promises no format.
+# No job writes these suffixes, and a job reads only EXCEL among them. Any other suffix says nothing of the format.
 FOREIGN = {
     **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"), _SHEET),
     **dict.fromkeys((".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz"), _ARCHIVE),
@@ -73,7 +73,7 @@ def suffixes(path: Path) -> tuple[str, str]:
 
 
 def zstd() -> Any:
-    """Returns the module for zstd, which Python has from 3.14 on. Raises SetupError: no such module is installed."""
+    """Returns a module for zstd: Python's own (from 3.14 on) or backports.zstd. Raises SetupError: there is none."""
     try:
         return importlib.import_module("compression.zstd")
     except ImportError:
@@ -85,7 +85,9 @@ def zstd() -> Any:
 
 
 def open_compressed(file: Any, compression: str, mode: Literal["rb", "wb"]) -> BinaryIO:
-    """Opens a compressed file to read or write its bytes. Equal bytes give equal files. `file` itself stays open.
+    """Opens a compressed file to read or write its content. Equal contents give equal files.
+
+    Closing the result does not close `file`.
 
     Args:
         compression: ".gz" or ".zst".
@@ -104,5 +106,5 @@ def kind_of(content: bytes) -> str | None:
 
 
 def cure(words: str) -> str:
-    """Returns the advice for an input of a kind that `kind_of` or FOREIGN gives."""
+    """Returns the advice for an input of an unsupported kind. `words`: the kind, from `kind_of` or FOREIGN."""
     return _CURES.get(words, "give its rows in another form")

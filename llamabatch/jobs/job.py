@@ -1,4 +1,4 @@
-"""A job from its inputs to its summary."""
+"""Runs a job from its inputs to its summary."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ def run(
 ) -> Summary:
     """Runs a job to its end, or resumes a job that ended early.
 
-    Ctrl-C, SIGTERM and SIGHUP end the job cleanly. In other threads than the main thread, signals are left alone.
+    Ctrl-C, SIGTERM and SIGHUP end the job cleanly if the main thread runs it. Other threads do not handle signals.
 
     Args:
         progress: gets messages and the state of the job; None: both are dropped.
-        shared: an engine that other requests use, too, with the model and the options of `settings`; None: the job
+        shared: an engine with the model and the options of `settings`, which also serves other requests; None: the job
             starts its own engine.
         stop: its method `request` ends the job from any thread, as a signal does; None: only signals end the job.
 
     Raises:
         InputError: an input cannot be read, the output belongs to another job, or an option is wrong.
         JobStoppedError: the first rows all end with the same error; see Settings.max_start_errors.
-        ModelFileError, MemoryPlanError, SetupError, EngineError: as LLM.
+        ModelFileError, MemoryPlanError, SetupError, EngineError: as for LLM.
         EngineClosedError: the engine died too often. OutputError: the output cannot be written. In both cases the
             finished rows are written, and running the same job again resumes it.
         JobInterrupted: a signal or a stop request ended the job.
     """
-    stop = Stop() if stop is None else stop  # `stop or Stop()` would replace a Stop that is not requested yet
+    stop = Stop() if stop is None else stop  # `stop or Stop()` is wrong: a Stop is false until it is requested
     job = _Job(settings, progress or Silent(), stop, shared)
     with stop.listening():
         try:
@@ -94,7 +94,7 @@ def run(
 
 
 def preview(settings: Settings, n_sample: int = 0) -> DryRun:
-    """Does a dry run: reads, renders and tokenizes every line, without touching the output.
+    """Returns the report of a dry run: every line is read, rendered and tokenized. The output is not touched.
 
     Args:
         n_sample: the number of rows to run in order to measure the time and energy of the job. Their texts are dropped.
@@ -121,7 +121,7 @@ def preview(settings: Settings, n_sample: int = 0) -> DryRun:
 
 
 class JobInterrupted(KeyboardInterrupt):
-    """The error of a job that a signal ended. Finished rows are written, and the same job can be resumed.
+    """The error of a job that a signal or a stop request ended. Finished rows are written, and the job can be resumed.
 
     Attributes:
         summary: the summary of the finished rows.
@@ -133,7 +133,7 @@ class JobInterrupted(KeyboardInterrupt):
 
 
 class _Job:
-    """One run; see `run`."""
+    """One run of a job; see the function `run`."""
 
     def __init__(self, settings: Settings, progress: Progress, stop: Stop, shared: SharedEngine | None = None) -> None:
         self._settings = settings
@@ -154,7 +154,7 @@ class _Job:
         with contextlib.ExitStack() as stack:
             inputs = _find_inputs(settings)
             read_line = None if self._shared is None else self._shared.read_line
-            # The reader comes before the output, so that a usage error leaves no output behind.
+            # The reader is made before the output, so that a usage error leaves no output behind.
             reader = Reader(inputs, settings.reading, settings.taken, read_line)
             if self._shared is None:
                 _check_template(settings, inputs, reader)
@@ -200,13 +200,13 @@ class _Job:
         return open_output(settings.output, partial(identity, settings, inputs), settings.writing, files, check_ids)
 
     def _first_good_row(self, rows: Iterator[Row | BadRow], sink: StartErrors) -> Row | None:
-        """Writes all bad rows up to the first good one and returns that row; None: there is no good row."""
+        """Writes the bad rows before the first good row, and returns the good row; None: there is no good row."""
         start = time.perf_counter()
         row = next(rows, None)
         if isinstance(row, Row):
             return row
         if self._shared is None:
-            plan_of(self._config, resolve(self._config.model))  # raises for options that an engine would refuse
+            plan_of(self._config, resolve(self._config.model))  # raises the error that the engine would raise
         while isinstance(row, BadRow):
             with self._stop.noted(_do_nothing):
                 self._counts.add_error(row.error)
@@ -244,7 +244,7 @@ class _Job:
         feed = Feed(client, rows, slots_of(config), config.n_ctx, seed, settings.adapters, self._stop.__bool__, shared)
         loop = Loop(client, feed, start_errors, self._counts, self._stop, lambda: self._tick(output), shared)
         with contextlib.ExitStack() as stack:
-            # The stats of a shared engine include other requests.
+            # A shared engine gets no monitor and no meter, because these would include the requests of others.
             monitor = stack.enter_context(self._monitor(client)) if shared is None else None
             meter = stack.enter_context(EnergyMeter()) if shared is None else None
             stack.enter_context(self._stop.noted(loop.wake))
@@ -265,7 +265,7 @@ class _Job:
 
     @staticmethod
     def _run_loop(loop: Loop, start_errors: StartErrors) -> None:
-        """Runs the loop. Writes the held errors at the end, unless they are the reason for the end."""
+        """Runs the loop, then writes the held errors, also if the engine or an input fails; not on JobStoppedError."""
         try:
             loop.run()
         except JobStoppedError:
@@ -292,7 +292,7 @@ class _Job:
         output.sync_if_due()
 
     def say_summary(self) -> None:
-        """Reports the finished rows before an error ends the job."""
+        """Shows the summary before an error ends the job, if there are finished rows."""
         if self._counts.ok or self._counts.failed:
             self._progress.say(self.summary().describe())
 
@@ -322,8 +322,8 @@ def _find_inputs(settings: Settings) -> list[Source]:
 
 
 def _check_ids(output: str, inputs: list[Source], reader: Reader, ids: Mapping[int, str]) -> None:
-    """Raises ConfigError: a row has another id than the finished row of its number. Rows have moved then, so that some
-    would be computed twice and others never. Streams are not checked: they cannot be read twice."""
+    """Raises ConfigError: a row and the finished row of the same number have different ids. Rows have moved, and some
+    would be computed twice and others never. Streams are not checked, because they cannot be read twice."""
     if not ids or any(source.is_stream for source in inputs):
         return
     last = max(ids)
@@ -343,7 +343,8 @@ def _check_ids(output: str, inputs: list[Source], reader: Reader, ids: Mapping[i
 def _check_template(settings: Settings, inputs: list[Source], reader: Reader) -> None:
     """Raises ConfigError: the job begins with a conversation and the model has no chat template.
 
-    Every conversation would fail. The first row of a stream cannot be read twice, so for streams only --chat counts.
+    Every conversation would fail. The first row of a stream cannot be read twice. So for streams, only --chat tells
+    that the job begins with a conversation.
     """
     if settings.reading.chat_template is not None:
         return

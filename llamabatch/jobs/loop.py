@@ -35,10 +35,10 @@ class RowSink(Protocol):
     """The receiver of finished rows: an output, or a test's list."""
 
     def done(self, row: Row, output: RequestOutput) -> None:
-        """Takes the result of a row from the engine. The result may be an error."""
+        """Receives the result of a row from the engine. The result may be an error."""
 
     def refused(self, row: Row | BadRow, error: str) -> None:
-        """Takes the error of a row that was refused before it reached the engine."""
+        """Receives the error of a row that was refused before it reached the engine."""
 
 
 class Loop:
@@ -46,7 +46,7 @@ class Loop:
 
     Args:
         tick: called after each iteration, several times a second.
-        shared: an engine that outlives the job; `run` leaves no row in it. None: the engine belongs to the job.
+        shared: an engine that outlives the job; `run` leaves no request in it. None: the engine belongs to the job.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class Loop:
         self._shared = shared
         self._unsent: list[Request] = []  # requests that wait because the queue of a shared engine is full
         self._events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
-        self._sink_of_events = self._events.put  # clients recognise a sink by its identity, so the bound method is kept
+        # Clients compare sinks by identity, and each access to `put` makes another bound method.
+        self._sink_of_events = self._events.put
 
     def run(self) -> None:
         """Runs until all rows are written, or until a stop was requested and all finished rows are written.
@@ -77,7 +78,7 @@ class Loop:
             EngineClosedError: the engine is gone for good. Finished rows are written. The next run computes the rows
                 that were in flight.
             OutputError: the output cannot be written.
-            InputError: an input cannot be read any further. All earlier rows are done.
+            InputError: an input cannot be read any further. All earlier rows are written.
         """
         try:
             while not self._stop and self._iterate():
@@ -125,7 +126,7 @@ class Loop:
             self._sink.refused(each.row, each.error)
 
     def _send(self, requests: list[Request]) -> None:
-        """Submits requests. If the queue of a shared engine is full, the rest waits in `_unsent`."""
+        """Submits requests. If the queue of a shared engine is full, the remaining requests wait in `_unsent`."""
         self._unsent = []
         try:
             self._client.submit(requests, self._sink_of_events)
@@ -133,14 +134,14 @@ class Loop:
             if len(requests) == 1:
                 self._unsent = requests
                 return
-            for i, request in enumerate(requests):  # one by one, so that every free place is used
+            for i, request in enumerate(requests):  # one by one, to use every free place in the queue
                 self._send([request])
                 if self._unsent:
                     self._unsent = requests[i:]
                     return
 
     def _promote(self) -> None:
-        """Lifts the rows out of the background: requests in flight are aborted, and their rows are submitted again."""
+        """Ends the background tier of the rows: requests in flight are aborted, and their rows are submitted again."""
         self._feed.background = False
         for request in self._unsent:
             self._feed.again(request.request_id)
@@ -175,7 +176,7 @@ class Loop:
     def _engine_error(self, event: SequenceOutput) -> str | None:
         """Returns the reason why the engine is gone; None: the engine is alive, and only this row failed."""
         assert event.finished is not None
-        if gave_up(event.finished.error):  # stats() would not tell: a new engine may run by now
+        if gave_up(event.finished.error):  # stats() may raise nothing, because a new engine may run by now
             return event.finished.error
         try:
             self._client.stats()
@@ -186,8 +187,8 @@ class Loop:
     def _write(self, event: SequenceOutput) -> None:
         assert event.finished is not None
         if self._shared is not None and event.finished.finish_reason is FinishReason.ABORT:
-            # The job was promoted, or the engine closes. In the second case the next submit raises, so the row must not
-            # be written as an error.
+            # Either the job was promoted or the engine is closing. The row is submitted again in both cases. A closing
+            # engine then raises, so that the row is not written as an error.
             self._feed.again(event.request_id)
             return
         row = self._feed.pop(event.request_id)
@@ -195,15 +196,15 @@ class Loop:
         self._sink.done(row, event.finished)
 
     def _write_finished(self) -> None:
-        """Writes rows that finished while the loop ended. Failed rows are dropped: their engine may have been lost."""
+        """Writes rows that finished while the loop ended. Failed rows are not written: the engine may be the cause."""
         for event in self._finished(0.0):
             if not self._failed(event):
                 self._write(event)
 
 
-_LEAST_GROUP = 64  # a strategy needs rows to choose from, also with few slots
+_LEAST_GROUP = 64  # rows; a strategy needs rows to choose from, even with few slots
 _MOST_REQUESTS = 32  # rows that are tokenized before the engine gets them
-_MOST_S = 0.05  # after this time, the engine gets the rows that are ready
+_MOST_S = 0.05  # seconds of tokenizing before the engine gets the rows that are ready
 _LEAST_TOKENS = 2**19
 _MOST_BYTES = 256 * 2**20  # bytes of media in flight
 _MOST_TIERS = 256
@@ -232,26 +233,26 @@ class _InFlight(NamedTuple):
 
 
 class Feed:
-    """The requests of a job: turns rows into just enough requests in flight to keep the engine busy.
+    """Turns the rows of a job into requests, with just enough requests in flight to keep the engine busy.
 
     The rows form groups of several times the slots. A strategy may sort the rows inside a group. The next group is
-    submitted before the current group is done, so that no slot stays empty. No row of a later group overtakes an
-    earlier group, which limits how many results wait for an earlier row.
+    submitted before the current group is done, so that no slot stays empty. No row overtakes an earlier group. So the
+    number of results that wait for an earlier row stays small.
 
     Args:
         host: the engine that will get the requests.
         rows: the rows that are not done yet; an item None means that no row has arrived yet.
         slots: rows that the engine computes at once.
         n_ctx: the most tokens of one row.
-        seed: the seed of the job. A row without a seed draws with `seed_of(seed, number)`.
+        seed: the seed of the job. A row without a seed gets the seed `seed_of(seed, number)`.
         adapters: as in LLM.generate.
         cancelled: returns true once the job must end; as in InputProcessor.
-        shared: the engine that other requests use, too; None: the engine belongs to the job.
+        shared: the engine, if the job shares it with other requests; None: the engine belongs to the job.
 
     Attributes:
         background: true while new requests get the background tier.
-        exhausted: no further row comes.
-        is_waiting: the input is slow: more rows may come, but none is there at the moment.
+        exhausted: true when no further row comes.
+        is_waiting: true while a slow input has no row ready, although more rows may come.
         input_error: the error that ended the input; None: there was none.
     """
 
@@ -349,14 +350,14 @@ class Feed:
         return row
 
     def pop(self, request_id: str) -> Row:
-        """Takes a finished request out of flight and returns its row."""
+        """Removes a finished request from the requests in flight, and returns its row."""
         found = self._in_flight.pop(request_id)
         self._n_tokens -= found.n_tokens
         self._n_bytes -= found.n_bytes
         return found.row
 
     def again(self, request_id: str) -> None:
-        """Takes a request out of flight; its row comes again before all rows that are not read yet."""
+        """Removes a request from the requests in flight. Its row becomes a request again before new rows are read."""
         self._again.append(self.pop(request_id))
 
     def _request(self, row: Row) -> Request | Refused:
@@ -379,7 +380,7 @@ class Feed:
         return request
 
     def _in_tier(self, params: SamplingParams) -> SamplingParams:
-        """Returns parameters with the tier of the job. Cached by object, because most rows share one object."""
+        """Returns the parameters with the job's tier. They are cached by identity: most rows share one object."""
         if self._shared is None:
             return params
         key = id(params), self.background
@@ -387,7 +388,7 @@ class Feed:
         if known is None:
             if len(self._tiers) > _MOST_TIERS:
                 self._tiers.clear()
-            # `params` is kept so that no other object can get the same id
+            # the entry refers to `params`, so that no other object can get the same id
             known = self._tiers[key] = params, replace(params, background=self.background, priority=0)
         return known[1]
 
@@ -406,7 +407,8 @@ _MASK = 2**64 - 1
 
 
 def seed_of(job_seed: int, number: int) -> int:
-    """Returns the seed of a row. It depends only on the job's seed and the row's number, so a resumed run draws alike.
+    """Returns the seed of a row. The seed depends only on the job's seed and the row's number, so a resumed run draws
+    the same tokens.
 
     The seed is output `number` of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)
     with the job's seed: 0 .. 2**64 - 1, without a pattern between neighbouring rows.
@@ -439,7 +441,7 @@ class Stop:
         return self.signum is not None
 
     def request(self, signum: int = signal.SIGINT) -> None:
-        """Requests a stop, as the signal does. Safe to call in signal handlers and in any thread."""
+        """Requests a stop, as the signal `signum` does. Safe to call in signal handlers and in any thread."""
         if self.signum is None:
             self.signum = signum
         if self._wake is not None:
@@ -447,7 +449,7 @@ class Stop:
 
     @contextlib.contextmanager
     def noted(self, wake: Callable[[], object]) -> Iterator[None]:
-        """Stores signals and calls `wake` inside the context. Outside, signals raise KeyboardInterrupt."""
+        """Inside the context, stores a signal and calls `wake`. Outside, a signal raises KeyboardInterrupt."""
         self._wake = wake
         try:
             yield
@@ -456,11 +458,11 @@ class Stop:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handles signals inside the context. Does nothing outside the main thread, which alone gets signals."""
+        """Handles signals inside the context. Does nothing outside the main thread: other threads get no signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        # An ignored signal stays ignored, because nohup relies on it.
+        # An ignored signal stays ignored: nohup ignores SIGHUP for the program that it starts.
         replaced: dict[int, Any] = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
         replaced = {number: before for number, before in replaced.items() if before not in (signal.SIG_IGN, None)}
         for number in replaced:

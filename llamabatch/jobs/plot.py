@@ -23,7 +23,7 @@ _UNITS = ((1.0, 1.0, "s"), (600.0, 60.0, "min"), (7200.0, 3600.0, "h"), (259200.
 
 
 def figure(summary: Summary) -> Figure:
-    """Draws the picture: curves over time above, distributions below."""
+    """Returns the picture of a job: curves over time above, distributions below."""
     counts = summary.counts
     title = f"{summary.model}: {counted(counts.ok + counts.failed, 'row')} in {duration(summary.run_s)}"
     fig = titled(title, 14, 9, h_pad=0.09, wspace=0.05, hspace=0.03)

@@ -21,9 +21,9 @@ from llamabatch.utils.progress import HasBar, on_terminal
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-_POINT_S = 0.1  # between two points of the timeline
+_POINT_S = 0.1  # seconds between two points of the timeline
 _BAR_S = 0.2
-_BAR_WIDTH, _AROUND_BAR = 24, 2  # columns
+_BAR_WIDTH, _AROUND_BAR = 24, 2  # columns of the terminal
 _FIRST_LINE_S, _LINES_S = 5.0, 30.0
 
 
@@ -32,7 +32,7 @@ class JobSnapshot:
     """The state of a job at one moment.
 
     Attributes:
-        rows: rows in the output, with the rows of earlier runs.
+        rows: rows in the output, including the rows of earlier runs.
         total: rows of the whole job; None: not known.
         failed: error rows of this run.
         tokens_per_s: generated and embedded tokens a second, over the last 30 s.
@@ -57,7 +57,7 @@ class JobSnapshot:
         return counted(self.failed, "error")
 
     def rows_text(self, of: str) -> str:
-        """Returns the rows done and their total, with the text `of` between: "7/10 rows"."""
+        """Returns the finished rows and the total with the text `of` between them: "7/10 rows"."""
         if self.total is None:
             return counted(self.rows, "row")
         about = "~" if self.estimated else ""
@@ -90,12 +90,12 @@ class JobStatus:
         self._next = 0.0
 
     def begin(self, slots: int, total: Total, reader: Reader) -> None:
-        """Begins the timeline, once the engine is ready."""
+        """Starts the timeline. Called when the engine is ready."""
         self.timeline = Timeline(slots)
         self._slots, self._total, self._reader = slots, total, reader
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        """Keeps the engine's stats. The thread of a monitor calls it."""
+        """Stores the engine's stats. The thread of a monitor calls this method."""
         self.stats = snapshot.stats
 
     def add_point(self, *, at_once: bool = False) -> None:
@@ -135,13 +135,13 @@ def _tokens(stats: EngineStats) -> int:
 
 
 class Progress(Protocol):
-    """The display of a job. The thread that runs the job calls it, many times a second."""
+    """The display of a job. The thread that runs the job calls its methods many times a second."""
 
     def say(self, text: str) -> None:
         """Shows a message."""
 
     def show(self, snapshot: Callable[[], JobSnapshot]) -> None:
-        """Shows the state that `snapshot` returns, if the display is due."""
+        """Shows the state that `snapshot` returns, if it is time for an update."""
 
 
 class Silent:
@@ -202,7 +202,7 @@ class StderrProgress(HasBar):
 
 
 def _fitting(snapshot: JobSnapshot, room: int) -> tuple[str, int]:
-    """Returns the text behind the number of rows, and the width of the bar in front of it. The bar shrinks first."""
+    """Returns the details and the width of the bar for `room` columns. The bar shrinks before details are left out."""
     left = [] if snapshot.left_s is None else [f"{duration(snapshot.left_s)} left"]
     slots = f"{snapshot.running}/{counted(snapshot.slots, 'slot')}"
     parts = [slots, f"{significant(snapshot.tokens_per_s)} tokens/s", snapshot.errors, *left]

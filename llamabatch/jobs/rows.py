@@ -32,11 +32,11 @@ CHAT_FIELDS = (
 
 @dataclass(frozen=True)
 class ServiceForm:
-    """A line of OpenAI's batch format as a service reads and answers it. A service knows more fields than a job.
+    """Functions of a service that read and answer a line of OpenAI's batch format. A service knows more fields.
 
     Attributes:
         prepare: makes the request of the line; raises InputError.
-        answer: makes the body of the response; raises InputError. It is not called for a failed request.
+        answer: makes the body of the response; raises InputError. Not called for a failed request.
     """
 
     prepare: Callable[[InputProcessor], Request]
@@ -49,18 +49,19 @@ class Row:
 
     Attributes:
         number: the position among all rows of all inputs, from 0. Bad rows and rows of other shards count, too. Order
-            and resume depend on it: the same inputs give the same numbers with any `limit`, `shard` and `is_done`.
+            and resume depend on the number: the same inputs give the same numbers with any `limit`, `shard` and
+            `is_done`.
         id: the "id" or "custom_id" of the line or table row, a text or a whole number; otherwise the number as text.
-            The ids of a job differ, also written as text.
+            No two ids of a job are equal, even written as text.
         task: the kind of request. "embedding" ignores `params`, and only "chat" has `options`.
         prompt: a text or token ids, or the messages of a "chat". Only the form is checked here. The engine checks later
             if the prompt fits, and if the model's chat template accepts it.
         params: the parameters of the job, overlaid by those of the line.
         options: tools and variables of the chat template.
-        openai: true for a line of OpenAI's batch format, which may be answered in the same format.
-        model: the name of the model in such a line. The answer repeats it.
+        openai: true for a line of OpenAI's batch format. The answer may have the same format.
+        model: the model's name in a line of OpenAI's batch format. The answer repeats the name.
         place: the position of the row for messages: "prompts.jsonl, line 7".
-        kept: columns of the input for the output, as values of JSON; None: no columns are kept.
+        kept: the kept columns of the input by name, as values of JSON; None: no columns are kept.
         form: makes the request and the answer in place of the fields above; None: a row of a plain job.
     """
 
@@ -107,14 +108,14 @@ class ReadOptions:
             the value of a column and {{ for a brace. None: "{prompt}" for tables; lines of JSON hold their own prompt.
         prompt: like `template`, but always jinja2.
         task: the kind of request that a template makes. Without a template, a line of JSON has its own kind.
-        system: with task="chat", a system message before the template's text. It is jinja2 if it holds {{ or {%.
+        system: with task="chat", a system message before the template's text. It is jinja2 if it has {{ or {%.
         id_column: the column whose values are the ids. None: the column "id" or "custom_id" of a line or a table,
             otherwise the numbers of the rows. "": the numbers, for a table whose column "id" holds no ids.
         shard: (i, n), i from 1: only rows with number % n == i - 1. The n shards together are the whole job, with the
             same rows, numbers and ids.
-        limit: only rows with a number below it, counted before the shard is taken; None: all rows.
+        limit: only rows with a number below `limit`; the number counts rows of all shards. None: all rows.
         chat_template: jinja2 source that replaces the model's chat template; None: the model's template.
-        max_line_bytes: a longer line becomes a BadRow, and is never held in memory.
+        max_line_bytes: a longer line becomes a BadRow, and is never in memory as a whole.
         keep: columns of the input, or fields of lines of JSON, to copy to the output; "all": all but the id.
         image_columns, audio_columns: columns, or fields of lines of JSON, with a picture or a sound or a list of them.
             The media come before the template's text, and task="completion" becomes a chat. Relative paths start at the

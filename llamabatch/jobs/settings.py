@@ -35,9 +35,9 @@ class Settings:
         reading: how inputs become rows, and the parameters of all rows.
         writing: how results are written. Its shard is set to the shard of `reading`.
         seed: the seed of the job. A row without a seed gets one made of this seed and the row's number. None: a random
-            seed, which the manifest of the output keeps.
+            seed, stored in the manifest of the output.
         adapters: {name: scale} for all rows; the names are those of engine["adapters"].
-        price_per_hour: the price of the machine, for the summary.
+        price_per_hour: the price of the machine, for the cost in the summary; None: no cost.
         max_start_errors: the job stops if its first `max_start_errors` rows all end with the same error, and writes
             none of these rows. 0: the job never stops for that reason. Rows of a stream are never held back.
         metrics_file: a Prometheus file with the engine's metrics, written while the job runs; None: no file.
@@ -116,7 +116,7 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
     """Returns the settings that decide the content of the rows. If one of them differs, the job is another job.
 
     Args:
-        known_inputs: the inputs in the output's manifest, which tell how many bytes of a stream to read.
+        known_inputs: the inputs in the output's manifest. They tell how many bytes of a stream to read.
     """
     reading = {name: value for name, value in vars(settings.reading).items() if name not in ("params", "shard")}
     reading["id_column"] = _id_column(settings.reading, inputs)
@@ -149,7 +149,7 @@ def identity(settings: Settings, inputs: list[Source], known_inputs: object = No
 
 
 def _id_column(reading: ReadOptions, inputs: list[Source]) -> str | list[str] | None:
-    """Returns the column of the ids, also if no option names it, or a list if the tables have different columns."""
+    """Returns the column of the ids, even if no option names one; a list if tables have different columns of ids."""
     found = {own_id_column(source, reading) for source in inputs} - {None}
     names = sorted(name for name in found if name is not None)
     return names if len(names) > 1 else names[0] if names else reading.id_column or None

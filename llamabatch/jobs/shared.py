@@ -15,15 +15,15 @@ _MOST_ROWS = 1_000_000
 
 
 class SharedEngine:
-    """An engine that a job uses, and neither starts nor closes.
+    """An engine that a job uses but neither starts nor closes.
 
     Args:
         client: the client of the engine.
-        most_rows: the most rows of the job that the engine holds at once, 1 or more; None: twice its slots, so that the
-            next row is there when a row ends.
+        most_rows: the most rows of the job in the engine at once, 1 or more; None: twice the engine's slots, so that a
+            row waits when another ends.
         background: rows use only slots that other requests leave free, until `promote`. The rows' own "background" and
             "priority" are ignored, so that no row overtakes the requests of other users.
-        read_line: reads lines of OpenAI's batch format as the engine's service does; None: they are read as in any job.
+        read_line: reads a line of OpenAI's batch format as the engine's service does; None: a job reads it as usual.
 
     Raises:
         ConfigError: most_rows is out of range.
@@ -44,8 +44,8 @@ class SharedEngine:
         self.most_rows = integer(ConfigError, "most_rows", most, 1, _MOST_ROWS)
 
     def promote(self) -> None:
-        """Lifts all remaining rows out of the background. Safe to call in any thread, at any time.
+        """Ends the background tier of all remaining rows. Safe to call in any thread, at any time.
 
-        Rows in flight are aborted and start again. Otherwise they would end after all promoted rows.
+        Rows in flight are aborted and start again. Otherwise these rows would end last.
         """
         self.background = False

@@ -1,4 +1,4 @@
-"""The start of a job: if its first rows all end with the same error, the job stops and writes none of them."""
+"""Stops a job whose first rows all end with the same error. None of these rows is written."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NUMBERS = re.compile(r"\d+")
 
 
 class StartErrors:
-    """A sink that holds the first errors of a job back, until a row succeeds or two errors differ.
+    """A sink that holds back the first errors of a job until a row succeeds or two errors differ.
 
-    Then all held rows go to the next sink, and no later row is held. Two errors are equal if only numbers and the
-    places of their rows differ.
+    Then it passes all held rows to the next sink, and holds no later row. Two errors count as equal if they differ only
+    in numbers and in the places of their rows.
 
     Args:
         sink: the next sink, which gets the rows.
-        most: the number of first rows that stop the job if they all have the same error; 0: the job never stops.
+        most: the number of first rows that stop the job if they all have the same error; 0: errors never stop the job.
     """
 
     def __init__(self, sink: RowSink, most: int) -> None:
@@ -43,13 +43,13 @@ class StartErrors:
             yield row
 
     def done(self, row: Row, output: RequestOutput) -> None:
-        """Takes a result. Raises JobStoppedError, and the errors of the sink."""
+        """Passes a result to the next sink, or holds an error. Raises JobStoppedError, and the errors of the sink."""
         if output.error is None and output.finish_reason is not FinishReason.ERROR:
             self.flush()
         self._take(row, str(output.error), lambda: self._sink.done(row, output))
 
     def refused(self, row: Row | BadRow, error: str) -> None:
-        """Takes the error of a row that could not be run. Raises JobStoppedError, and the errors of the sink."""
+        """Passes on or holds the error of a row that cannot run. Raises JobStoppedError, and the errors of the sink."""
         self._take(row, error, lambda: self._sink.refused(row, error))
 
     def flush(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from llamabatch.request.outputs import FinishReason, RequestOutput
 from llamabatch.utils.histogram import Quantiles
 
-_MOST_ERRORS = 5  # messages that the summary shows
+_MOST_ERRORS = 5  # error messages that the summary shows
 _MOST_POINTS = 1024
 _RECENT_S = 30.0
 _SHORT_S = 2.0
@@ -25,9 +25,9 @@ class Counts:
         done_before: rows that were in the output before this run. failed_before: error rows among them.
         prompt_tokens, generated_tokens: sums over the rows written with a result.
         reasons: the number of continuations with each finish reason.
-        tasks: the number of rows of each task.
+        tasks: by task, the number of rows that came back from the engine.
         errors: the first few error messages.
-        queued_s: seconds in the engine's queue. ttft_s: seconds from there to the first token.
+        queued_s: seconds in the engine's queue. ttft_s: seconds from the end of the queue to the first token.
         inter_token_s: seconds between tokens. total_s: seconds from the end of the queue to the last token.
         prompt_lengths, output_lengths: lengths in tokens.
     """
@@ -118,8 +118,8 @@ class Timeline:
 
     Args:
         slots: the number of rows that can be computed at once.
-        every_s: the first distance between points, in seconds.
-        clock: seconds of a monotonic clock.
+        every_s: the initial distance between points, in seconds.
+        clock: returns the seconds of a monotonic clock.
     """
 
     def __init__(self, slots: int, every_s: float = 0.5, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -128,12 +128,12 @@ class Timeline:
         self._every_s = every_s
         self._clock = clock
         self._start = clock()
-        self._running_s = 0.0  # slot-seconds
+        self._running_s = 0.0  # seconds in use, summed over all slots
         self._last = Point(0.0, 0, 0, 0)
         self._recent: deque[Point] = deque([self._last])
 
     def add(self, rows: int, tokens: int, running: int) -> None:
-        """Adds the figures of this moment."""
+        """Adds the current figures."""
         point = Point(self._clock() - self._start, rows, tokens, running)
         self._running_s += (point.at_s - self._last.at_s) * running
         self._last = point

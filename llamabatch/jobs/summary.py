@@ -22,7 +22,7 @@ class Summary:
         output: the name of the output.
         counts: the counts of rows and tokens.
         timeline: speed and slots over time.
-        load_s: seconds until the engine was ready. run_s: seconds from then on until the last row was written.
+        load_s: seconds until the engine was ready. run_s: seconds from that time until the last row was written.
         model, strategy: the names of the model and the strategy.
         slots: rows that could be computed at once, in `instances` engines; 0: no engine was started.
         restarts: the number of times that an engine was replaced because it died.
@@ -47,8 +47,8 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command. 0: every row of the output is ok; 1: some rows are errors, of this run or an
-        earlier run; 128 + signum: a signal ended the run."""
+        """The exit code of the command. 0: every row of the output is ok; 1: rows failed, in this run or an earlier
+        one; 128 + signum: a signal ended the run."""
         if self.signum is not None:
             return 128 + self.signum
         return 1 if self.counts.failed or self.counts.failed_before else 0

@@ -31,7 +31,7 @@ _FUNCTIONS = (
     "llama_max_parallel_sequences", "llama_log_set", "llama_log_get",
 )  # fmt: skip
 
-# Sane defaults of any version lie in these ranges. In a shifted struct some value falls outside.
+# The defaults of any version lie in these ranges. If the fields of a struct are shifted, some value lies outside.
 _MODEL_RANGES: dict[str, tuple[int, int]] = {
     "n_gpu_layers": (-1, 100_000),
     "split_mode": (0, 8),
@@ -84,8 +84,8 @@ def _check_defaults(module: ModuleType, name: str, function: str, ranges: dict[s
 
 def _same_size(module: ModuleType, struct: type[ctypes.Structure], function: str) -> bool:
     """Returns True if the library writes as many bytes as the binding's struct has. On x86-64 the caller passes a
-    pointer as the first argument for a large returned struct. So the call can get a buffer, which then shows the bytes
-    that the library wrote."""
+    pointer as the first argument for a large returned struct. So this function passes a buffer and checks which bytes
+    the library wrote."""
     size, untouched = ctypes.sizeof(struct), 0xA5
     buffer = (ctypes.c_ubyte * (size + 1024))(*([untouched] * (size + 1024)))
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)((function, module.llama_cpp._lib))(ctypes.addressof(buffer))

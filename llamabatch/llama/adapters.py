@@ -66,7 +66,7 @@ class Adapters:
         self._loras[name] = handle
 
     def unload(self, name: str) -> None:
-        """Frees an adapter, which no context may have set. Raises AdapterError for an unknown name."""
+        """Frees an adapter. No context may still use it. Raises AdapterError for an unknown name."""
         check_known(((name, 1.0),), self.names)
         self._vectors.pop(name, None)
         lora = self._loras.pop(name, None)

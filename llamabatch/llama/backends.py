@@ -60,7 +60,7 @@ def load_cpu(module: ModuleType, folder: Path) -> str | None:
     """Registers the CPU backend of the build in `folder`, before llama_backend_init.
 
     Returns:
-        The name of the variant, or None if the build has no variants because its kernels are linked.
+        The name of the variant, or None if the build has no variants or has registered a CPU backend before.
 
     Raises:
         SetupError: LLAMABATCH_CPU_VARIANT names a variant that is missing or that this CPU cannot run; or no variant
@@ -108,7 +108,8 @@ def variant_name(cpu_library: Path) -> str | None:
 
 
 def usable(variants: Sequence[Variant]) -> list[Variant]:
-    """Returns the variants that this CPU can run, best first. Of variants that must be tried, only the best."""
+    """Returns the variants that this CPU can run, best first. If child processes must try the variants, these are the
+    first variant that runs and the variants without needs."""
     flags = cpu_flags()
     if _is_known(flags):
         return [variant for variant in variants if variant.needs <= flags]
@@ -136,7 +137,7 @@ def _forced(name: str, variants: Sequence[Variant]) -> Variant:
 
 
 def _runs(variant: Variant) -> bool:
-    """Returns True if a child process can run the bundled model. Keeps the verdict for this library and CPU."""
+    """Returns True if a child process can run the bundled model with this variant. Stores the verdict on disk."""
     cpu = f"{platform.machine()} {cpu_name()} {sorted(cpu_flags())}"  # several machines may share the cache
     key = probe_runs.key(variant.path, cpu)
     kept = disk_cache.read(_VERDICTS, key)

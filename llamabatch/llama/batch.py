@@ -57,7 +57,7 @@ class Batch:
             end = at + count
             self._slots[at:end] = slot
             self._outputs[at:end] = 0
-            if span is None:  # dummy rows: any token, after the cells of the slot
+            if span is None:  # dummy rows have any token, and follow the cells of their slot
                 self._tokens[at:end] = 0
                 self._positions[at:end] = self._cells.of(slot, starts[slot]) + np.arange(count)
             elif span.draft is not None:
@@ -87,7 +87,7 @@ class Batch:
         self._outputs[at:known] = 1
 
     def fill_media(self, slot: int, rows: npt.NDArray[np.float32], positions: npt.NDArray[np.int32]) -> Any:
-        """Returns the C struct for tokens of a picture. `rows` and `positions` must live until the call ends.
+        """Returns the C struct for tokens of a picture. `rows` and `positions` must live until the decode ends.
 
         Args:
             rows: embeddings of the tokens, of shape (tokens, width of the model).
@@ -151,7 +151,7 @@ def _n_of_prompt(span: ScheduledSpan) -> int:
 
 
 def _in_slot_order(call: Call) -> list[tuple[int, ScheduledSpan | None]]:
-    """Returns slots and spans in ascending order of slots, with None for a dummy. A pass over a split cache takes
+    """Returns slots and spans in ascending order of slots, with None for a dummy. A pass over a split cache needs
     consecutive ascending ids, unless the cache is ragged."""
     rows: list[tuple[int, ScheduledSpan | None]] = [(span.slot, span) for span in call.spans]
     rows += [(slot, None) for slot in call.dummy_slots]
@@ -159,10 +159,10 @@ def _in_slot_order(call: Call) -> list[tuple[int, ScheduledSpan | None]]:
 
 
 def count_passes(call: Call, n_ubatch: int, unified: bool = False, ragged: bool = False) -> int:
-    """Returns the number of passes over the weights that a call takes.
+    """Returns the number of passes over the weights in a call.
 
     With a unified KV cache, this is the number of tokens divided by n_ubatch, rounded up. With a split cache, a pass
-    takes the first run of consecutive ids that still have tokens, and equally many tokens of each id, up to n_ubatch in
+    computes the first run of consecutive ids that still have tokens: equally many tokens of each id, up to n_ubatch in
     all (llama-batch.cpp, split_equal with sequential=true). With `ragged` (Limits.is_ragged), a call whose ids are not
     consecutive or whose lengths differ counts as with a unified cache (llama-ragged.cpp).
     """

@@ -21,15 +21,17 @@ def library_dir(module: ModuleType) -> Path:
 
 def build_marker(module: ModuleType) -> Mapping[str, Any] | None:
     """Returns the marker of the libraries in use (patches, flags, compiler), or None for a stock build. The marker lies
-    beside the libraries, or in the package that holds them in its `lib` folder. This also holds for a folder that
-    `LLAMA_CPP_LIB_PATH` names."""
+    beside the libraries, or in the package that contains them in its `lib` folder, even if `LLAMA_CPP_LIB_PATH` names
+    this folder."""
     return read_marker(library_dir(module))
 
 
 def cpu_library(module: ModuleType) -> Path:
-    """Returns the file with the CPU kernels in use, which is libllama if everything is in one file. A folder may hold
-    one ggml-cpu library for each kind of CPU. The library in use is the one that ggml's backend registry calls, or else
-    the one that this process has mapped."""
+    """Returns the file with the CPU kernels in use: a ggml-cpu library, or libllama if everything is in one file.
+
+    A folder may contain one ggml-cpu library for each kind of CPU. The library in use is the one that ggml's backend
+    registry calls, or else the one that this process has mapped.
+    """
     folder = library_dir(module)
     found = _registered_cpu_library(module) or _mapped_cpu_library(folder, _mapped_files())
     if found is None:  # a system with neither dladdr nor /proc/self/maps

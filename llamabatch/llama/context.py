@@ -41,7 +41,7 @@ class DecodeCode(IntEnum):
 
 
 class Context:
-    """Owns a llama_context. For one thread at a time. Close it before its model.
+    """Owns a llama_context. Only one thread may use it at a time. Close the context before its model.
 
     Args:
         model: must stay open until close().
@@ -115,11 +115,14 @@ class Context:
         self._free_chains()
 
     def _can_sample(self, config: ResolvedConfig, n_vocab: int) -> bool:
-        """Returns True if the device should find the likeliest tokens. Raises ConfigError if it must but cannot."""
+        """Returns True if the device should find the likeliest tokens.
+
+        Raises ConfigError if device_sampling is "on" and the binding lacks a function for it.
+        """
         if config.device_sampling == "off" or n_vocab <= DEVICE_TOP:
             return False
         if config.device_sampling == "auto" and (config.n_gpu_layers == 0 or not devices.used(config, self._lib)):
-            return False  # the same rule as in planning/capacity.py, for contexts without a plan
+            return False  # as in planning/capacity.py; some contexts have no plan
         known = {name for name, *_ in self._lib.llama_context_params._fields_}
         missing = [name for name in ("samplers", "n_samplers", "n_outputs_max_per_seq") if name not in known]
         missing += [name for name in _SAMPLING if not hasattr(self._lib, name)]
@@ -130,7 +133,10 @@ class Context:
         return not missing
 
     def _new_chains(self) -> list[Any]:
-        """Makes a sampler per slot that keeps the DEVICE_TOP likeliest tokens. A context takes a sampler only once."""
+        """Makes a sampler per slot that keeps the DEVICE_TOP likeliest tokens.
+
+        The samplers are new each time, because a context accepts the same sampler only once.
+        """
         lib = self._lib
         self._chains = [
             lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params()) for _ in range(self.n_slots)
@@ -150,8 +156,8 @@ class Context:
         return bool(self._chains)
 
     def sample_on_device(self, on: bool) -> None:
-        """Switches device sampling for the next decodes on or off. To switch it on, `can_sample` must be True. After a
-        change llama.cpp plans its buffers again, which takes the time of some steps."""
+        """Switches device sampling for the next decodes on or off. To switch it on, `can_sample` must be True. A change
+        takes the time of some steps, because llama.cpp plans its buffers again."""
         if on == self.samples_on_device:
             return
         old, self._chains = self._chains, []
@@ -197,7 +203,7 @@ class Context:
         The view has the shape (n_rows, vocabulary) and is valid until the next decode.
 
         Raises:
-            EngineError: there are no rows, or the device kept them and llama.cpp would return rows that it never wrote.
+            EngineError: llama.cpp has no logits, or the device returned only the likeliest tokens.
         """
         if self.samples_on_device:
             raise EngineError(
@@ -244,7 +250,7 @@ class Context:
         return 0 <= first <= max(0, start + 1 - self._window)
 
     def copy_prefix(self, source: int, target: int, count: int) -> None:
-        """Copies the first `count` tokens of slot `source` to slot `target`.
+        """Copies the cells of the first `count` positions of slot `source` to slot `target`.
 
         In a split cache llama.cpp can copy only whole sequences between streams; a partial copy would abort the
         process. In a unified cache the copy shares its cells with the source and takes no time.
@@ -262,7 +268,7 @@ class Context:
 
     @property
     def is_ragged(self) -> bool:
-        """True if one pass takes any slots of a split cache, with any number of tokens for each slot."""
+        """True if one pass can compute any slots of a split cache, with any number of tokens for each slot."""
         return not self._unified and library.takes_ragged(self.handle)
 
     @property
@@ -283,7 +289,7 @@ class Context:
         self._lib.llama_memory_seq_add(self._memory, slot, start + count, -1, -count)
 
     def state(self, slot: int) -> bytes:
-        """Returns the state of a slot, for keeping or saving."""
+        """Returns the state of a slot in a form that does not depend on the slot or the number of slots."""
         self._check(slot)
         return kv_state.save(self._lib, self.handle, slot, self._layout)
 
@@ -298,8 +304,10 @@ class Context:
         return kv_state.copy_out(self._lib, self.handle, slot)
 
     def restore(self, slot: int, state: bytes | npt.NDArray[np.uint8], count: int) -> bool:
-        """Fills a slot with the first `count` tokens of a result of `state` or `raw_state`. Returns False if llama.cpp
-        refuses the state."""
+        """Fills a slot with the first `count` positions of a result of `state` or `raw_state`.
+
+        Returns False if llama.cpp refuses the state.
+        """
         self._check(slot)
         n_streams = 1 if self._unified else self.n_slots
         if isinstance(state, bytes):
@@ -316,7 +324,7 @@ class Context:
         slots = list(slots)
         more = 0 if self._unified else target.n_slots - self.n_slots
         sizes = [int(self._lib.llama_state_seq_get_size(self.handle, slot)) for slot in slots]
-        room = (ctypes.c_uint8 * (max(sizes, default=0) + 4 * more))()  # one buffer: its pages fault in once
+        room = (ctypes.c_uint8 * (max(sizes, default=0) + 4 * more))()  # shared by all slots: its pages fault in once
         carried = set()
         for slot in slots:
             self._check(slot)
@@ -328,7 +336,7 @@ class Context:
         return frozenset(carried)
 
     def length(self, slot: int) -> int:
-        """Returns the number of tokens that the slot holds."""
+        """Returns the slot's highest position plus 1. If all of its tokens are text, this is their number."""
         self._check(slot)
         return int(self._lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
 
@@ -338,8 +346,8 @@ class Context:
 
 
 def context_params(lib: Any, model: Model, config: ResolvedConfig) -> Any:
-    """Returns the parameters that all contexts of an engine share: threads, attention, halt and rotary embedding.
-    Options of the rotary embedding that are not given keep the file's values."""
+    """Returns the parameters that all contexts of an engine share: threads, attention, abort callback, and rotary
+    embedding. Options of the rotary embedding that are not given keep the file's values."""
     params = lib.llama_context_default_params()
     params.n_threads = config.n_threads
     params.n_threads_batch = config.n_threads_batch

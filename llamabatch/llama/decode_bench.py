@@ -34,7 +34,7 @@ class Bench:
         self._lib = library.load()
         self._context: Context | None = None
         self._made_from: tuple[object, ...] = ()
-        self._filled = 0  # slots that hold the prompt
+        self._filled = 0  # number of slots, from slot 0 on, that contain the prompt
 
     def close(self) -> None:
         if self._context is not None:
@@ -58,7 +58,7 @@ class Bench:
             n_slots: slots of the context, at least max(rows).
             prompt: tokens of each sequence before its steps are timed; less than n_ctx.
             rows: numbers of rows to measure.
-            seconds: time for each number of rows. At least two steps are timed, or one if a step takes that long.
+            seconds: time for each number of rows. At least two steps are timed, or one if steps are slow.
             time_prompt: False leaves "prompt" out.
 
         Returns:
@@ -123,7 +123,7 @@ class Bench:
 
     @staticmethod
     def _steps_at_least(spent: float) -> int:
-        """Returns the least number of steps, including the first, which does not count. Slow steps are not repeated."""
+        """Returns the least number of steps, with the untimed first step. Slow steps are not repeated."""
         return _LEAST_STEPS + 1 if spent < _LONG_S else 2
 
     def _rewind(self, rows: int, prompt: int) -> int:
@@ -141,7 +141,7 @@ class Bench:
         return prompt if self._filled else 0
 
     def _decode(self, spans: tuple[ScheduledSpan, ...]) -> float:
-        """Returns the seconds from the call until its logits are there."""
+        """Decodes the spans. Returns the seconds until their logits can be read."""
         struct, sampled = self._batch.fill(Call(spans))
         start = time.perf_counter()
         code = self._open.decode(struct)
@@ -154,7 +154,7 @@ class Bench:
 
 
 def _busy_wait(seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
-    """Keeps the core busy as an engine does, where time.sleep would release the core."""
+    """Keeps the core busy, as an engine does. time.sleep would release the core."""
     end = clock() + seconds
     while clock() < end:
         pass

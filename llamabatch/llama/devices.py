@@ -1,7 +1,7 @@
 """The devices of ggml: all devices, the GPUs that llama.cpp gives layers to, and the devices that a config chooses.
 
-Reading names and kinds costs nothing. Reading the memory of a device does: CUDA, HIP, MUSA and SYCL then make a context
-on the device, which takes some hundred MiB for the life of the process.
+Reading names and kinds costs nothing. Reading the memory of a device makes CUDA, HIP, MUSA and SYCL create a context on
+the device. This context takes some hundred MiB for the life of the process.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _offers(module: ModuleType, device: Device, name: bytes) -> bool:
 
 
 def pointers(chosen: Iterable[Device]) -> Any:
-    """Returns an array for llama_model_params.devices, ended by a null pointer. The load reads the array."""
+    """Returns a null-terminated array for llama_model_params.devices. The array must live until the load is done."""
     addresses = [device.address for device in chosen]
     return (ctypes.c_void_p * (len(addresses) + 1))(*addresses)
 

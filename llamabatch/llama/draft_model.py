@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # Models of one family may pad the same vocabulary to different sizes. llama.cpp allows the same difference
 # (common/speculative.cpp, SPEC_VOCAB_MAX_SIZE_DIFFERENCE).
 _MOST_PADDING = 128
-# A sequence may lag this many tokens behind without a separate prefill call. It lags by 2 if all guesses were right.
+# A sequence may lag this many tokens behind without a separate prefill call. The lag is 2 if all guesses were right.
 _MOST_BEHIND = 16
 _GREEDY = SamplerState(SamplingParams(temperature=0), seed=0)
 
@@ -56,10 +56,12 @@ class _Failed(Exception):
 
 
 class DraftModelProposer:
-    """A Proposer with its own context, on the engine's thread: greedy, with one call per position for all sequences.
+    """A Proposer that runs a draft model in its own context, on the engine's thread.
+
+    The proposer guesses greedily, with one call per position for all sequences.
 
     Args:
-        model: the draft model, from open_draft. It is closed with the proposer.
+        model: the draft model, from open_draft. close() also closes the model.
         target: the model whose tokens are guessed.
         config: config of the target. The draft has the same threads, n_ctx, and kind of KV cache.
         n_slots: most slots of the target's context.
@@ -114,7 +116,7 @@ class DraftModelProposer:
             self._context.clear(slot)
 
     def _cut_to_common(self, context: Context, sequence: Sequence, slot: int) -> int:
-        """Cuts the cells of a slot that differ from the sequence. Returns the number of tokens that they still hold."""
+        """Cuts the cells of a slot that differ from the sequence. Returns the number of tokens that remain."""
         held = self._contents.get(slot)
         if held is None or held.sequence is not sequence:
             held = self._contents[slot] = self._moved_in(context, sequence, slot)

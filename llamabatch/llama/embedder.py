@@ -1,4 +1,4 @@
-"""A separate context for embeddings and scores of texts, which uses the weights of a model."""
+"""A separate context for embeddings and scores of texts, on the weights of an open model."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class EmbedCounts:
 class Embedder:
     """Computes embeddings or scores of texts. Not for use from two threads at once. Close it before its model.
 
-    The context is made when it is first needed, and replaced by a larger context for a longer text. It is kept small
-    because llama.cpp reserves logits of the whole vocabulary for each token of a pass.
+    The context is made when it is first needed, and replaced by a larger context for a longer text. The context is kept
+    small because llama.cpp reserves logits of the whole vocabulary for each token of a pass.
     """
 
     def __init__(self, model: Model, config: ResolvedConfig) -> None:
@@ -60,7 +60,7 @@ class Embedder:
             self._set_adapters(())
 
     def run(self, texts: Sequence[Sequence[int]], adapters: AdapterSet) -> list[array[float]]:
-        """Computes one pass. Returns float32 values for each text, which depend on Model.pooling.
+        """Computes one pass. Returns float32 values for each text. Their meaning depends on Model.pooling.
 
         "none" gives a vector of n_embd elements for each token, one after another. "rank" gives the outputs of the
         classification head. All other poolings give one vector.
@@ -75,7 +75,7 @@ class Embedder:
         if adapters != self._adapters:
             self._set_adapters(adapters)
         memory = self._lib.llama_get_memory(self._handle)
-        if memory:  # encoders have none
+        if memory:  # an encoder has no memory
             self._lib.llama_memory_clear(memory, False)
         code = int(self._lib.llama_decode(self._handle, self._batch.fill_texts(texts)))
         if code != 0 and self._model.halt.is_halted:

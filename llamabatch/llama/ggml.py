@@ -1,4 +1,4 @@
-"""ggml's registry of backends and devices, through ctypes: llama_cpp does not bind it.
+"""ggml's registry of backends and devices, through ctypes because llama_cpp does not bind the registry.
 
 libllama links to ggml, so ggml's functions are found in libllama. A build in a single library does not export them.
 """

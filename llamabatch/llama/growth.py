@@ -1,4 +1,4 @@
-"""The growth of a context: a larger one that a thread makes, and the largest one that fits in the memory."""
+"""Larger contexts: Growth makes one in a thread, and largest_context() makes the largest that fits in memory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _NICENESS = 5
 
 
 class Growth:
-    """A larger context that a separate thread makes while the steps go on. On Linux, which has thread priorities, this
-    thread has a lower priority than the threads that compute."""
+    """A larger context that a separate thread makes while the steps go on. On Linux, this thread has a lower
+    priority than the threads that compute."""
 
     def __init__(self, make: Callable[[], Context]) -> None:
         self._made: Future[Context] = Future()

@@ -1,4 +1,4 @@
-"""Halting a llama_decode: before each operation of a graph, the CPU backend calls a function that may stop it."""
+"""Halts a llama_decode: before each operation of a graph, the CPU backend calls a function that may stop the decode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Halt:
     """Stops the running llama_decode and each later one, in all contexts that were given this object.
 
     The backend calls the function hundreds of times in a pass, on a thread that must not wait for Python's lock. So the
-    function is C's strlen, which has the right signature, with a text that is empty until `now`.
+    function is C's strlen, which has the right signature. Its text is empty until `now` is called.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Halt:
         return bool(self._text.value)
 
     def give_to(self, lib: Any, params: Any) -> None:
-        """Sets the parameters of a context, which must not outlive this object."""
+        """Sets this callback in the parameters of a context. The context must not outlive this object."""
         params.abort_callback = ctypes.cast(_strlen(), lib.ggml_abort_callback)
         params.abort_callback_data = ctypes.addressof(self._text)
 

@@ -23,21 +23,22 @@ from llamabatch.llama.build_info import build_marker, cpu_library
 from llamabatch.llama.model import SEVERAL_POSITIONS, Model
 from llamabatch.utils.checks import show
 
-# The fingerprint hashes this much of a model file's beginning (metadata, tensor table, some weights) and end.
+# The fingerprint hashes so many bytes at a model file's beginning (metadata, tensor table, some weights) and end.
 _HEAD_BYTES, _TAIL_BYTES = 16 * 2**20, 2**20
 _KERNEL_VARIABLES = ("GGML_CPU_AMX", "GGML_CPU_TILED_MM")  # environment variables
 _WORD = struct.Struct("<I")
 _TYPE_AND_ROW = struct.Struct("<iQ")
 _TYPE_AND_SIZES = struct.Struct("<iII")
 _TWO_WORDS = struct.Struct("<II")
-_RECURRENT = struct.Struct("<IiIII")  # number of cells; position and sequences of the cell; S transposed; layers
+# Number of cells, position of the cell, number of its sequences, 1 if S is transposed, number of layers.
+_RECURRENT = struct.Struct("<IiIII")
 _CELL_BYTES, _EXT_BYTES = 12, 12
 # Each quantised type has the bytes of a block, and the number of float16 values at the block's beginning.
 _BLOCKS = {"q8_0": (34, 1), "q4_0": (18, 1), "q4_1": (20, 2), "iq4_nl": (18, 1), "q5_0": (22, 1), "q5_1": (24, 2)}
 
 
 def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
-    """Returns the facts that cells depend on besides their tokens and rounding. They differ between models."""
+    """Returns the facts about model, library and options that the cells depend on, apart from tokens and rounding."""
     lib: Any = library.load()
     changes = {name: value for name in CONTENT_OPTIONS if (value := getattr(config, name)) not in (None, ())}
     return {
@@ -55,7 +56,7 @@ def facts(model: Model, config: ResolvedConfig) -> dict[str, Any]:
 
 
 def kernels(config: ResolvedConfig) -> str:
-    """Returns the build and the options that choose its kernels, because other kernels round differently."""
+    """Returns a text that names the build and the options that choose its kernels. Other kernels round differently."""
     module: Any = library.load()
     marker = build_marker(module)
     build = "stock" if marker is None else json.dumps(dict(marker), sort_keys=True)
@@ -102,7 +103,7 @@ def move(lib: Any, source: Any, target: Any, slot: int, more_streams: int, room:
 def copy_out(lib: Any, handle: Any, slot: int) -> npt.NDArray[np.uint8] | None:
     """Returns a slot's state in llama.cpp's format, for slots of the same context only; None if llama.cpp refuses."""
     size = int(lib.llama_state_seq_get_size(handle, slot))
-    state = np.empty(size, np.uint8)  # np.zeros would take time: a state may have some 100 MB
+    state = np.empty(size, np.uint8)  # np.zeros would be slow, because a state may have some 100 MB
     written = int(lib.llama_state_seq_get_data(handle, _pointer(state), size, slot)) if size else 0
     return state if size and written == size else None
 
@@ -146,7 +147,7 @@ class Layout:
     def of(cls, model: Model) -> Layout:
         lib: Any = library.load()
         is_hybrid = bool(lib.llama_model_is_hybrid(model.handle))
-        # The cells of these models also have a position in two dimensions.
+        # If a token has several positions, its cell also stores a position in two dimensions.
         has_ext = int(lib.llama_model_rope_type(model.handle)) in SEVERAL_POSITIONS
         has_ext = has_ext or any(".ple." in key for key in model.metadata)
         latent = any(key.endswith(".key_length_mla") and value != "0" for key, value in model.metadata.items())
@@ -154,7 +155,7 @@ class Layout:
         return cls(0 if model.is_recurrent and not is_hybrid else n_caches, model.is_recurrent, has_ext, not latent)
 
     def cells_end(self, state: bytes | memoryview, start: int) -> int:
-        """Returns the end of one cache's cells; `start` is the place of their number. May raise struct.error."""
+        """Returns the end of one cache's cells; `start` is the offset of their number. May raise struct.error."""
         (count,) = _WORD.unpack_from(state, start)
         at = start + _WORD.size + count * (_CELL_BYTES + self.has_ext * _EXT_BYTES)
         is_transposed, layers = _TWO_WORDS.unpack_from(state, at)
@@ -173,7 +174,7 @@ class Layout:
 
 
 def save(lib: Any, handle: Any, slot: int, layout: Layout) -> bytes:
-    """Returns the state of a slot without the number of slots."""
+    """Returns a slot's state in a form that does not depend on the slot or the number of slots."""
     raw = copy_out(lib, handle, slot)
     if raw is None:
         raise EngineError(f"llama.cpp does not give the state of slot {slot}")

@@ -1,4 +1,4 @@
-"""The binding of llama.cpp: load() prepares the environment, imports it, checks its layout and forwards its log.
+"""Loads the binding of llama.cpp: prepares the environment, imports the binding, checks its layout, forwards its log.
 
 The order matters. libgomp reads its environment once, when it is loaded. The binding and the compiled sampler load
 libgomp, so the environment is prepared before them, and only this module imports a binding. planning/binding_choice.py
@@ -72,7 +72,10 @@ def load(model_bytes: int | None = None, measured: OnLoad = NOTHING_MEASURED) ->
 
 
 def use_numa(strategy: str | None) -> None:
-    """Places the threads of this process on NUMA nodes. The first model decides; None keeps that choice, or "off".
+    """Places the threads of this process on NUMA nodes. The first model's strategy holds for the whole process.
+
+    Args:
+        strategy: None means "off" for the first model, and accepts any strategy for later models.
 
     Raises:
         ConfigError: the first model of this process wanted another strategy.
@@ -100,7 +103,7 @@ def _renew_locks() -> None:
 
 
 def check_usable() -> None:
-    """Raises EngineError in a fork that inherited GPUs, whose drivers do not survive a fork: llama.cpp would abort."""
+    """Raises EngineError in a fork that inherited GPUs. Their drivers do not survive a fork: llama.cpp would abort."""
     if not _fork_guard.is_here and gpu_names():
         raise EngineError(
             "llama.cpp was loaded before this process was forked, and a fork cannot use GPUs that its parent has used; "
@@ -109,7 +112,7 @@ def check_usable() -> None:
 
 
 def _import_choice() -> ModuleType:
-    """Imports the chosen binding with its log and its CPU backend, or the next choice if that fails."""
+    """Imports the chosen binding with its log and its CPU backend, or the next choice if the chosen one fails."""
     while True:
         build = binding_choice.choose().build
         try:
@@ -124,7 +127,7 @@ def _import_choice() -> ModuleType:
 
 
 def import_build(build: Build) -> ModuleType:
-    """Imports the binding of a build with its libraries. Raises SetupError with the bare reason if it does not fit."""
+    """Imports the binding of a build with its libraries. Raises SetupError if the build does not fit."""
     name = "llamabatch-llama" if build.is_ours else "llama-cpp-python"
     try:
         module = _import_from(build)
@@ -214,7 +217,7 @@ class LibraryInfo:
 
 
 def library_info() -> LibraryInfo:
-    """Returns a description of the loaded library. Raises SetupError if there is none."""
+    """Returns a description of the loaded library. Raises SetupError if no library can be loaded."""
     module = load()
     folder = library_dir(module)
     return LibraryInfo(
@@ -282,14 +285,14 @@ def has_equal_rows() -> bool:
 
 
 def takes_ragged(context: int) -> bool:
-    """Returns True if a llama_context with a split KV cache takes any tokens of any sequences in one pass. Our build
+    """Returns True if a llama_context with a split KV cache computes any tokens of any sequences in one pass. Our build
     can do this if the attention runs on CPUs. Builds without the function return False."""
     return _asked("llama_takes_ragged", context)
 
 
 def takes_prompts(context: int) -> bool:
     """Returns True if a context has special kernels for tokens that a batch marks as prompt tokens. Our build has them
-    on AMX. Builds without the function return False; they would read the mark as that of an output."""
+    on AMX. Returns False for builds without the function, because these would read the mark as an output mark."""
     return _asked("llama_takes_prompts", context)
 
 

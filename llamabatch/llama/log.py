@@ -20,7 +20,7 @@ llama_logger = logging.getLogger("llamabatch.llama_cpp")
 # The numbers are those of ggml_log_level in ggml.h. The comment in llama_cpp/_logger.py shows an older order.
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUE = 5
-# llama.cpp logs these line endings for a decode that was halted on purpose (halt.py), which is not an error.
+# Lines with these endings come from a decode that was halted on purpose (halt.py). They are no errors.
 _HALTED = ("compute_async failed with error 1", "compute status: 1", "failed to decode, ret = 2")
 
 
@@ -47,7 +47,7 @@ class LogForwarder:
                 if line_level >= logging.WARNING:
                     self.complaints.append(line)
                 self._target.log(line_level, "%s", line)
-        except Exception:  # an exception must not reach C code; a lost log line is the smaller harm
+        except Exception:  # an exception must not reach C code; losing a log line does less harm
             logger.debug("a log line of llama.cpp was lost", exc_info=True)
 
     def _lines(self, level: int, text: str) -> list[tuple[int, str]]:
@@ -136,6 +136,6 @@ def _address(function: Any) -> int | None:
 
 def _silence_log(module: ModuleType) -> None:
     """Replaces the callback at exit, when native destructors must not run Python code. Without a callback llama.cpp
-    would print. So a C function without arguments and effects takes its place."""
+    would print. So a C function without arguments and effects becomes the callback."""
     nothing = ctypes.cast(module.llama_max_devices, module.llama_log_callback)
     module.llama_log_set(nothing, ctypes.c_void_p(0))

@@ -17,7 +17,8 @@ from llamabatch.utils.cures import patched_build
 _STACK_PER_CHARACTER = 1024  # libstdc++ takes 325 bytes at -O3; other compilers may take more
 _MAX_RUN = 260_000  # characters, which need a stack of 255 MiB
 _SHORT_RUN = 1_000  # characters for which the stack of any thread suffices
-# With these pre-tokenizers the time grows with the square of the run; runs of these lengths take about a second.
+# With these pre-tokenizers, the time grows with the square of a run's length. Runs of so many characters take about a
+# second.
 _MAX_RUN_OF = {"deepseek-llm": 100_000, "jais-2": 60_000, "superbpe": 4_000}
 _SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _RUNS = re.compile(rf"([{_SPACES}]+)|[^{_SPACES}]+")
@@ -64,7 +65,8 @@ def needed_stack(data: bytes, pre: str) -> int:
 
 
 def _longest_match(text: str, pre: str) -> int:
-    """Returns the most characters of one match of the pre-tokenizer: white space, then a word, then line breaks."""
+    """Returns an upper bound for the characters of a pre-tokenizer's match: the longest white space plus the longest
+    word."""
     spaces = words = 0
     for found in _RUNS.finditer(text):
         size = found.end() - found.start()
@@ -101,7 +103,7 @@ def on_larger_stack(call: Callable[[], list[int]], mebibytes: int) -> list[int]:
         raise PromptError(f"the text needs a stack of {mebibytes} MiB, which is not available: {error}") from None
     try:
         thread.join()
-    except BaseException:  # after Ctrl-C, too, the vocabulary must not be freed while the thread uses it
+    except BaseException:  # after Ctrl-C, the thread still uses the vocabulary, so this call must not return yet
         thread.join()
         raise
     if errors:

@@ -101,8 +101,8 @@ class Model(NativeTokenizer):
         params = self._lib.llama_model_default_params()
         if config is None:
             params.vocab_only = True
-            # Without an empty list of devices, llama.cpp asks each GPU for its memory, which makes a context on the
-            # GPU.
+            # The list of devices is empty, because llama.cpp would ask each GPU for its memory. This request creates a
+            # context on the GPU.
             self._native_arrays = [_use_devices(params, ())]
         else:
             if profile is not None:
@@ -152,7 +152,7 @@ class Model(NativeTokenizer):
         )
 
     def _read_kind(self, pooling: str, config: EngineConfig | None) -> None:
-        """Reads the abilities of the model. The client also asks for them after a failed engine has freed the model.
+        """Stores the abilities of the model. The client also reads them after a failed engine has freed the model.
 
         Args:
             config: None if the vocabulary alone is loaded.
@@ -162,7 +162,7 @@ class Model(NativeTokenizer):
             self._lib.llama_model_is_recurrent(self.handle) or self._lib.llama_model_is_hybrid(self.handle)
         )
         self._rotates = int(self._lib.llama_model_rope_type(self.handle)) not in SEVERAL_POSITIONS
-        # `window` counts tokens; some layers attend over a sliding window only.
+        # `window` is the size of the sliding window in tokens; 0 if all layers attend to all tokens.
         self.window = 0 if config is None else int(self._lib.llama_model_n_swa(self.handle))
         self.has_window = self._window_in_file() if config is None else self.window > 0
         # The pooling is one of the names in gguf/pooling.py.
@@ -172,7 +172,7 @@ class Model(NativeTokenizer):
         if self.labels and config is not None and lacks_dense_layer(self.metadata, self._tensors()):
             logger.warning("%s: %s", self.path, NO_DENSE_LAYER)
         self.cannot_generate = self._kind_without_generation()
-        # These texts say, for messages, why the model gives no embeddings or no scores. They are None if it does.
+        # These texts tell users why the model gives no embeddings, or no scores. None means that the model gives them.
         self.cannot_embed = self._kind_without_embedding()
         self.cannot_classify = self._kind_without_classes()
         self.n_ctx_train = int(self._lib.llama_model_n_ctx_train(self.handle))
@@ -197,7 +197,10 @@ class Model(NativeTokenizer):
             )
 
     def _window_in_file(self) -> bool:
-        """Returns True if the file names a sliding window (not phi3's), which llama.cpp reads only with the weights."""
+        """Returns True if the file names a sliding window, except for phi3.
+
+        llama.cpp reads windows only with the weights.
+        """
         window = self.metadata.get(f"{self._arch}.attention.sliding_window", "0")
         return self._arch != "phi3" and window not in ("", "0")
 
@@ -215,7 +218,7 @@ class Model(NativeTokenizer):
         return None if keeps_windows_whole(self._arch) else found
 
     def n_snapshots(self, config: ResolvedConfig) -> int:
-        """Returns how many tokens llama.cpp can roll a recurrent state back by, once after each pass."""
+        """Returns by how many tokens llama.cpp can roll back a recurrent state, once after each pass."""
         known = keeps_snapshots(self._arch)
         return config.n_snapshots if self.is_recurrent and known and hasattr(self._lib, "llama_n_rs_seq") else 0
 
@@ -229,8 +232,8 @@ class Model(NativeTokenizer):
     def can_shift(self, type_k: str) -> bool:
         """Returns True if cells can change positions without changing the cells of other slots (overflow="shift").
 
-        llama.cpp rotates all of K at once, by an angle of 0 for cells that do not move. This rounds a quantised K
-        again.
+        llama.cpp rotates all of K at once, by an angle of 0 for cells that do not move. The rotation rounds a quantised
+        K again.
 
         Args:
             type_k: type of the K cache.
@@ -282,7 +285,7 @@ class Model(NativeTokenizer):
 
     @property
     def relevance_index(self) -> int | None:
-        """The index of the classification output that holds a document's relevance; None if there is none.
+        """The index of the classification output for a document's relevance; None if no output is for it.
         Qwen3-Reranker has two outputs, "yes" and "no"; all other models that rank have one."""
         if len(self.labels) == 1:
             return 0
@@ -371,7 +374,7 @@ class Model(NativeTokenizer):
 
     def _read_metadata(self) -> dict[str, str]:
         lib, pairs = self._lib, dict[str, str]()
-        with contextlib.suppress(ModelFileError):  # our reader also has lists; llama.cpp reads more kinds of headers
+        with contextlib.suppress(ModelFileError):  # our reader also returns lists, but reads fewer files than llama.cpp
             pairs = read_header(self.path).texts()
         for i in range(lib.llama_model_meta_count(self.handle)):
             key = _string(lambda buffer, size, i=i: lib.llama_model_meta_key_by_index(self.handle, i, buffer, size))
@@ -433,7 +436,7 @@ def _use_devices(params: Any, chosen: tuple[devices.Device, ...]) -> Any:
 
 
 def _string(read: Any) -> str:
-    """Returns the text that `read` writes, a C function (buffer, size) -> length."""
+    """Returns the text that the C function `read(buffer, size) -> length` writes."""
     size = 256
     for _ in range(2):
         buffer = ctypes.create_string_buffer(size)

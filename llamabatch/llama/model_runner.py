@@ -53,12 +53,12 @@ _Read = Callable[[list[ScheduledSpan], list[SamplerState], Any], list[SpanOutput
 # The device samples again after this many calls without a request that needs whole rows. A change costs the time of
 # some steps, so it must not happen often.
 CALLS_UNTIL_TOP = 32
-# The most seconds of an encoder in one step. The first is for a step that computes nothing else, so that a request that
-# arrives meanwhile waits no longer than this. The second is for a step with rows that nobody reads one by one. The
-# encoder is then the larger part of the step, so that more rows share each later step.
+# The most seconds of an encoder in one step. The first value is for a step that computes nothing else: a request that
+# arrives meanwhile waits no longer. The second value is for a step with rows that nobody reads one by one. The encoder
+# then takes most of the step, so that more rows share each later step.
 _ENCODER_ALONE_S, _ENCODER_BESIDE_S = 0.1, 1.0
 _MOST_TAGS = 16  # pairs of reasoning tags whose tokens are kept
-_OK = DecodeStatus.OK  # a lookup of the enum's member takes 0.1 us before Python 3.12, and each row needs it
+_OK = DecodeStatus.OK  # each row needs this member, and looking it up takes 0.1 us before Python 3.12
 _COMPUTED = SpanOutput(_OK)  # the result of a span without output rows
 
 
@@ -67,8 +67,8 @@ class RunnerCounts:
     """Sums since the start.
 
     Attributes:
-        decode_calls, decode_rows, decode_passes: calls that continue sequences, the rows that do so (no dummy rows),
-            and the passes of these calls over the weights.
+        decode_calls, decode_rows, decode_passes: calls that continue sequences, the sequences that each of them
+            continues, and the passes of these calls over the weights.
         prefill_calls, prefill_passes: calls with prompt tokens only, and their passes.
         prefill_tokens: prompt tokens, including those in calls with decode rows.
         dummy_rows: rows that are computed only to keep the slot ids of a call dense.
@@ -115,7 +115,7 @@ class ModelRunner:
         self._positions = SlotPositions()
         marks_prompts = self._context.takes_prompts and not config.batch_invariant
         self._batch = Batch(load(), config.n_batch, self._positions, marks_prompts)
-        self._states: dict[str, SamplerState] = {}  # states of the running sequences, by request id
+        self._states: dict[str, SamplerState] = {}  # by request id; states of all added requests
         self._whole_rows: set[str] = set()  # ids of requests for which the device's likeliest tokens are not enough
         self._calls_since_whole = 0  # calls with output rows since the last call that needed whole rows
         self._reasoning_tokens: dict[ReasoningTags, ReasoningTokens] = {}
@@ -143,7 +143,7 @@ class ModelRunner:
             on_device=config.n_gpu_layers != 0 and bool(devices.used(config, load())),
             row_ladder=config.row_ladder,
         )
-        # On other builds the bits of a row depend on the number of threads. On a GPU the time of a row does not.
+        # Without equal rows, the bits of a row depend on the number of threads. On a GPU, threads do not matter.
         chooses = has_equal_rows() and not self.limits.on_device
         self._thread_choice = ThreadChoice(max(config.n_threads, config.n_threads_batch), chooses)
         self._began = 0.0  # time.perf_counter() at the start of the current step
@@ -158,7 +158,10 @@ class ModelRunner:
         self._context.close()
 
     def add(self, request: Request, prepared: PreparedParams) -> None:
-        """Makes the sampler state of a request. Call it before the scheduler gets the sequence; `remove` undoes it."""
+        """Makes the sampler state of a request. `remove` frees the state.
+
+        Call `add` before the scheduler gets the sequence.
+        """
         state = prepared.sampler_state(request)
         if request.follows_reasoning:
             state.reasoning = self._tracker(request)
@@ -199,7 +202,7 @@ class ModelRunner:
             self._context.set_adapters(())
 
     def grow(self, n_slots: int, held: Iterable[int], *, wait: bool) -> tuple[int, frozenset[int]] | None:
-        """Replaces the context with a context of `n_slots` slots, which gets the cells of the slots `held`.
+        """Replaces the context with a context of `n_slots` slots, and carries over the cells of the slots `held`.
 
         A thread makes the larger context. Until it is ready, the steps use the old context.
 
@@ -207,8 +210,8 @@ class ModelRunner:
             wait: block until the larger context is ready.
 
         Returns:
-            None while the larger context is not ready. Then the number of slots (the old number if llama.cpp cannot
-            make more) and the slots whose cells were carried over.
+            None while the larger context is not ready. Afterwards the number of slots (the old number if llama.cpp
+            cannot make more) and the slots whose cells were carried over.
         """
         if self._growth is None:
             self._growth = Growth(lambda: Context(self.model, self._config, n_slots))
@@ -252,7 +255,7 @@ class ModelRunner:
         return None if self._moves.unflushed else self._context.state(slot)
 
     def _run_call(self, call: Call) -> list[SpanOutput]:
-        """Computes a call. If it raises, the spans are tried one by one, so that only the faulty span fails."""
+        """Computes a call. After an error, the spans are tried one by one, so that only the faulty span fails."""
         try:
             return self._compute(call)
         except EngineClosedError:
@@ -304,7 +307,7 @@ class ModelRunner:
         return [results.get(id(span), _COMPUTED) for span in call.spans]
 
     def _compute_media(self, call: Call, run: MediaRun) -> list[SpanOutput]:
-        """Computes a call with tokens of a picture. It has no output rows, because text follows each picture."""
+        """Computes a call with tokens of a picture. The call has no output rows, because text follows each picture."""
         [span] = call.spans
         projector = self.model.projector
         if projector is None:
@@ -326,7 +329,7 @@ class ModelRunner:
         return [SpanOutput(_OK, encoder_s=encoder_s)]
 
     def _encoder_s(self) -> float:
-        """Returns the seconds that an encoder may compute in this step. After text, its share of the step decides."""
+        """Returns the seconds that an encoder may compute in this step. With text, `encoder_share` limits them."""
         if not self._has_rows:
             return _ENCODER_ALONE_S
         if self._encoder_share >= 1:
@@ -349,7 +352,7 @@ class ModelRunner:
     def _choose_rows(self, outputs: list[ScheduledSpan]) -> None:
         """Chooses if the device returns the likeliest tokens or whole rows in the next decode. llama.cpp copies all
         logits of a pass as soon as one row needs them, and a change costs the time of some steps. So one request that
-        needs whole rows switches all requests to them, until there was no such request for a while."""
+        needs whole rows switches all requests to whole rows, until no request has needed them for a while."""
         needs_whole = not self._context.can_sample or any(
             span.sequence.request.request_id in self._whole_rows or span.sequence.logprobs is not None
             for span in outputs
@@ -433,9 +436,11 @@ class ModelRunner:
         return results
 
     def _recover(self, call: Call, code: DecodeCode) -> list[SpanOutput]:
-        """Returns the results of a failed call, whose spans are tried one by one. llama.cpp may have completed some
-        passes of the call. So each slot is first cut back to the start of its span. After NO_ROOM the context is
-        unchanged, and the scheduler makes room."""
+        """Tries the spans of a failed call one by one. Returns their results.
+
+        llama.cpp may have completed some passes of the call. So each slot is first cut back to the start of its span.
+        After NO_ROOM no span is tried: the context is unchanged, and the scheduler makes room.
+        """
         if code is DecodeCode.NO_ROOM:
             return [SpanOutput(DecodeStatus.NO_ROOM)] * len(call.spans)
         return self._one_by_one(
@@ -459,7 +464,7 @@ class ModelRunner:
         ]
 
     def _clear_dummies(self, call: Call) -> None:
-        """Drops the cells of dummy rows from cached prefixes. Raises EngineError if they cannot be dropped."""
+        """Drops the cells that dummy rows added to their slots. Raises EngineError if the slots cannot be cut."""
         for slot, start in call.dummies:
             if not self._moves.clear(slot, start):
                 raise EngineError(f"slot {slot} cannot be cut back to {start} tokens")

@@ -45,7 +45,7 @@ def tensor_array(rules: TensorOverrides) -> Any:
     The array holds the texts of the patterns. It must live as long as the model, which keeps the pointer.
 
     Raises:
-        ConfigError: this build of llama.cpp has no such place; the message lists the places that it has.
+        ConfigError: a rule names a place that this build of llama.cpp lacks.
     """
     known = devices.buffer_types(library.load())
     array = (_TensorOverride * (len(rules) + 1))()

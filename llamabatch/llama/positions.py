@@ -1,4 +1,4 @@
-"""Positions of tokens in slots. Each cell of text has its own position; with M-RoPE, cells of a picture share some.
+"""Positions of tokens in slots: each cell of text has its own. With M-RoPE, the cells of a picture share positions.
 
 The scheduler counts cells, but llama.cpp cuts, copies and computes by positions. The model runner converts them here.
 """
@@ -30,7 +30,7 @@ class SlotPositions:
         return cell - lost
 
     def length(self, slot: int, count: int) -> int:
-        """Returns the highest position of the first `count` cells, plus 1. If a picture ends there, `of` is higher."""
+        """Returns the highest position of the first `count` cells, plus 1. At a picture's end, `of` may be higher."""
         last = next((run for run in self._runs.get(slot, ()) if run.end == count), None)
         return self.of(slot, count) if last is None else self.of(slot, last.start) + last.n_time
 
@@ -54,7 +54,7 @@ class SlotPositions:
         return self._runs.get(slot, ())
 
     def put(self, slot: int, runs: tuple[MediaRun, ...], count: int) -> None:
-        """Notes that a slot holds those of the pictures `runs` that end within its first `count` cells."""
+        """Notes that a slot contains the pictures of `runs` that end within its first `count` cells."""
         kept = tuple(run for run in runs if run.end <= count)
         if kept:
             self._runs[slot] = kept

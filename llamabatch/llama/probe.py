@@ -1,6 +1,7 @@
 """A program, not a module to import: `python -m llamabatch.llama.probe` runs the bundled model with extra buffers.
 
-Exit status 0: the build works. A broken build ends the process by a signal, which also tells the caller.
+Exit status 0: the build works. 3: the model or its context cannot be made. 4: the logits are wrong. A broken build
+may also end the process by a signal.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _BATCH_SIZES = (1, 8)  # llama.cpp has separate kernels for one row and for seve
 
 
 def run(model_path: Path, *, use_extra_bufts: bool = True, batch_sizes: tuple[int, ...] = _BATCH_SIZES) -> int:
-    """Loads a model on the CPU and decodes one batch of each size. Returns 0 if all logits are finite and differ."""
+    """Loads a model on the CPU and decodes one batch of each size. Returns the exit status."""
     llama = library.load(model_path.stat().st_size)
     model_params = llama.llama_model_default_params()
     model_params.n_gpu_layers = 0

@@ -15,7 +15,7 @@ from llamabatch.utils.subprogram import run_program
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1  # of the probe; verdicts of other versions do not count
+_VERSION = 1  # version of the probe; verdicts of other versions do not count
 _TIMEOUT_S = 60.0
 
 

@@ -29,13 +29,13 @@ from llamabatch.planning.projector import KEPT_BYTES
 from llamabatch.request.media import SOUND, Media, MediaRun, MediaTokens, cell_ids
 from llamabatch.utils.paths import one_line
 
-# The patched build has this function. Its context can count tokens and takes no memory for weights.
+# The patched build has this function. A context from it can count tokens, but needs no memory for weights.
 WITHOUT_WEIGHTS = "mtmd_init_without_weights"
 logger = logging.getLogger(__name__)
 # An encoder pass ends early if no request has asked for it in this time and another picture waits.
 _ABANDONED_S = 2.0
-# Embeddings that a request used within this time stay, whatever memory they take. A run that is computed in many small
-# chunks uses them once for each chunk, and would be encoded again each time.
+# Embeddings that a request used within this time are kept, whatever memory they take. A run that is computed in many
+# small chunks needs its embeddings for each chunk. Otherwise the run would be encoded again for each chunk.
 _HELD_S = 5.0
 _TEXT, _IMAGE = 0, 1  # MTMD_INPUT_CHUNK_TYPE_TEXT, …_IMAGE
 _PROBE = Media(b"", 64, 64)
@@ -63,8 +63,8 @@ class Embeddings(NamedTuple):
 class Projector:
     """Owns an mtmd_context. `tokens` is safe from any thread; `embeddings` is for the threads of engines.
 
-    An encoder pass may take seconds. It runs on its own thread in slices of time and pauses between two operations of
-    its graph. The engine computes tokens in these pauses, so the two never compete for the cores.
+    An encoder pass may take seconds. It runs on its own thread in slices of time and pauses between two operations
+    of its graph. The engine computes tokens in these pauses, so the two never compete for the cores.
 
     Args:
         path: the mmproj file.
@@ -155,7 +155,7 @@ class Projector:
                 self._kept_bytes = 0
 
     def tokens(self, media: Media) -> MediaTokens:
-        """Returns the tokens of a picture or a sound, with text tokens around it. They depend only on its size.
+        """Returns the tokens of a picture or a sound, with text tokens around it. Does not read `media.data`.
 
         Raises:
             PromptError: libmtmd cannot read a picture of this size, or the vocabulary lacks a token.
@@ -177,10 +177,10 @@ class Projector:
         return MediaTokens(tuple(token_ids), tuple(runs))
 
     def embeddings(self, media: Media, chunk: int, seconds: float = math.inf) -> Embeddings | None:
-        """Returns the embeddings of a run, from the kept ones or by an encoder pass.
+        """Returns the embeddings of a run: kept embeddings, or those of a new encoder pass.
 
         Returns None if the pass, or another picture's pass before it, takes longer than `seconds`. The next call
-        continues it.
+        continues the pass.
 
         Raises:
             EngineError: the encoder failed.
@@ -264,7 +264,7 @@ class Projector:
             self._mtmd.mtmd_input_chunks_free(chunks)
 
     def _make_chunks(self, media: Media, *, with_data: bool) -> Any:
-        """Returns the mtmd_input_chunks of a picture or a sound. Without its data they hold only the sizes."""
+        """Returns the mtmd_input_chunks of a picture or a sound. Without data, the chunks contain only sizes."""
         self._check_open()
         mtmd = self._mtmd
         bitmap = self._bitmap(media, with_data=with_data)

@@ -1,6 +1,6 @@
 """Additional devices: a backend in a separate file, and RPC servers of llama.cpp on any host.
 
-Environment variables name both, because they hold for a process and for the children that it starts.
+Environment variables name both, so that child processes use the same devices.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from collections.abc import Callable
 class SlicedThread:
     """Runs one job after another, but only while `advance` waits, so that the two threads never compute at once.
 
-    The job calls `may_go_on` where it can stop, and ends early if that returns False. One thread runs all jobs, so that
-    OpenMP keeps its team of threads. The thread starts with the first job and ends with `close`.
+    The job calls `may_go_on` where it can stop, and ends early if the call returns False. One thread runs all jobs, so
+    that OpenMP keeps its team of threads. The thread starts with the first job and ends with `close`.
 
     One of the two threads always waits, so no lock is needed: `advance` sets `_go` and waits for `_stopped`, and the
     job's thread sets `_stopped` and waits for `_go`. Only `close` may be called from a third thread.
@@ -34,7 +34,7 @@ class SlicedThread:
         return self._job is not None
 
     def start(self, job: Callable[[], None]) -> None:
-        """Gives the thread a job. The job before must be done."""
+        """Gives the thread a job. The previous job must be done."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()

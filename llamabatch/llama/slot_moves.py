@@ -52,13 +52,13 @@ class SlotMoves:
             self.context.shift(shift.slot, shift.start, shift.count)
 
     def end_with(self, call: Call) -> None:
-        """Notes that a call was computed, which executed the pending moves."""
+        """Notes that a call was computed. Its decode has executed the pending moves."""
         self.unflushed = False
         if self.rolled_back:
             self.rolled_back.difference_update(span.slot for span in call.spans)
 
     def grow_into(self, larger: Context, held: Iterable[int], *, can_carry: bool) -> frozenset[int]:
-        """Closes the context in favour of a larger one. Returns the slots of `held` whose cells were carried over."""
+        """Replaces and closes the context. Returns the slots of `held` whose cells the larger context got."""
         carries = can_carry and not self.unflushed
         carried = self.context.carry_over(held, larger) if carries else frozenset[int]()
         self.context.close()
@@ -114,7 +114,7 @@ class SlotMoves:
         return self.positions.length(copy.source, copy.count)
 
     def _flush(self, slot: int) -> None:
-        """Makes llama.cpp execute pending copies and shifts, by a dummy row in `slot`, which is empty afterwards."""
+        """Makes llama.cpp execute pending copies and shifts, if any, by a dummy row in `slot`. Then clears the slot."""
         if self.unflushed:
             self.context.decode(self._batch.fill_rows([0], [0], [slot]))
             self.context.clear(slot)
@@ -123,9 +123,9 @@ class SlotMoves:
     def _restore(self, restore: Restore) -> None:
         """Fills a slot with a saved prefix.
 
-        If llama.cpp refuses the prefix, the slot stays empty and is noted as unfilled, so that no tokens are computed
-        after missing ones. A request with a prefix from a file then fails. A request with a checkpoint is computed from
-        its beginning.
+        If llama.cpp refuses the prefix, the slot stays empty and is noted as unfilled. Otherwise tokens would be
+        computed after missing ones. A request with a prefix from a file then fails. A request with a checkpoint is
+        computed from its beginning.
         """
         self._flush(restore.slot)  # pending copies may still read the slot
         state: Any = restore.prefix.state

@@ -16,7 +16,7 @@ ANY_TOKEN = 1024  # bytes of text that we assume for the longest token of a toke
 _WHOLE_TEXT = ("llama", "gpt2")  # tokenizers that keep every character of the text in their tokens
 _MAX_TEXT_BYTES = 64 * 2**20  # llama_tokenize takes 8 s for 20 MB, and its length is an int32
 _SLICE = 2**15  # token ids that are converted to Python objects at once
-_FAILED = -(2**31)  # what llama_tokenize returns for a text that it cannot tokenize
+_FAILED = -(2**31)  # result of llama_tokenize for a text that it cannot tokenize
 
 # For each of these names, llama_vocab_NAME returns the id of a special token, or a negative number if there is none.
 _SPECIAL = (
@@ -45,8 +45,8 @@ class NativeTokenizer:
     metadata: Mapping[str, str]
 
     def __init__(self) -> None:
-        # Event loops wait for `_lock`, so it guards only calls that take no longer than a few tokens. `_text_lock`
-        # guards the calls whose time grows with the text. close() takes both locks, `_text_lock` first.
+        # `_lock` guards only short calls, because event loops wait for it. `_text_lock` guards the calls whose time
+        # grows with the text. close() takes both locks, `_text_lock` first.
         self._lock = threading.Lock()
         self._text_lock = threading.Lock()
         self._fork_guard = ForkGuard()
@@ -58,7 +58,7 @@ class NativeTokenizer:
         self._all_eog: tuple[int, ...] | None = None
 
     def _read_vocabulary(self) -> None:
-        """Reads the facts of the vocabulary that need no calls later."""
+        """Stores facts of the vocabulary, so that later uses of them need no calls of llama.cpp."""
         self.n_vocab = int(self._lib.llama_vocab_n_tokens(self.vocab_handle))
         ids = {name: int(getattr(self._lib, f"llama_vocab_{name}")(self.vocab_handle)) for name in _SPECIAL}
         self.special_ids: Mapping[str, int] = {name: i for name, i in ids.items() if 0 <= i < self.n_vocab}
@@ -85,8 +85,8 @@ class NativeTokenizer:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary without the library, made at each access. A stored vocabulary would form a reference cycle
-        with the model, so its token texts would live until a garbage collection."""
+        """A new Vocabulary at each access, for code that does not know llama.cpp. A stored Vocabulary would form a
+        reference cycle with the model, and live until a garbage collection."""
         return Vocabulary(self.n_vocab, self.is_eog, self.token_bytes, self.all_bytes, self._first_token)
 
     def special_token(self, name: str) -> str:
@@ -107,7 +107,7 @@ class NativeTokenizer:
 
     @property
     def eog_ids(self) -> tuple[int, ...]:
-        """All tokens that end a generation. The first access asks llama.cpp about every token, as it has no list."""
+        """All tokens that end a generation. The first access asks llama.cpp about every token."""
         if self._all_eog is None:
             with self._lock:
                 self._check_open()
@@ -119,7 +119,7 @@ class NativeTokenizer:
         """Converts text to token ids.
 
         Args:
-            add_special: put BOS in front where the model wants it.
+            add_special: add BOS and EOS where the vocabulary says so.
             parse_special: read names such as `<|im_end|>` as the special tokens. For templates, never for untrusted
                 text.
 
@@ -132,7 +132,7 @@ class NativeTokenizer:
         if len(data) > _MAX_TEXT_BYTES:
             raise PromptError(f"the text has {len(data)} bytes; allowed are up to {_MAX_TEXT_BYTES}")
         self._fork_guard.check()
-        with self._text_lock:  # close() in another thread frees the vocabulary
+        with self._text_lock:  # else close() in another thread could free the vocabulary
             self._check_open()
             return self._tokenize(data, add_special, parse_special)
 
@@ -220,7 +220,7 @@ class NativeTokenizer:
         return text.decode(errors="replace")
 
     def piece(self, token_id: int, *, special: bool = True) -> bytes:
-        """Returns all_bytes, or token_bytes if `special` is False. Safe from any thread, even while another closes."""
+        """Returns all_bytes, or token_bytes if `special` is False. Safe while another thread closes the model."""
         known = (self._named if special else self._pieces).get(token_id)
         if known is not None:
             return known
@@ -265,7 +265,7 @@ class NativeTokenizer:
 
 def _in_slices(values: Any, n: int) -> list[int]:
     """Returns the first n values of a ctypes array. No other thread runs during the conversion of a slice. A slice
-    takes half a millisecond; a whole prompt of 5 MB would take 30."""
+    takes half a millisecond. A whole prompt of 5 MB would take 30 ms."""
     found: list[int] = []
     for start in range(0, n, _SLICE):
         found += values[start : min(start + _SLICE, n)]

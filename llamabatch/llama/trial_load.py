@@ -29,7 +29,7 @@ _REFUSED = 3
 _ROOM = 2 * 2**30  # bytes of memory beside the weights
 _MOST_TO_DECODE = 16 * 2**30  # bytes of the largest file to decode with, because each token reads the whole file
 # The four sequences have unequal lengths. A pass takes equally many tokens of each sequence, so the last tokens go into
-# a second pass, whose states do not begin at the first cell.
+# a second pass. The states of this pass do not begin at the first cell.
 _LENGTHS = (1, 2, 2, 2)
 _N_TOKENS = sum(_LENGTHS)
 _N_CTX = 64  # tokens of each sequence
@@ -42,8 +42,11 @@ _ALL_BYTES = "".join(map(chr, range(1, 0x180))) + " word 12345 漢字 🙂\n"
 
 
 def run(path: Path, n_bytes: int, kv_overrides: KvOverrides = (), patterns: Sequence[str] = ()) -> int:
-    """Uses the model as an engine would, on the CPU with a mapped file. Returns the exit status. It loads the model,
-    renders the chat template, tokenizes text, writes all tokens, makes a context, and decodes."""
+    """Uses the model as an engine would, on the CPU with a mapped file. Returns the exit status.
+
+    The trial loads the model, renders the chat template, tokenizes text, writes all tokens, makes a context, and
+    decodes.
+    """
     llama = library.load(n_bytes)
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
@@ -87,7 +90,7 @@ def _use_vocabulary(llama: Any, vocabulary: Any) -> list[int]:
 
 
 def _pooling(path: Path) -> str:
-    """Returns the pooling of a context. It is "rank" only if the classification head fits its labels."""
+    """Returns the pooling of a context: "mean" instead of "rank" if the classification head does not fit its labels."""
     header = read_header(path)
     pooling = default_pooling(header.texts(), read_tensors(path))
     return pooling if pooling != RANK or read_labels(path) else "mean"
@@ -113,7 +116,7 @@ def _compute(llama: Any, model: Any, tokens: list[int], decode: bool, pooling: s
 
 
 def _template_refusal(llama: Any, model: Any) -> str | None:
-    """Returns why the chat template is refused: it exceeds its limits. Else returns None. A template that only rejects
+    """Returns why the chat template is refused if it exceeds its limits, else None. A template that only rejects
     these conversations is accepted, because the model can still generate."""
     key = b"tokenizer.chat_template"
     n_bytes = llama.llama_model_meta_val_str(model, key, None, 0)

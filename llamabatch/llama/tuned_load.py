@@ -1,4 +1,4 @@
-"""The tuned profile of a load. It is found before the library is loaded, and used if it is for the same devices."""
+"""Finds the tuned profile of a load before the library is loaded. A profile is used only for its own devices."""
 
 from __future__ import annotations
 

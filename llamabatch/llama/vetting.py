@@ -1,7 +1,7 @@
 """Checks of a model file before this process loads it: headers, digest, and a trial load in a child process.
 
-A GGUF file is untrusted data. llama.cpp checks it with assertions, and a failed assertion ends the process. So a file
-must pass gguf/validation.py, is then loaded by a small program (llama/trial_load.py), and only then by this process.
+A GGUF file is untrusted data. llama.cpp checks the data with assertions, and a failed assertion ends the process. So a
+file must pass gguf/validation.py. Next a small program loads it (llama/trial_load.py), and only then this process.
 
 The verdict is kept (utils/disk_cache.py) under a hash of the headers, the sizes of the files, and the llama.cpp in use.
 A second record maps a file (path, size, time of the last change, inode) to its hash. A known file costs two reads.
@@ -110,7 +110,7 @@ def ensure_loadable(
     """Raises an error unless llama.cpp may load the file into this process.
 
     Args:
-        trial: "on" first loads the file in a child process; "off" does not; "auto" does so without a good kept verdict.
+        trial: "on" first loads the file in a child process; "off" does not; "auto" does so if no verdict is kept.
         sha256: the digest that the file, or its parts one after another, must have: 64 hexadecimal digits.
         kv_overrides, override_tensor: overrides of the coming load. A verdict counts only for the same overrides.
 
@@ -120,7 +120,7 @@ def ensure_loadable(
         EngineClosedError: the load was cancelled.
     """
     known = ensure_sound(path, sha256, kv_overrides)
-    patterns = [pattern for pattern, _ in override_tensor]  # the child has no devices
+    patterns = [pattern for pattern, _ in override_tensor]  # without the places, because the child has no GPUs
     changes = json.dumps([kv_overrides, patterns]) if kv_overrides or patterns else ""
     is_known = (known.content == BUNDLED and not changes) or (known.identity, changes) in _loadable
     if trial != "on" and (trial == "off" or is_known):
@@ -148,7 +148,7 @@ def _try(path: Path, content: str, trial: str, n_bytes: int, program: str, argum
     """Raises ModelFileError for a file that a child process could not load, by a kept verdict or a new trial.
 
     Args:
-        content: hash of everything that the verdict depends on.
+        content: text with the hashes and overrides that the verdict depends on.
         n_bytes: size of the file.
     """
     key = _verdict_key(content)

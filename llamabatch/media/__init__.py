@@ -1,1 +1,1 @@
-"""Pictures and sounds: reads them (paths, bytes, data: addresses, PIL images, arrays, message parts) into Media."""
+"""Makes Media of pictures and sounds: from paths, bytes, data: addresses, PIL images, arrays and message parts."""

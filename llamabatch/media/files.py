@@ -30,7 +30,7 @@ def at_address(address: Any, what: str, sources: MediaSources) -> bytes:
 
     Args:
         what: "a picture" or "a sound", for messages.
-        sources: the allowed addresses; NOWHERE: nothing is fetched, and no file is read.
+        sources: the allowed addresses besides data: addresses; NOWHERE: none.
 
     Raises:
         PromptError: the address is not allowed, or cannot be read.
@@ -53,7 +53,7 @@ Decode = Callable[[bytes, str], tuple[bytes, int, int]]
 
 
 def media_of(kind: Kind, data: bytes, name: str, decode: Decode) -> Media:
-    """Returns the Media of the bytes of a file: the bytes as they are, or the raw data if that is no longer.
+    """Returns the Media of a file's bytes. It contains these bytes, or the raw data if the raw data is not longer.
 
     Raises:
         PromptError: there are no bytes or too many, or `decode` raises.
@@ -69,21 +69,21 @@ def media_of(kind: Kind, data: bytes, name: str, decode: Decode) -> Media:
 
 
 def media_at(path: str | os.PathLike[str], kind: Kind, what: str, decode: Decode) -> Media:
-    """Returns the Media of a file: its path if the file can be read again, otherwise as media_of.
+    """Returns the Media of a file. It contains the path; for a pipe the data, as in media_of.
 
     Args:
         what: "the picture" or "the sound", for messages.
 
     Raises:
-        PromptError: the file cannot be read, or as media_of.
+        PromptError: the file cannot be read. Also the errors of media_of.
     """
     media = media_of(kind, _bytes_at(path, what), f"{what} {one_line(os.fspath(path))}", decode)
     full = absolute(path)
-    return replace(media, data=full, form="path") if os.path.isfile(full) else media  # a pipe is read only once
+    return replace(media, data=full, form="path") if os.path.isfile(full) else media  # a pipe cannot be read again
 
 
 def _bytes_at(path: str | os.PathLike[str], what: str) -> bytes:
-    """Returns the bytes of a file, at most MAX_FILE_BYTES + 1. Raises PromptError."""
+    """Returns the first MAX_FILE_BYTES + 1 bytes of a file. Raises PromptError."""
     if not os.fspath(path):
         raise PromptError(f"the path of {what} is empty")
     try:
@@ -95,7 +95,7 @@ def _bytes_at(path: str | os.PathLike[str], what: str) -> bytes:
 
 
 def raw_of(media: Media, what: str, decode: Decode) -> bytes:
-    """Returns the raw data of a Media. Raises EngineError: the file has changed since the Media was made.
+    """Returns the raw data of a Media. Raises EngineError if its file has changed or cannot be read any more.
 
     Args:
         what: "picture" or "sound", for messages.

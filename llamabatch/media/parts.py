@@ -1,5 +1,5 @@
-"""Media in message parts: replaces media by marks that a chat template writes as text, and makes parts of table
-cells."""
+"""Media in message parts: replaces media by marks that a chat template writes as text, and makes message parts from
+table cells."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ MAX_COUNT = 256
 
 def has_media(conversation: Any) -> bool:
     """Returns True if a message has a part with a picture or a sound."""
-    messages = conversation if isinstance(conversation, (list, tuple)) else ()  # other types are refused later
+    messages = conversation if isinstance(conversation, (list, tuple)) else ()  # later code refuses other types
     return any(media_kind(part) is not None for message in messages for part in _parts(message))
 
 
 def marked(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]], str]:
-    """Returns the messages with marks in place of media, the media parts in order, and the mark.
+    """Returns the messages with a mark for each picture and sound, the media parts in order, and the mark.
 
-    The mark is random for each conversation, so that no text can contain it.
+    Each conversation has a random mark, so that no text can contain it.
     """
     mark = f"<media-{secrets.token_hex(16)}>"
     found: list[Mapping[str, Any]] = []
@@ -54,17 +54,17 @@ def marked(conversation: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
 
 
 class MediaInput:
-    """The media of one prompt. They are read one by one, and share one limit of bytes and one limit of seconds.
+    """The media of one prompt. They are read one by one. One limit of bytes and one of seconds apply to all together.
 
     Args:
         n: the number of media.
-        pictures: true if the model reads pictures.
-        rate: samples a second of the sounds that the model reads; 0: the model reads no sounds.
+        pictures: True if the model reads pictures.
+        rate: samples per second of the sounds that the model reads; 0: the model reads no sounds.
         sources: as for read_address.
-        cancelled: returns true once nobody waits for the prompt.
+        cancelled: returns True if no caller waits for the prompt any more.
 
     Attributes:
-        media: the media that were read so far.
+        media: the media that have been read so far.
 
     Raises:
         PromptError: there are more than MAX_COUNT media.
@@ -89,7 +89,7 @@ class MediaInput:
         """Reads a picture or a sound in any form. Raises the errors of read_picture and read_sound.
 
         Args:
-            kind: picture or sound; None: bytes tell the kind, and everything else is a picture.
+            kind: picture or sound; None: the kind of bytes is detected, and other values are pictures.
         """
         if kind is None and isinstance(given, bytes):
             kind = SOUND if is_sound(given) else IMAGE
@@ -124,7 +124,7 @@ class MediaInput:
 
 
 def parts_of_cell(cell: Any, kind: Kind = IMAGE) -> list[dict[str, Any]]:
-    """Returns the message parts for a cell of a table. The list is empty for an empty cell.
+    """Returns the message parts for a cell of a table; [] for an empty cell.
 
     Args:
         cell: as for read_picture or read_sound, {"bytes": …, "path": …} as in Hugging Face datasets, or a list of
@@ -148,7 +148,7 @@ def message_with_media(text: str, row: Mapping[str, Any], columns: Mapping[Kind,
     """Returns a user's message with the pictures and sounds of a row before the text.
 
     Raises:
-        PromptError: the columns of a kind hold nothing.
+        PromptError: all columns of a kind are empty.
     """
     media: list[dict[str, Any]] = []
     for kind, names in columns.items():
@@ -160,7 +160,7 @@ def message_with_media(text: str, row: Mapping[str, Any], columns: Mapping[Kind,
 
 
 def _as_pixels(cell: Any) -> Any:
-    """Returns the array of a cell that is a list of lists of lists, as in data frames; None: not such an array."""
+    """Returns the pixels of a cell that is a list of lists of lists, as in data frames; None for other cells."""
     is_deep = isinstance(cell, list) and cell and isinstance(cell[0], list) and cell[0] and isinstance(cell[0][0], list)
     if not is_deep:
         return None
@@ -171,7 +171,7 @@ def _as_pixels(cell: Any) -> Any:
 
 
 def placed(conversation: Sequence[Mapping[str, Any]], folder: str) -> list[Mapping[str, Any]]:
-    """Returns the conversation with the relative paths of its media joined to a folder."""
+    """Returns the conversation with `folder` in front of the relative paths of media."""
     return [
         {**message, "content": [_placed(part, folder) for part in _parts(message)]}
         if any(media_kind(part) is not None for part in _parts(message))
@@ -194,9 +194,11 @@ def _parts(message: Any) -> Sequence[Any]:
 
 
 def _picture_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
-    """Returns the picture of a part, and True if it may have any form, as in {"type": "image", "image": …}. False for
-    {"image_url": {"url": …}}, {"image_url": …}, {"url": …} and Anthropic's {"source": …}: users of a server may send
-    these, so only data: addresses and allowed addresses are read."""
+    """Returns the picture of a part, and True if any form of picture is allowed: for {"type": "image", "image": …}.
+
+    False for {"image_url": {"url": …}}, {"image_url": …}, {"url": …} and Anthropic's {"source": …}. Users of a server
+    may send these parts, so only data: addresses and allowed addresses are read.
+    """
     if isinstance(source := part.get("source"), Mapping) and isinstance(source.get("data"), str):
         return f"data:{source.get('media_type', 'image')};base64,{source['data']}", False
     if isinstance(source, Mapping) and source.get("url") is not None:
@@ -208,8 +210,8 @@ def _picture_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
 
 
 def _sound_of(part: Mapping[str, Any]) -> tuple[Any, bool]:
-    """Returns the sound of a part, and True for "audio", in any form. False for OpenAI's "input_audio" and
-    addresses."""
+    """Returns the sound of a part, and True if any form of sound is allowed: for "audio". False for OpenAI's
+    "input_audio" and for addresses."""
     given = part.get("input_audio")
     if isinstance(given, Mapping) and isinstance(given.get("data"), str):
         return f"data:audio;base64,{given['data']}", False

@@ -1,4 +1,4 @@
-"""Pictures: makes a Media of a picture, and decodes its pixels with Pillow. The size is checked in the header first."""
+"""Pictures: makes a Media of a picture, and decodes its pixels with Pillow. Checks the size in the header first."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_picture(given: Any, most: int = MAX_PIXELS, sources: MediaSources = NOW
         return read_address(given, most, sources)
     if isinstance(given, (str, os.PathLike)):
         return media_at(given, IMAGE, "the picture", _decoder(most))
-    if hasattr(given, "convert") and hasattr(given, "size"):  # before arrays: the second hasattr below would decode it
+    if hasattr(given, "convert") and hasattr(given, "size"):  # before arrays: their hasattr would decode the image
         return Media(*_decoded(lambda: given, "a PIL image", most))
     if hasattr(given, "__array_interface__") and hasattr(given, "dtype"):
         return _of_array(given, most)
@@ -66,7 +66,7 @@ def _decoder(most: int) -> Decode:
 
 
 def _decoded(opened: Callable[[], Any], name: str, most: int) -> tuple[bytes, int, int]:
-    """Returns the pixels, width and height of a PIL image's first frame, turned as EXIF says, on a white background.
+    """Returns the pixels, width and height of a PIL image's first frame, rotated by its EXIF data, on white.
 
     Args:
         opened: opens the image and reads its header.

@@ -16,8 +16,8 @@ from llamabatch.request.media import IMAGE, SOUND, Kind, Media, MediaRun, MediaT
 from llamabatch.utils.checks import counted
 
 MARK = "<__media__>"  # the mark of libmtmd and llama-server for a picture or a sound in a text
-_SHOWN = {IMAGE: "<picture>", SOUND: "<sound>"}  # these words stand for media in the text of a prompt
-# The marks in prompts for vLLM, by family of models. They include the tokens that libmtmd itself writes around media.
+_SHOWN = {IMAGE: "<picture>", SOUND: "<sound>"}  # words for media in the text of a prompt
+# The marks in prompts for vLLM, by model family, with the tokens around media: libmtmd adds these tokens itself.
 _MARKS = re.compile(
     "|".join(
         (
@@ -36,11 +36,11 @@ _MARKS = re.compile(
 
 
 class MediaReader(Protocol):
-    """The part of a projector that gives the tokens of a picture or a sound.
+    """The part of a projector that returns the tokens of a picture or a sound.
 
     Attributes:
-        reads_pictures: true if the projector reads pictures.
-        sound_rate: samples a second of the sounds that it reads; 0: it reads no sounds.
+        reads_pictures: True if the projector reads pictures.
+        sound_rate: samples per second of the sounds that the projector reads; 0: it reads no sounds.
     """
 
     reads_pictures: bool
@@ -59,7 +59,7 @@ class MediaModel(ChatModel, Protocol):
 
 
 class Prompt(NamedTuple):
-    """A prompt: its text (None: token ids only), its tokens, and its media with their places among the tokens."""
+    """A prompt: its text (None: token ids only), its tokens, and its media with their runs of tokens."""
 
     text: str | None
     token_ids: tuple[int, ...]
@@ -67,7 +67,7 @@ class Prompt(NamedTuple):
     media_runs: tuple[MediaRun, ...] = ()
 
     def behind(self, token_ids: tuple[int, ...], n_dropped: int) -> Prompt:
-        """Returns this prompt behind other tokens, without its own first `n_dropped` tokens."""
+        """Returns `token_ids` followed by this prompt without its first `n_dropped` tokens."""
         by = len(token_ids) - n_dropped
         runs = tuple(run._replace(start=run.start + by) for run in self.media_runs)
         return self._replace(token_ids=(*token_ids, *self.token_ids[n_dropped:]), media_runs=runs)
@@ -112,11 +112,11 @@ def text_prompt(
     media: Sequence[tuple[Kind | None, Any]],
     cancelled: Callable[[], bool] | None = None,
 ) -> Prompt:
-    """Returns the prompt of a text with a mark for each picture and sound: MARK, or the mark of prompts for vLLM. The
-    text's special tokens are parsed.
+    """Returns the prompt of a text with a mark for each picture and sound: MARK, or the mark of prompts for vLLM.
+    Special tokens in the text are parsed.
 
     Args:
-        media: pictures and sounds in order, each with its kind as for MediaInput.add.
+        media: pairs of kind and picture or sound, in order; see MediaInput.add.
 
     Raises:
         PromptError: a picture or a sound cannot be read, the model does not read it, or the number of marks differs.
@@ -150,7 +150,7 @@ def _reader(
 
 
 def _joined(text: str, pieces: Sequence[Sequence[int]], media: Sequence[Media], reader: MediaReader) -> Prompt:
-    """Joins pieces of text with one picture or sound between each two pieces."""
+    """Returns the prompt of pieces of text with one picture or sound between every two pieces."""
     ids, runs = list(pieces[0]), list[MediaRun]()
     for index, (each, piece) in enumerate(zip(media, pieces[1:], strict=True)):
         tokens = reader.tokens(each)
@@ -160,7 +160,7 @@ def _joined(text: str, pieces: Sequence[Sequence[int]], media: Sequence[Media], 
 
 
 def _shown(text: str, mark: str, parts: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a text with a word for each media part in place of the mark."""
+    """Returns a text in which the word for a media part replaces each mark."""
     first, *others = text.split(mark)
     words = (_SHOWN[media_kind(part) or IMAGE] for part in parts)
     return first + "".join(word + piece for word, piece in zip(words, others, strict=False))

@@ -1,5 +1,5 @@
-"""Sounds: makes a Media of a sound, and decodes its samples with miniaudio, as llama.cpp does. The length is limited
-during decoding."""
+"""Sounds: makes a Media of a sound, and decodes its samples with miniaudio, as llama.cpp does. Decoding stops at the
+longest allowed length."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llamabatch.utils.checks import show
 LEAST_S, MOST_S = 0.1, 1800.0
 """The shortest and the longest sound, in seconds."""
 FORMATS = ("WAV", "MP3", "FLAC")
-# Ogg Vorbis is left out, as in llama.cpp, although miniaudio reads it: damaged Ogg files crash the process.
+# Ogg Vorbis is not accepted, as in llama.cpp. miniaudio reads it, but damaged Ogg files crash the process.
 _STARTS = (b"fLaC", b"ID3")
 LOUDEST = 16.0
 """The largest absolute value of a sample. Full scale is 1."""
@@ -34,7 +34,7 @@ Samples = npt.NDArray[np.float32]
 
 
 def is_sound(data: bytes) -> bool:
-    """Returns True for bytes that begin like a sound file. No picture begins like that."""
+    """Returns True for bytes that begin like a sound file. No picture file has such a beginning."""
     is_mpeg = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 0x06 != 0
     return is_mpeg or data.startswith(_STARTS) or (data.startswith(b"RIFF") and data[8:12] == b"WAVE")
 
@@ -43,11 +43,11 @@ def read_sound(given: Any, rate: int, most: int, sources: MediaSources = NOWHERE
     """Returns the Media of a sound. Decodes it once, to check that it can be decoded.
 
     Args:
-        given: a path, an address, the bytes of a file, a pair of samples and their rate as in vLLM, or a mapping with
-            array and sampling_rate as in Hugging Face datasets. Samples have the shape (samples,) or (channels,
-            samples) and are floats of -1 to 1, or 16-bit numbers. Channels are averaged.
-        rate: samples a second that the model takes.
-        most: the most samples.
+        given: a path, an address, the bytes of a file, a pair of samples and rate as in vLLM, or a mapping with array
+            and sampling_rate as in Hugging Face datasets. Samples have the shape (samples,) or (channels, samples) and
+            are floats, usually from -1 to 1, or int16. Channels are averaged.
+        rate: samples per second that the model reads.
+        most: the largest number of samples at this rate.
         sources: as for at_address.
 
     Raises:
@@ -106,7 +106,7 @@ def _of_samples(array: Any, given_rate: Any, rate: int, most: int) -> Media:
 
 
 def _of_bytes_of_wav(samples: Samples, own_rate: int, rate: int, most: int) -> Media:
-    """Returns the Media of samples at another rate. Writes them as a WAV file, which miniaudio converts."""
+    """Returns the Media of samples at another rate. Writes them as the bytes of a WAV file for miniaudio to convert."""
     data = samples.tobytes()
     head = struct.pack("<4sI4s4sIHHIIHH4sI", *(b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, _FLOAT_WAV, 1), *(
         own_rate, own_rate * _SAMPLE_BYTES, _SAMPLE_BYTES, 8 * _SAMPLE_BYTES, b"data", len(data)
@@ -130,7 +130,7 @@ def _decoded(data: bytes, name: str, rate: int, most: int) -> Samples:
             n += len(piece)
             if n > min(most, MOST_S * rate):
                 break
-    except Exception as error:  # MiniaudioError, which has only a number, and others
+    except Exception as error:  # MiniaudioError and others
         raise PromptError(f"{name} cannot be decoded: {describe(error)}") from error
     _check_length(n, name, rate, most)
     samples = np.concatenate(found)
@@ -139,7 +139,7 @@ def _decoded(data: bytes, name: str, rate: int, most: int) -> Samples:
 
 
 def _check_samples(samples: Samples, name: str) -> None:
-    """Raises PromptError for samples that are NaN or too large: an encoder would turn them into NaN."""
+    """Raises PromptError for samples that are NaN or too large: an encoder would return NaN."""
     largest = float(np.abs(samples).max())  # NaN if any sample is NaN
     if not largest <= LOUDEST:
         raise PromptError(f"{name} has a sample of {largest:g}; allowed are {-LOUDEST:g} to {LOUDEST:g}, usual -1 to 1")

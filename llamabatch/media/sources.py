@@ -1,4 +1,4 @@
-"""Media from allowed places outside a request: an address on the web, or a file below a folder."""
+"""Reads media from allowed places outside a request: addresses on the web, or files below a folder."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ANY_HOST = "*"
 _MOST_HOPS = 5
 _MOVED = (301, 302, 303, 307, 308)
 _PIECE = 2**16
-_KEPT = "/%:@!$&'()*+,;=~-._?[]"  # characters of an address that are not quoted
+_KEPT = "/%:@!$&'()*+,;=~-._?[]"  # characters of an address that stay unquoted
 _FAULTS = (OSError, http.client.HTTPException, ValueError)  # ValueError: the address is invalid
-# These addresses are not public although older Python releases say so, or belong to hosts of clouds.
+# Networks that older Python releases wrongly call public, or that belong to the hosts of clouds.
 _NOT_PUBLIC = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "3fff::/20", "fec0::/10"))
 )
@@ -41,10 +41,10 @@ class MediaSources:
     """The addresses that may be read for a prompt, besides data: addresses.
 
     Attributes:
-        folder: file:// addresses may name files below this folder; None: no file is read.
-        domains: http:// and https:// addresses may name these hosts; "*": any host. Connections go only to public IP
-            addresses, whatever the name of the host.
-        end: the time.monotonic() at which all reads must have ended.
+        folder: file:// addresses may name files below this folder; None: no file may be read.
+        domains: http:// and https:// addresses may name these hosts; "*": any host. Every host must have
+            only public IP addresses.
+        end: the time.monotonic() by which all reads must end.
     """
 
     folder: str | None = None
@@ -52,14 +52,14 @@ class MediaSources:
     end: float = math.inf
 
     def from_now(self) -> MediaSources:
-        """Returns the same sources for one prompt, with FETCH_S for all of its addresses together."""
+        """Returns these sources for one prompt, whose downloads together may take FETCH_S seconds from now."""
         return replace(self, end=time.monotonic() + FETCH_S)
 
     def __bool__(self) -> bool:
         return self.folder is not None or bool(self.domains)
 
     def read(self, address: str, most_bytes: int, what: str = "a picture") -> bytes:
-        """Returns the bytes at an address; of a larger file, only a start of more than `most_bytes` bytes.
+        """Returns the bytes at an address. Of more than `most_bytes` bytes, returns a start that exceeds the limit.
 
         Args:
             what: the thing at the address, for messages.
@@ -93,7 +93,7 @@ NOWHERE = MediaSources()
 
 
 def _of_file(parts: SplitResult, folder: str, most_bytes: int, what: str) -> bytes:
-    """Returns the bytes of file:///a/path, or of file://path relative to the folder, as llama-server does."""
+    """Returns the bytes of file:///a/path, or of file://path relative to `folder`, as llama-server does."""
     name = url2pathname(parts.path if parts.netloc in ("", "localhost") else parts.netloc + parts.path)
     root = os.path.realpath(folder)
     try:
@@ -140,7 +140,7 @@ def _answer(parts: SplitResult, host: str, end: float, most_bytes: int) -> tuple
     try:
         if parts.scheme == "https":
             stream = ssl.create_default_context().wrap_socket(stream, server_hostname=host)
-        timer = threading.Timer(_left(end), _shut, (stream,))  # a socket's timeout would limit each read, not the sum
+        timer = threading.Timer(_left(end), _shut, (stream,))  # a socket's timeout limits each read, not all
         timer.daemon = True
         timer.start()
         try:
@@ -157,7 +157,7 @@ def _answer(parts: SplitResult, host: str, end: float, most_bytes: int) -> tuple
             body = bytearray()
             while len(body) <= most_bytes and (piece := response.read(_PIECE)):
                 body += piece
-            if time.monotonic() >= end:  # the timer has cut the response
+            if time.monotonic() >= end:  # the timer has closed the connection
                 raise TimeoutError
             if response.length and len(body) <= most_bytes:
                 raise http.client.HTTPException(f"the answer ends {response.length:,} bytes early")
@@ -169,10 +169,10 @@ def _answer(parts: SplitResult, host: str, end: float, most_bytes: int) -> tuple
 
 
 def _public_ip(host: str, port: int, end: float) -> str:
-    """Returns an IP address of a host. All of its addresses must be public: a name may lead into a private network.
+    """Returns an IP address of a host. All its addresses must be public, because a name may point to a private network.
 
     Raises:
-        OSError: the host is unknown, one of its addresses is not public, or the time is over.
+        OSError: the host is unknown, one of its addresses is not public, or `end` has passed.
     """
     answers: queue.SimpleQueue[list[str] | OSError | UnicodeError] = queue.SimpleQueue()
 
@@ -197,7 +197,7 @@ def _public_ip(host: str, port: int, end: float) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Returns True for a public IP address. For an IPv6 address that embeds IPv4 addresses, those decide."""
+    """Returns True for a public IP address. Of an IPv6 address that embeds IPv4 addresses, only these are checked."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         teredo = ip.teredo
@@ -212,7 +212,7 @@ def is_public(address: str) -> bool:
 
 
 def _left(end: float) -> float:
-    """Returns the seconds until the end. Raises TimeoutError: the time is over."""
+    """Returns the seconds until time.monotonic() `end`. Raises TimeoutError after it."""
     left = end - time.monotonic()
     if left <= 0:
         raise TimeoutError

@@ -1,4 +1,4 @@
-"""Energy counters of the machine: CPUs and their memory through RAPL (Linux), NVIDIA GPUs through NVML."""
+"""Energy counters of the machine: RAPL for CPUs and their memory (Linux), NVML for NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class EnergyMeter:
             ...
             print(meter.read(), meter.sources)
 
-    A thread reads the counters every 30 s, so that none wraps unseen; without a source there is no thread. On Linux
-    only root may read RAPL by default (chmod of /sys/class/powercap/*/energy_uj changes that).
+    A thread reads the counters every 30 s, to notice each wrap of a counter. Without a source there is no thread. On
+    Linux only root may read RAPL by default; a chmod of /sys/class/powercap/*/energy_uj allows other users.
 
     Args:
-        gpus: count GPUs as well: all that this process may use, with the energy of their other users.
-        powercap: folder of RAPL's zones. nvml: as for Gpus.
+        gpus: True: also counts all GPUs that this process may use, including the energy of other processes there.
+        powercap: folder of RAPL's zones.
+        nvml: as for Gpus.
 
     Attributes:
         sources: names of the counters: "package-0", "dram-0", "GPU 0" and so on.
@@ -45,7 +46,7 @@ class EnergyMeter:
         self._thread: threading.Thread | None = None
 
     def start(self) -> EnergyMeter:
-        """Starts counting; returns itself."""
+        """Starts counting. Returns this meter."""
         if self._counters and self._thread is None:
             self._thread = threading.Thread(target=self._keep_reading, name="llamabatch-energy", daemon=True)
             with self._lock:
@@ -59,12 +60,12 @@ class EnergyMeter:
         return sum(joules.values()) if (joules := self.by_source()) else None
 
     def by_source(self) -> dict[str, float]:
-        """Returns the joules since `start` of each source."""
+        """Returns the joules since `start`, by source."""
         with self._lock:
             return {counter.name: counter.read() for counter in self._counters}
 
     def stop(self) -> float | None:
-        """Stops counting; returns the last reading. May be called twice."""
+        """Stops counting. Returns the joules since `start`. May be called twice."""
         joules = self.read()
         self._stop.set()
         if self._thread is not None:
@@ -85,7 +86,7 @@ class EnergyMeter:
 
 
 class _Counter:
-    """The sum of the growth of one counter.
+    """The joules that one counter has added since `start`.
 
     Args:
         read: returns joules, or None if reading fails.
@@ -106,7 +107,7 @@ class _Counter:
         now = self._read()
         if now is not None and self._last is not None:
             grown = now - self._last
-            if grown < 0:  # the counter wrapped; if its range is unknown, so is the growth
+            if grown < 0:  # the counter wrapped; with an unknown range, the growth is unknown
                 grown = grown + self._range_j if self._range_j else 0.0
             self._sum += grown
         if now is not None:
@@ -118,7 +119,7 @@ _Zone = tuple[Callable[[], float | None], float | None]
 
 
 def _rapl_zones(powercap: Path) -> dict[str, _Zone]:
-    """Returns the zones of packages and memory, by name. Cores and graphics are parts of a package; psys is the sum."""
+    """Returns the zones of packages and memory, by name. Leaves out psys, and cores and graphics: parts of packages."""
     zones: dict[str, _Zone] = {}
     try:
         folders = sorted(powercap.glob("intel-rapl:*"))

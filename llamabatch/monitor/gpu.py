@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML: use, memory, power and energy. Without library, driver or GPU there are no samples."""
+"""NVIDIA GPUs through NVML: use, memory, power and energy. Without a library, driver or GPU there are no samples."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from llamabatch.planning.nvml import text, visible
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU at one moment; a figure that the driver does not report is None.
+    """One GPU at one moment. A figure that the driver does not report is None.
 
     Attributes:
-        index: NVML's number. name: the driver's name.
-        use_percent: share of the last moments in which the GPU computed, for any process, 0 to 100.
-        memory_used, memory_total: bytes, of all processes.
+        index: number of the GPU in NVML.
+        name: name of the GPU in the driver.
+        use_percent: share of the driver's last sample period in which the GPU computed for any process, 0 to 100.
+        memory_used: bytes that all processes use.
+        memory_total: bytes of the GPU.
         power_w: watts.
     """
 
@@ -71,7 +73,7 @@ class Gpus:
         )
 
     def counters(self) -> dict[str, Callable[[], float | None]]:
-        """Returns readers by GPU name of the joules since the driver was loaded, for GPUs with a counter."""
+        """Returns, by GPU name, functions that return the joules since the driver loaded; only GPUs with a counter."""
 
         def reader(handle: Any) -> Callable[[], float | None]:
             def read() -> float | None:

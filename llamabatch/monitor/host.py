@@ -17,15 +17,15 @@ from llamabatch.monitor.gpu import Gpus, GpuSample
 
 @dataclass(frozen=True)
 class MachineSample:
-    """The machine since the sample before; a figure that the machine does not report is None.
+    """The use of the machine since the last sample. A figure that the machine does not report is None.
 
     Attributes:
-        cpu_percent: CPU time of this process and the engine's children, 100 for each core that was always busy.
+        cpu_percent: CPU time of this process and the engine's children; 100 is one core that was always busy.
         system_cpu_percent: use of all cores by all processes, 0 to 100.
         memory_bytes: resident memory of these processes; pages of a model file count in each process that maps them.
         system_available_bytes: memory available on the machine.
-        cpu_power_w: watts of CPUs and their memory (RAPL), of all processes.
-        gpus: see GpuSample.
+        cpu_power_w: watts of CPUs and their memory (RAPL), for all processes.
+        gpus: one sample for each GPU.
     """
 
     cpu_percent: float | None = None
@@ -37,7 +37,7 @@ class MachineSample:
 
     @property
     def others_cpu_percent(self) -> float | None:
-        """CPU time that other processes used, or that a virtual machine did not get, 0 to 100 of all cores."""
+        """CPU time that other processes used or a virtual machine did not get, as a percentage of all cores."""
         if self.cpu_percent is None or self.system_cpu_percent is None:
             return None
         return max(0.0, self.system_cpu_percent - self.cpu_percent / (psutil.cpu_count() or 1))
@@ -57,8 +57,9 @@ class MachineSampler:
     """A sampler of the machine, for one thread.
 
     Args:
-        pids: returns the ids of the engine's child processes, which may change.
-        clock: returns seconds. powercap, nvml: as for EnergyMeter.
+        pids: returns the present ids of the engine's child processes.
+        clock: returns seconds.
+        powercap, nvml: as for EnergyMeter.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class MachineSampler:
         self._processes()
 
     def sample(self) -> MachineSample:
-        """Samples the machine since the last call."""
+        """Returns the use of the machine since the last call."""
         now, joules, system = self._clock(), self._meter.read(), system_times()
         span_s = now - self._last_s
         busy_s, memory = self._processes()

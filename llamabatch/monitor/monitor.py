@@ -36,8 +36,9 @@ class Watched(Protocol):
 class Monitor:
     """Takes a Snapshot every `every_s` seconds, from `start` (or `with`) until `stop` (or the end of the `with`).
 
-    The last snapshot is taken at the stop, at the latest when the LLM is closed. A snapshot does not wait for a step of
-    the engine, and is skipped if a slow callback has delayed it. A monitor does not keep the engine alive.
+    The monitor takes a last snapshot at `stop`, or when the LLM is closed. Snapshots do not wait for a step of the
+    engine. After a slow callback the next snapshot is late, and missed ones are skipped. A monitor does not keep the
+    engine alive.
 
     Args:
         client: the engine.
@@ -45,13 +46,13 @@ class Monitor:
             continues. The callback may use the LLM, but must not wait for the end of a request that it submits.
         every_s: the interval in seconds, 0.01 to 3600.
         metrics_file: path of the file for Prometheus, written at each snapshot; see MetricsFile.
-        publish: show the engine in `llamabatch top`.
-        title: name in `top`.
-        job: for `top`: returns the progress of a job, as rows, total and left_s (seconds).
+        publish: True: shows the engine in `llamabatch top`.
+        title: name of the engine in `top`.
+        job: returns the progress of a job for `top`: a mapping with rows, total and left_s (seconds).
 
     Raises:
-        ConfigError: every_s is out of range; the metrics file cannot be written.
-        SetupError: a metrics file without prometheus_client.
+        ConfigError: every_s is out of range, or the metrics file cannot be written.
+        SetupError: a metrics file needs prometheus_client, which is missing.
     """
 
     def __init__(
@@ -78,13 +79,13 @@ class Monitor:
             self._listeners.append(self._status.write)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failed: set[int] = set()  # listeners whose last call raised; only the first failure is logged
+        self._failed: set[int] = set()  # indices of listeners whose last call raised; repeated errors are not logged
 
     def start(self) -> Monitor:
-        """Starts the thread; returns itself. A monitor starts once.
+        """Starts the thread. Returns this monitor. A monitor starts once.
 
         Raises:
-            EngineClosedError: the engine is closed.
+            EngineClosedError: the engine is closed, or the monitor was stopped.
         """
         client = self._client()
         if client is None or self._stop.is_set():
@@ -98,7 +99,7 @@ class Monitor:
         return self
 
     def stop(self) -> None:
-        """Takes the last snapshot and ends. May be called twice, and from the callback."""
+        """Takes the last snapshot and ends the thread. May be called twice. The callback may call it."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -125,7 +126,7 @@ class Monitor:
                 self._status.remove()
 
     def _sample(self) -> bool:
-        """Takes a snapshot; False if the engine was collected. Raises EngineClosedError."""
+        """Takes a snapshot. Returns False if the engine was garbage-collected. Raises EngineClosedError."""
         client = self._client()
         if client is None:
             return False
@@ -165,7 +166,7 @@ def monitor_client(
     metrics_file: str | os.PathLike[str] | None,
     publish: bool,
 ) -> Monitor:
-    """Returns a Monitor named after the client's model, which stops when the client closes. See Monitor."""
+    """Returns a Monitor with the name of the client's model. It stops when the client closes. See Monitor."""
     made = Monitor(
         client,
         callback,

@@ -17,7 +17,7 @@ from llamabatch.utils.paths import absolute, shown
 
 PREFIX = "llamabatch:"
 
-# Limits below vLLM's lowest, because small models are faster than those that vLLM usually serves.
+# Limits in seconds below vLLM's lowest, because small models are faster than the models that vLLM usually serves.
 _FINE = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 _FIRST: tuple[float, ...] = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _FIRST += (20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
@@ -74,18 +74,18 @@ _MACHINE = {
 
 
 class MetricsFile:
-    """The figures of one engine, for node_exporter's textfile collector or another reader of the text format.
+    """A file of the figures of one engine, for node_exporter's textfile collector or another reader of the text format.
 
-    Each write makes a temporary file in the same folder and renames it, so that a reader finds a whole file at any
-    time. The file stays when the program ends.
+    Each write makes a temporary file in the same folder and renames it. Readers therefore always find a complete file.
+    The file stays when the program ends.
 
     Args:
         path: path of the file; node_exporter reads names that end in .prom.
-        model: the value of the label model_name; "": the title of the monitor that writes it.
+        model: the value of the label model_name; "": the monitor's title.
 
     Raises:
         SetupError: prometheus_client is missing.
-        ConfigError: the folder is missing or cannot be written to, or the path is a folder.
+        ConfigError: the folder is missing or not writable, or the path is a folder.
     """
 
     def __init__(self, path: str | os.PathLike[str], model: str = "") -> None:
@@ -107,7 +107,7 @@ class MetricsFile:
         self._registry.register(self)
 
     def write(self, snapshot: Snapshot) -> None:
-        """Rewrites the file. Raises OSError."""
+        """Rewrites the file from a snapshot. Raises OSError."""
         self._snapshot = snapshot
         self._client.write_to_textfile(str(self.path), self._registry)
 
@@ -124,7 +124,7 @@ class Families:
 
     Args:
         core: the module prometheus_client.core.
-        labels: of each sample.
+        labels: names and values of the labels of each sample.
     """
 
     def __init__(self, core: Any, labels: Mapping[str, str]) -> None:
@@ -132,7 +132,7 @@ class Families:
         self._names, self._values = list(labels), list(labels.values())
 
     def of_engine(self, prefix: str, stats: EngineStats) -> Iterator[Any]:
-        """Yields the figures of an engine, under a prefix and vLLM's names."""
+        """Yields the figures of an engine. Their names are a prefix and vLLM's names."""
         yield from self.gauges(prefix, _GAUGES, gauges(stats))
         yield from self.counters(prefix, _COUNTERS, counters(stats))
         how = {"stop": stats.finished_stop, "length": stats.finished_length, "abort": stats.aborted}
@@ -184,7 +184,7 @@ class Families:
                 yield family
 
     def histogram(self, name: str, text: str, limits: Sequence[float], histogram: Histogram) -> Any:
-        """Returns a histogram with these limits. They must rise, and be among the limits of Histogram."""
+        """Returns a histogram with these limits. The limits must rise and be limits of the class Histogram."""
         below = histogram.at_most(limits)
         buckets = [(str(limit), float(n)) for limit, n in zip(limits, below, strict=True)]
         family = self._core.HistogramMetricFamily(name, text, labels=self._names)

@@ -13,11 +13,11 @@ class Snapshot:
     """An engine and its machine at one moment.
 
     Attributes:
-        time_s: the moment, seconds since 1970.
+        time_s: time of the snapshot, seconds since 1970.
         elapsed_s: seconds since the monitor started.
         stats: figures since the engine started.
-        interval_s: seconds since the snapshot before, or since the monitor started.
-        recent: the figures of this interval alone; its histograms give the percentiles of the interval.
+        interval_s: seconds since the previous snapshot, or since the monitor started.
+        recent: figures of this interval alone; their histograms have the percentiles of the interval.
         machine: CPU, memory, power and GPUs in this interval.
     """
 
@@ -30,17 +30,17 @@ class Snapshot:
 
     @property
     def generated_tokens_per_s(self) -> float:
-        """Tokens sampled per second of the interval."""
+        """Sampled tokens per second of the interval."""
         return self._rate(self.recent.generated_tokens)
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Tokens of prompts that got a slot, and of embedded texts, per second of the interval."""
+        """Tokens per second of the interval, of prompts that got a slot and of embedded texts."""
         return self._rate(self.recent.prompt_tokens + self.recent.embed_tokens)
 
     @property
     def requests_per_s(self) -> float:
-        """Requests that ended, also by an error or abort, per second of the interval."""
+        """Ended requests per second of the interval, including errors and aborts."""
         return self._rate(self.recent.ok + self.recent.errors + self.recent.aborted)
 
     def _rate(self, count: int) -> float:

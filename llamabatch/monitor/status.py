@@ -1,4 +1,4 @@
-"""Status files with the figures of each running monitor, for `llamabatch top`. They hold no prompts and no outputs."""
+"""Status files with the figures of each running monitor, for `llamabatch top`. They contain no prompts or outputs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from llamabatch.utils.atomic_file import write_text
 from llamabatch.utils.paths import cache_dir
 
 WINDOW_S = 30.0  # seconds over which `top` shows rates and percentiles
-_HISTORY = 60  # speeds kept for the curve
+_HISTORY = 60  # number of speeds that are kept for the curve
 _VERSION = 1
 logger = logging.getLogger(__name__)
 _numbers = itertools.count()
 
 
 def folder() -> Path:
-    """Returns the folder of this machine's files; several machines may share a home folder."""
+    """Returns the folder of this machine's status files. Each machine has its own, because several may share a home."""
     return cache_dir() / "running" / (platform.node() or "localhost")
 
 
@@ -41,10 +41,15 @@ class Status:
     """The state of one monitored engine.
 
     Attributes:
-        pid: id of the process. created_s: start of the process, seconds since 1970; a later process may reuse the id.
-        written_s: time of writing, seconds since 1970. every_s: seconds between two writes.
-        title: name of the engine. elapsed_s: seconds since the monitor started.
-        stats: figures since the engine started. recent: figures of the last window_s seconds.
+        pid: id of the process.
+        created_s: start of the process, seconds since 1970. It tells the process from a later one with the same id.
+        written_s: time of writing, seconds since 1970.
+        every_s: seconds between two writes.
+        title: name of the engine.
+        elapsed_s: seconds since the monitor started.
+        stats: figures since the engine started.
+        recent: figures of the last window_s seconds.
+        window_s: seconds that `recent` covers.
         speeds: generated tokens per second of each snapshot, the latest last.
         machine: as in Snapshot.
         job: progress of the job, if there is one: rows, total, left_s, errors.
@@ -93,7 +98,7 @@ class Status:
 
 
 class StatusFile:
-    """The status file of one monitor. It is never half-written, and only its user can read it.
+    """The status file of one monitor. Readers always find a complete file. Only its user can read it.
 
     Args:
         title, every_s, job: as for Monitor.
@@ -109,7 +114,7 @@ class StatusFile:
         self._speeds: deque[float] = deque(maxlen=_HISTORY)
 
     def write(self, snapshot: Snapshot) -> None:
-        """Writes the file from a snapshot. A failure is only logged, since it must not disturb a job."""
+        """Writes the file from a snapshot. Only logs an OSError, because it must not disturb a job."""
         try:
             self._write(snapshot)
         except OSError as error:
@@ -148,7 +153,7 @@ class StatusFile:
 
 
 def read(path: Path) -> Status:
-    """Reads the status in a file. Raises InputError if it is missing or not a status file of this release."""
+    """Returns the status in a file. Raises InputError if the file is missing or not a status file of this release."""
     try:
         return Status.from_document(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -164,7 +169,7 @@ def running() -> list[Status]:
         try:
             status = read(path)
         except InputError:
-            continue  # just deleted, or written by another release
+            continue  # the file is deleted, or another release has written it
         if status.is_running:
             found.append(status)
         else:

@@ -1,4 +1,4 @@
-"""`llamabatch top`: the status of running jobs as plain figures, and drawn for a terminal."""
+"""`llamabatch top`: shows the status of running jobs as plain figures, or draws it in a terminal."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from llamabatch.utils.paths import absolute
 _BARS = "▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 14
 _LEAST_WIDTH = 60  # columns that a panel with bars needs
-_SILENT_S = 3.0  # seconds beyond its interval after which a job is shown as silent
+_SILENT_S = 3.0  # a job counts as silent this many seconds after its next write was due
 
 
 def find(what: str | None) -> list[Status]:
     """Returns the status of each running job.
 
     Args:
-        what: a process id, or a status file; None: all jobs of this user on this machine.
+        what: a process id, or the path of a status file; None: all jobs of this user on this machine.
 
     Raises:
         InputError: the file does not exist, or is not a status file.
@@ -47,8 +47,8 @@ def find(what: str | None) -> list[Status]:
 
 
 def figures(status: Status) -> dict[str, Any]:
-    """Returns plain values for JSON, with times in seconds. Rates and percentiles cover the last `window_s` seconds. If
-    this window has no durations, the percentiles cover the whole time."""
+    """Returns the figures of a status as plain values for JSON, with times in seconds. Rates and percentiles cover the
+    last `window_s` seconds. If this window has no durations, percentiles cover the time since the engine started."""
     stats, recent, machine = status.stats, status.recent, status.machine
     ended = recent.ok + recent.errors + recent.aborted
     return {
@@ -80,19 +80,19 @@ def _rate(status: Status, count: int) -> float:
 
 
 def _spread(recent: Histogram, whole: Histogram) -> dict[str, float] | None:
-    """Returns percentiles by name; None if there are no durations."""
+    """Returns the percentiles of `recent` by name, or of `whole` if `recent` is empty; None if both are empty."""
     histogram = recent if recent.count else whole
     values = {f"p{percent}": histogram.percentile(percent) for percent in (50, 95, 99)}
     return {name: value for name, value in values.items() if value is not None} or None
 
 
 def draw(statuses: Sequence[Status]) -> RenderableType:
-    """Returns one panel for each status, as wide as the console."""
+    """Returns one panel for each status. Panels are as wide as the console."""
     return Group(*(_Drawn(status) for status in statuses))
 
 
 class _Drawn:
-    """A panel that leaves its bars out if it is narrow."""
+    """A panel of one status. A narrow panel has no bars."""
 
     def __init__(self, status: Status) -> None:
         self._status = status

@@ -42,7 +42,7 @@ __version__ = "{version}"
 
 
 def require_packages() -> None:
-    """Raises SetupFailure if this Python lacks a package that the binding imports. Call it before the compiling."""
+    """Raises SetupFailure if this Python lacks a package that the binding imports. For use before compiling."""
     missing = [name for name in NEEDED_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         names = " ".join(name.replace("_", "-") for name in missing)
@@ -97,7 +97,7 @@ def copy_binding(package: Path, target: Path, prefix: str = PREFIX) -> None:
 
 
 def rewritten(text: str, name: str, depth: int = 1, prefix: str = PREFIX) -> str:
-    """Returns a file's text with relative imports, our library folder and the prefix of its libraries.
+    """Returns a file's text, changed to relative imports, our library folder and our names of libraries.
 
     Args:
         name: the file's name for messages.
@@ -132,7 +132,7 @@ def _imports(text: str) -> list[ast.Import | ast.ImportFrom]:
 
 
 def _changed(node: ast.Import | ast.ImportFrom, statement: str, depth: int) -> str | None:
-    """Returns the changed statement, or None if it does not import the package."""
+    """Returns the changed import statement, or None if the statement does not import llama_cpp."""
     own, above = "." * depth, "." * (depth + 1)
     if isinstance(node, ast.ImportFrom):
         if node.level or (node.module or "").split(".")[0] != UPSTREAM:
@@ -157,7 +157,7 @@ def _changed(node: ast.Import | ast.ImportFrom, statement: str, depth: int) -> s
 
 
 def _left(text: str) -> int | None:
-    """Returns the first line that imports llama_cpp or reads the variable for its libraries, or None."""
+    """Returns the number of a line that imports llama_cpp or names LLAMA_CPP_LIB_PATH, or None."""
     for node in ast.walk(ast.parse(text)):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -176,7 +176,7 @@ def _left(text: str) -> int | None:
 
 
 def copy_licenses(tree: Path, folder: Path) -> None:
-    """Copies the notices of llama.cpp and llama-cpp-python, and writes their commits in the source package.
+    """Copies the licences of llama.cpp and llama-cpp-python to `folder`, and writes their commits to UPSTREAM.txt.
 
     Raises:
         SetupFailure: a notice is missing in `tree`.

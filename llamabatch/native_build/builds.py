@@ -2,9 +2,9 @@
 
     builds/KEY/llamabatch_llama/__init__.py, _binding/, lib/, licenses/, llamabatch_build.json
 
-A build is either complete or missing, because it is made in a temporary folder and gets its name at the end. At its
-start, llamabatch uses the newest build that fits the release and the CPU. A build for GPUs may take an hour, so its
-folder stays if the build is stopped. The same build then resumes there. Another build removes the folder.
+A build is either complete or missing, because it is made in a temporary folder and gets its name at the end. When
+llamabatch starts, it uses the newest build that fits the release and the CPU. A build for GPUs may take an hour, so its
+folder stays if the build is stopped. The same build then resumes there. A build of another plan removes the folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from llamabatch.native_build.tools import (
     say,
 )
 
-GIGABYTES = {"cpu": 1.0, "rpc": 1.0}  # disk space of a build, of which source and cmake take 0.5
+GIGABYTES = {"cpu": 1.0, "rpc": 1.0}  # disk space of a build in GB; source and cmake need 0.5 of it
 _GPU_GIGABYTES = 3.0
 _DRIVER = "libcuda.so.1"
 _UNFINISHED = "build-"
@@ -76,12 +76,12 @@ def is_complete(key: str) -> bool:
 
 
 def make(plan: Plan, release: str, display: Callable[[str], Display] | None = None) -> tuple[Path, bool]:
-    """Returns the package of a plan, from the cache or built now. It then counts as the newest build.
+    """Returns the package of a plan, from the cache or built now. The package then counts as the newest build.
 
     Args:
         plan: from machine.make_plan.
         release: the version of llamabatch.
-        display: makes a display of the compilers' progress with a title. Default: a line on stderr now and then.
+        display: makes a Display with this title. Default: a line on stderr now and then.
 
     Returns:
         The folder of the package, and True if it was built now.
@@ -136,7 +136,7 @@ def _folders() -> list[Path]:
 
 
 def _remove_unfinished(home: Path, plan: Plan) -> None:
-    """Removes the remains of stopped builds of other plans. The caller holds the lock, so nothing of it is in use."""
+    """Removes the remains of stopped builds of other plans. The caller holds the lock, so no process uses them."""
     for folder in home.glob(f"{_UNFINISHED}*"):
         if folder != _place(home, plan):
             shutil.rmtree(folder, ignore_errors=True)
@@ -240,7 +240,7 @@ def _prove(package: Path) -> None:
 
 
 def _tree(place: Path, log: Path, python: str) -> Path:
-    """Returns the patched source in `place`. Keeps that of an earlier run, because new files would compile again."""
+    """Returns the patched source in `place`. Keeps an earlier source, because cmake would compile new files again."""
     stamp = place / "patched"
     if stamp.is_file():
         return Path(stamp.read_text(encoding="utf-8"))
@@ -251,7 +251,8 @@ def _tree(place: Path, log: Path, python: str) -> Path:
 
 
 def marker(plan: Plan, release: str) -> str:
-    """Returns the package's marker: the plan's marker, the release, and the instruction sets that a CPU must have."""
+    """Returns the JSON that a package keeps about its build: the plan, the release, and the instruction sets that a CPU
+    must have."""
     facts = json.loads(plan.marker())
     facts |= {
         "release": release,

@@ -61,7 +61,7 @@ def make_plan(
 
     Args:
         backend: one of BACKENDS, or "auto" for metal or cuda if the machine has it, else cpu.
-        portable: True for any CPU of this kind with AVX2 or NEON; False for all instruction sets of this CPU.
+        portable: True builds for any CPU of this kind with AVX2 or NEON. False uses all instruction sets of this CPU.
 
     Raises:
         SetupFailure: this machine cannot build that backend, or has no C++ compiler.
@@ -206,7 +206,7 @@ def _cuda_architecture(backend: str, nvcc: str) -> tuple[str, ...]:
     if backend != "cuda" or "CUDA_ARCHITECTURES" in os.environ.get("CMAKE_ARGS", ""):
         return ()
     named = os.environ.get("CUDAARCHS", "")
-    if named:  # ggml's default would override CMake's own variable
+    if named:  # without this flag, ggml's default would override the variable
         return (f"-DCMAKE_CUDA_ARCHITECTURES={named}",)
     found = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]) or ""
     capabilities = sorted({(int(major), int(minor)) for major, minor in re.findall(r"(\d+)\.(\d+)", found)})

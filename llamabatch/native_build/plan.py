@@ -25,7 +25,8 @@ class Plan:
 
     Attributes:
         patches, kernels: the hash of each file, by name.
-        cpu_flags: the instruction sets that a CPU must have, in Linux's names; they follow from `cpu`.
+        cpu: hash of the compiler's macros for the CPU; in a portable build, of the kind of CPU.
+        cpu_flags: the instruction sets that a CPU must have, in Linux's names; not in the key, as `cpu` covers them.
     """
 
     backend: str

@@ -1,7 +1,7 @@
 """The recipe for all builds of llama.cpp: CMake on the patched source, and the resulting libraries.
 
-`llamabatch build`, `make setup`, `make wheels` and the benchmark programs all build with `compile_tree`. They differ in
-flags, targets and the compiler of their environment.
+`llamabatch build`, `make setup`, `make wheels` and the benchmark programs all build with `compile_tree`. Their builds
+differ in flags, targets and the compiler of the environment.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def compile_tree(
     Args:
         environment: environment of the compilers, with a cmake on its PATH, from `with_cmake`.
         is_cuda: True if the libraries link to the CUDA toolkit's libraries and must find them.
-        display: makes a display of the compilers' progress with a title. Default: a line on stderr now and then.
+        display: makes a Display with this title. Default: a line on stderr now and then.
 
     Raises:
         SetupFailure: cmake or the compiler failed; the message names the reason and the log.

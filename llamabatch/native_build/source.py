@@ -1,6 +1,6 @@
 """The pinned source package of llama-cpp-python, with our kernels and patches.
 
-A kernel is a separate source file in `kernels/`. The patch for a kernel contains only the call.
+A kernel is a separate source file in `kernels/`. The patch for a kernel contains only the calls of its functions.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def patches(folder: Path = PATCH_FOLDER) -> list[Path]:
 
 
 def kernels(folder: Path = KERNEL_FOLDER) -> list[Path]:
-    """Returns the source files that are copied into llama.cpp, by name, without their checks in `tests/`."""
+    """Returns the source files that are copied into llama.cpp, sorted by name, without the checks in `tests/`."""
     return [folder / name for name in sorted(KERNELS)]
 
 
@@ -202,7 +202,7 @@ def _digest_or_none(path: Path) -> str | None:
 
 
 def require_patch_tool() -> None:
-    """Raises SetupFailure if no tool can apply patches. Call it before the download."""
+    """Raises SetupFailure if no tool can apply patches. For use before the download."""
     if not shutil.which("git") and not shutil.which("patch"):
         raise SetupFailure(_NO_PATCH_TOOL)
 

@@ -86,7 +86,7 @@ class Display(Protocol):
         """Shows the progress: ninja's last `[7/83]`, make's `[ 45%]`, or "". Called several times a second."""
 
     def end(self) -> None:
-        """Ends the display. It is called when the command has ended or failed."""
+        """Ends the display. Called when the command has ended or failed."""
 
 
 class Heartbeat:
@@ -108,7 +108,7 @@ class Heartbeat:
         self._last = now
         self._shown = True
         minutes, seconds = divmod(int(now - self._start), 60)
-        self._progress = progress or self._progress  # warnings may fill the part of the log that is searched
+        self._progress = progress or self._progress  # `progress` is "" if warnings fill the searched part of the log
         line = f"  {self._title}: {minutes}:{seconds:02d} {self._progress}".rstrip()
         sys.stderr.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
         sys.stderr.flush()
@@ -191,7 +191,7 @@ _SYMPTOMS = (
 
 
 def explain(log: Path, fallback: str) -> str:
-    """Returns the reason of a failed command by known error messages in its log, or else `fallback`."""
+    """Returns why a command failed, if its log has a known error message, or else `fallback`."""
     with open(log, "rb") as file:
         text = file.read().decode("utf-8", "replace").rpartition("\n$ ")[2]
     for pattern, words in _SYMPTOMS:
@@ -201,8 +201,8 @@ def explain(log: Path, fallback: str) -> str:
 
 
 def main_guard(main: Callable[[], None]) -> int:
-    """Runs `main()` and returns the exit status: 1 after a SetupFailure, 130 after Ctrl-C or SIGTERM."""
-    # The compilers run in their own process group, which is ended only by the exception handling of run_logged.
+    """Runs `main()` and returns the exit status: 1 after a SetupFailure or OSError, 130 after Ctrl-C or SIGTERM."""
+    # SIGTERM must raise an exception, because only run_logged's exception handling ends the compilers' process group.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()

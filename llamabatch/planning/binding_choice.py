@@ -47,8 +47,8 @@ from llamabatch.utils.system import fatal_signal
 logger = logging.getLogger(__name__)
 
 VARIABLE = "LLAMABATCH_LLAMA"
-LIBRARIES_VARIABLE = "LLAMA_CPP_LIB_PATH"  # llama-cpp-python's own
-_VARIANT_VARIABLE = "LLAMABATCH_CPU_VARIANT"  # llamabatch/llama/backends.py
+LIBRARIES_VARIABLE = "LLAMA_CPP_LIB_PATH"  # a variable of llama-cpp-python
+_VARIANT_VARIABLE = "LLAMABATCH_CPU_VARIANT"  # llamabatch/llama/backends.py reads it
 FOREIGN, OURS = "llama_cpp", "llamabatch_llama"
 TRIAL = "llamabatch.llama.try_binding"
 NO_GPU = "it finds no GPU here"
@@ -103,7 +103,7 @@ class Build:
 
     @property
     def marker(self) -> Mapping[str, Any] | None:
-        """The patches, flags and compiler of our build; None for a stock build, or libraries of another package."""
+        """The patches, flags and compiler of a build that llamabatch made; None for any other build."""
         return read_marker(self.libraries)
 
     def describe(self) -> str:
@@ -141,9 +141,9 @@ def _renew_lock() -> None:
 
 
 def choose() -> Choice:
-    """Returns the choice of this process, which the first call makes.
+    """Returns the choice of this process. The first call makes the choice.
 
-    The first call on a machine may take seconds if there are several builds.
+    On a new machine this first call may take seconds if there are several builds.
 
     Raises:
         SetupError: no build works, or the build that the environment names does not exist.
@@ -173,7 +173,7 @@ def reject(build: Build, reason: str) -> None:
     """Rejects a build that could not be loaded, so that choose() returns the next one.
 
     Raises:
-        SetupError: the environment names the build, or no other build works; with the reasons of all.
+        SetupError: the environment names the build, or no other build works. The message has the reasons of all builds.
     """
     global _choice
     with _lock:
@@ -319,7 +319,8 @@ def _imported_folder() -> Path | None:
 
 
 def installed(package: str) -> Path | None:
-    """Finds the folder of an installed package without importing it, even if its name is imported from elsewhere."""
+    """Returns the folder of an installed package; None if it is not installed. Does not import the package, and finds
+    it even if another package of this name is imported."""
     for finder in sys.meta_path:
         spec: importlib.machinery.ModuleSpec | None
         try:

@@ -19,7 +19,7 @@ from llamabatch.planning.plan import Plan, check_fits, planned
 from llamabatch.planning.profile import Profile
 from llamabatch.utils.checks import counted
 
-_MOST_ENGINES = 4  # in one process: each holds the GIL for about a tenth of its time
+_MOST_ENGINES = 4  # the most engines in one process: each needs the GIL for about a tenth of its time
 _SMALL_MODEL = 64 * MIB
 _FLOATS = ("f32", "f16", "bf16")
 _CUDA = frozenset({"CUDA", "ROCm", "MUSA"})  # backends that are compiled from ggml's CUDA source
@@ -100,7 +100,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, machine: Machine, profile: 
 def _placement(
     config: EngineConfig, facts: ModelFacts, need: Memory, machine: Machine, reasons: dict[str, str]
 ) -> None:
-    """Adds the effects of override_tensor, cpu_moe, n_cpu_moe and use_mlock to the reasons."""
+    """Adds lines on the effects of override_tensor, cpu_moe, n_cpu_moe and use_mlock to `reasons`."""
     name = "override_tensor" if config.override_tensor else "cpu_moe" if config.cpu_moe else "n_cpu_moe"
     if facts.placed and not (on_gpus := machine.gpu_shares(config.tensor_split) and config.n_gpu_layers):
         why = "llama.cpp has no GPU here" if not machine.n_gpus else "no layer is on a GPU"
@@ -127,8 +127,8 @@ def _batch_invariant(config: EngineConfig, machine: Machine, reasons: dict[str, 
 
 
 def _equal_bits(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> str:
-    """Returns the plan's line on equal bits: the same logits of a row, whatever rows are computed beside it. Raises
-    ConfigError if batch_invariant is True and logits depend on other rows."""
+    """Returns the plan's line on equal bits. Bits are equal if a row has the same logits whatever rows are computed
+    beside it. Raises ConfigError if batch_invariant is True and bits are not equal."""
     why_not = dependence(facts, config, machine)
     if why_not is None:
         return "equal bits: yes, a row's logits are the same bits whatever is computed beside it"
@@ -154,9 +154,9 @@ def _pooling(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -
 
 
 def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, str]) -> tuple[int, int]:
-    """Returns n_threads and n_threads_batch. A small model gets one thread for one row. Such a row takes half a
-    millisecond: between two steps a second thread falls asleep, and waking it costs more than it saves (measured on the
-    bundled model: a request of 32 tokens takes 22 ms with one thread, 67 ms with two)."""
+    """Returns n_threads and n_threads_batch. A small model computes one row with one thread. Such a row takes half a
+    millisecond. A second thread would fall asleep between two steps, and waking it would cost more than it saves
+    (measured on the bundled model: a request of 32 tokens takes 22 ms with one thread, 67 ms with two)."""
     cores = max(1, cores)
     one_row, more_rows = config.n_threads, config.n_threads_batch
     if more_rows == "auto":
@@ -173,9 +173,9 @@ def _threads(config: EngineConfig, cores: int, small: bool, reasons: dict[str, s
 def _flash_attn(
     config: EngineConfig, facts: ModelFacts, on_gpu: bool, small: bool, machine: Machine, reasons: dict[str, str]
 ) -> str:
-    """Returns the value of flash_attn. llama.cpp's own default is on. Its kernel for CPUs reads each key once for every
-    query head. This pays only where the keys are few: measured, a 0.5B shape is 1.1 to 2 times as fast with "off"; the
-    bundled model reads prompts 1.6 to 2 times as fast with "on", and decodes alike. Our kernel reads each key once."""
+    """Returns the value of flash_attn. llama.cpp's own kernel for CPUs reads each key once for every query head. This
+    kernel pays only where the keys are few: measured, a 0.5B shape is 1.1 to 2 times as fast with "off"; the bundled
+    model reads prompts 1.6 to 2 times as fast with "on", and decodes equally fast. Our kernel reads each key once."""
     on_cuda = on_gpu and config.offload_kqv and bool(machine.backends & _CUDA)
     if on_cuda and config.flash_attn != "off":
         why = _why_not_on_cuda(config, facts)
@@ -209,8 +209,8 @@ def _flash_attn(
 def _device_sampling(config: EngineConfig, facts: ModelFacts, machine: Machine, reasons: dict[str, str]) -> str:
     """Returns the value of device_sampling. "auto" stays "auto" where a GPU may sample, since the binding decides.
 
-    On a CPU it is "off": the logits are in main memory already and our sampler reads each row once, so that the
-    device's search for the likeliest tokens would be extra work.
+    On a CPU the value is "off". The logits are in main memory already, and our sampler reads each row only once. A
+    search of the device for the likeliest tokens would be extra work.
     """
     if config.device_sampling != "auto":
         if config.device_sampling == "on" and facts.n_vocab <= DEVICE_TOP:
@@ -273,8 +273,8 @@ def _engines_here(config: EngineConfig, machine: Machine, reasons: dict[str, str
 
 
 def _strategy(requested: EngineConfig, n_slots: int, reasons: dict[str, str]) -> str:
-    """Returns the strategy for "auto": "sequential" with one slot, else "batched". With one request in flight both
-    policies compute the same steps, so that "batched" costs nothing there."""
+    """Returns the strategy. "auto" becomes "sequential" with one slot, otherwise "batched". With one request in flight
+    "batched" costs nothing, because both policies then compute the same steps."""
     if requested.strategy != "auto":
         return requested.strategy
     if n_slots == 1:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _F32, _F16 = 4, 2
-_LIVE_EMBEDDINGS = 4  # vectors of n_embd for each token that are needed during a feed-forward network
+_LIVE_EMBEDDINGS = 4  # vectors of n_embd for each token that are needed at once in a feed-forward network
 _WORK = 1.15  # bytes per element of a row that is quantised for a matrix product: Q8_K's 292 / 256
 # From kernels/repack-prompts.h: bytes per element of a row; bytes of the sums of a thread for each row, over 16 strips;
 # the most rows at once.
@@ -69,10 +69,10 @@ def graph_bytes(
         n_tokens: tokens of the largest pass.
         n_cells: cells to which a token can attend; 0 without attention.
         n_outputs: rows of logits.
-        flash: flash attention is on, which keeps no scores.
+        flash: flash attention is on. It stores no scores.
         state_bytes: size of all states of one recurrent layer, which a pass gathers.
         n_snapshots: older states of each sequence that a recurrent layer writes.
-        n_fed: tokens that enter a feed-forward network; None: all. In the last layer only output rows do.
+        n_fed: tokens that enter a feed-forward network; None: all. In the last layer only output rows enter it.
         follows: the first layer is on another device; otherwise the input embeddings stay until the end.
         apart: the inputs of the pass lie in several copies; this function counts one of them.
         one_layer: the device has one layer, so that the mask is free after its attention.
@@ -119,11 +119,12 @@ def output_bytes(widths: Widths, n_outputs: int) -> int:
 
 
 def work_bytes(widths: Widths, n_tokens: int, prompt_threads: int = 0) -> int:
-    """Returns the bytes of ggml's working memory beside that buffer: the rows of a product, quantised for its weights.
+    """Returns the bytes of ggml's working memory beside the buffer of graph_bytes. It contains the rows of a matrix
+    product, quantised for its weights.
 
     Args:
-        prompt_threads: threads of a pass with the kernels for prompts (native_patches/0020); 0: without these kernels.
-            They take rows in 16 bits (32 bits for F16 weights), and each thread keeps sums.
+        prompt_threads: threads of a pass with the kernels for prompts (native_patches/0020); 0: no such kernels are
+            used. These kernels convert rows to 16 bits (32 bits for F16 weights), and each thread stores sums.
     """
     widest = max(widths.n_embd, widths.queries, widths.feed_forward // 3)
     if not prompt_threads:

@@ -1,4 +1,4 @@
-"""The context length of a plan: n_ctx as given, trained or fitted to the memory, and the reach of a scaled rotary
+"""Computes n_ctx of a plan, as given, as trained or as fitted to the memory, and the reach of a scaled rotary
 embedding."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.utils.checks import counted
 
 _FITTED_CTX = 32_768  # the most that n_ctx="fit" chooses: an agent's first request has 10,000 to 20,000 tokens
-_FITTED_SHARE = 8  # n_ctx="fit" divides the usual most slots by this
+_FITTED_SHARE = 8  # n_ctx="fit" needs room for MOST_SLOTS divided by this number
 
 
 def n_ctx_of(config: EngineConfig, facts: ModelFacts, reasons: dict[str, str]) -> int:
@@ -50,9 +50,9 @@ def _usual_ctx(config: EngineConfig, facts: ModelFacts) -> tuple[int, str]:
 def fitted_ctx(
     config: EngineConfig, facts: ModelFacts, one_slot: ResolvedConfig, machine: Machine, reasons: dict[str, str]
 ) -> int:
-    """Returns the value of n_ctx="fit": doubles 4096 while enough slots fit, or n_slots where given. The result is at
-    most _FITTED_CTX and the context that the model was trained for. A model that pools texts gets at most 4096, since
-    one pass holds a whole text."""
+    """Returns the value of n_ctx="fit". It doubles 4096 while n_slots slots fit in the memory, or an eighth of
+    MOST_SLOTS if n_slots is not given. The result is at most _FITTED_CTX and the context that the model was trained
+    for. A model that pools texts gets at most 4096, since one pass computes a whole text."""
     trained, source = _usual_ctx(config, facts)
     most = min(trained, _FITTED_CTX, config.kv_cells if isinstance(config.kv_cells, int) else _FITTED_CTX)
     n_ctx = one_slot.n_ctx

@@ -1,6 +1,6 @@
 """Equal bits: finds the reason, if any, why a row's logits may depend on the other rows of a pass. Pure Python.
 
-docs/equality.md states the promise, benchmarks/equality.py --bits measures it.
+docs/equality.md promises equal bits, and benchmarks/equality.py --bits measures them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from llamabatch.planning.machine import Machine
 from llamabatch.planning.model_facts import ModelFacts
 from llamabatch.planning.weights import multiplied, repacked_by
 
-# The kernel of native_patches/0003 takes these types. llama.cpp's own kernel has two ways, chosen by the row count.
+# The kernel of native_patches/0003 reads these types. llama.cpp's own kernel sums in one of two ways, by row count.
 _KV_TYPES = ("f32", "f16", "bf16", "q8_0")
-# A vector register holds at most 16 f32. Heads of another size get the kernel of 0003 only from three queries on.
+# Heads must have a multiple of 16 elements, because a vector register has at most 16 f32. Heads of other sizes get the
+# kernel of 0003 only from three queries on.
 _HEAD_MULTIPLE = 16
-# Weights of these types, where not repacked, take llamafile's kernel or a dot product, for any number of rows.
+# For weights of these types that are not repacked, the same kernel computes any number of rows: llamafile's kernel or a
+# dot product.
 _PLAIN = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"})
-# From eight rows on ggml-cpu/tiled sums these types in another order than the dot product for fewer rows.
+# From eight rows on, ggml-cpu/tiled sums these types in another order than the dot product that computes fewer rows.
 _TILED = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"})
-# Repacked types with a separate kernel for a single row -> the CPU feature with which its bits are equal.
+# Repacked type with a separate kernel for a single row -> the CPU feature with which this kernel gives equal bits.
 _ALONE = {"Q2_K": "nothing known", "Q4_K": "avx512", "IQ4_NL": "avx512", "MXFP4": "avx512"}
 
 # These architectures attend over a window, or in chunks, even where their files do not say so.

@@ -1,4 +1,4 @@
-"""The slots and cells of a plan: as many as fit in the memory, split or unified, and what is kept beside them."""
+"""Computes the slots and cells of a plan, as many as fit in the memory, and the sizes of cache_ram and n_draft."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.utils.checks import counted
 
 MOST_SLOTS = 32
-MOST_SLOTS_ON_GPU = 128  # a row costs 1/250 of a pass there; needs all cells in the GPUs' own memory
+MOST_SLOTS_ON_GPU = 128  # if GPUs have all cells in memory of their own: a row costs 1/250 of a pass there
 _FEW_SLOTS = 4  # with fewer slots of n_ctx each, a unified cache serves more requests at once
-# These cells are zeroed within 0.1 s: 1.5 GiB take 0.6 s, or 0.4 s in new pages.
+# Cells of this many bytes are zeroed within 0.1 s: 1.5 GiB take 0.6 s, or 0.4 s in new pages.
 _CHEAP_CELLS = 256 * MIB
 _MOST_CACHE_RAM = 8192  # MiB for each engine: the default of llama-server's --cache-ram
-_CACHE_RAM_PART = 4  # cache_ram takes one part in so many of the remaining memory
-_CACHED_SLOTS = 64  # cache_ram keeps the cells of at most so many full slots, so that a small model needs little memory
+_CACHE_RAM_PART = 4  # cache_ram is at most a quarter of the remaining memory
+_CACHED_SLOTS = 64  # cache_ram has room for at most this many full slots, so that a small model needs little memory
 _SLOTS_OF_SNAPSHOTS = 8  # the number of slots that n_draft_of assumes where n_slots is open
 _SNAPSHOTS_SHARE = 0.125  # the share of the free memory that the states and snapshots of all slots may take
 
@@ -119,7 +119,7 @@ def fits_in_share(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -
 
 
 def is_on_gpus(facts: ModelFacts, config: ResolvedConfig, machine: Machine) -> bool:
-    """Returns True if GPUs with memory of their own hold all layers, the cells and the output."""
+    """Returns True if all layers, the cells and the output are on GPUs with memory of their own."""
     layers = config.n_gpu_layers
     whole = (layers < 0 or layers > facts.n_layer) and config.offload_kqv
     return whole and not facts.placed and bool(machine.gpus) and not machine.unified_memory
@@ -159,8 +159,8 @@ def start_slots_of(
 
 
 def cache_ram_of(facts: ModelFacts, config: ResolvedConfig, machine: Machine, reasons: dict[str, str]) -> int:
-    """Returns the MiB for prefixes that no slot holds any more. With more chats than slots, the next turn of a chat
-    needs its prefix after another chat has taken the slot."""
+    """Returns the MiB for prefixes that are in no slot any more. With more chats than slots, the next turn of a chat
+    needs its prefix after another chat has used the slot."""
     can_copy = facts.arch not in UNCOPIED and not (facts.has_window and config.kv == "unified")
     if not can_copy or not config.cache_prefix or facts.is_encoder or config.pooling == RANK:
         return 0
@@ -183,7 +183,7 @@ def cache_ram_of(facts: ModelFacts, config: ResolvedConfig, machine: Machine, re
 def n_draft_of(
     config: EngineConfig, facts: ModelFacts, one_slot: ResolvedConfig, machine: Machine, reasons: dict[str, str]
 ) -> int:
-    """Returns n_draft, lowered where a recurrent state is kept once more per guess, in all slots."""
+    """Returns n_draft. It is lowered for a recurrent model, because each slot stores one more state for each guess."""
     states = 1 + facts.n_snapshots(one_slot)
     if states == 1:
         return config.n_draft

@@ -24,7 +24,7 @@ class Machine:
     """The cores, memory and GPUs that this process may use, and the features of its llama.cpp.
 
     Attributes:
-        cores: the least of affinity, cgroup quota and physical cores.
+        cores: the smallest of affinity, cgroup quota and number of physical cores.
         available_bytes: free memory without swap, within the cgroups.
         n_gpus: devices to which llama.cpp will offload.
         fast_attention: the llama.cpp in use has our flash attention for CPUs (native_patches/0003).
@@ -35,7 +35,7 @@ class Machine:
         gpus: memory of the devices; empty if a device does not report its memory.
         unified_memory: the devices use the machine's main memory: Metal, integrated GPUs.
         equal_rows: the llama.cpp in use has the same kernels for one row and for several (native_patches/0010).
-        drops_copied_pages: the llama.cpp in use gives pages of a mapped file back once their weights were copied
+        drops_copied_pages: the llama.cpp in use frees pages of a mapped file once their weights were copied
             (native_patches/0014).
         tiled: from eight rows on, the llama.cpp in use has another kernel for K-quants that are not repacked.
         backends: names of the devices' ggml backends, such as CUDA.

@@ -24,12 +24,12 @@ PROCESS_BYTES = 51 * MIB  # a process that has imported llamabatch, numpy and ll
 ENGINE_BYTES = 9 * MIB  # a thread with its stack and heap, graphs, batches, llguidance, Python objects
 # Bytes of a cell in use beside K and V. In llama-kv-cells.h: position, shift and extent (16), a bit for each of 256
 # sequences (32), a node in the set of used cells and a node in the set of the sequence's positions (48 each).
-# In Python: the token id (32), and its entries in the prompt, the sequence and the kept prefix (8 each).
+# In Python: the token id (32), and an entry for it in the prompt, the sequence and the kept prefix (8 each).
 _LISTED_BYTES = 144 + 56
 _TOKEN_BYTES = 180  # bytes per token of llama.cpp's vocabulary: texts, ids, merges
-# Virtual memory counts where RLIMIT_AS is set: a thread reserves its stack and an arena of glibc's malloc.
+# The virtual memory that a thread reserves: its stack and an arena of glibc's malloc. It counts where RLIMIT_AS is set.
 _THREAD_SPACE = (8 + 64) * MIB
-_ARENA_SPACE = 64 * MIB  # extra space while malloc aligns an arena
+_ARENA_SPACE = 64 * MIB  # virtual memory that malloc needs while it aligns an arena
 _PROCESS_SPACE = 48 * MIB  # libraries that are loaded later, and memory that malloc keeps
 
 
@@ -62,18 +62,18 @@ class Memory:
             context, since both contexts exist while the context grows.
         compute: buffers of a pass, its logits, the working memory of threads, and the lists of cells and tokens.
         layout: the KV cache in words, for messages.
-        draft: the whole draft model.
+        draft: the memory of the whole draft model, with its cells and buffers.
         copies: weights repacked for this CPU.
         vocabulary: the vocabulary, the adapters, and the engine's own objects.
         projector: weights of the mmproj file, buffers of an encoder pass, and kept pictures.
-        cache_ram: saved states of prefixes, at most.
+        cache_ram: the most memory that saved states of prefixes may take.
         embeddings: a second context, made when the first text is embedded. It is in `total` only for a model that
             only embeds, or ranks.
-        reclaimable: mapped pages of the file that are not read again, since a copy is used. The system may take them.
-        data: the part of this memory without a file behind it, and `reserved`.
-        reserved: further address space that is never written.
+        reclaimable: mapped pages of the file that are not read again, since a copy is used. The system may free them.
+        data: the part of all this memory that is not mapped from a file, and `reserved`.
+        reserved: additional address space that is never written.
         loading: the part of the file that is in memory during the load only, beside `shared`; not in `total`.
-        file: the size of the mapped file. Its address space stays reserved when pages are given back.
+        file: the size of the mapped file. Its address space stays reserved when pages are freed.
         locked: the part that use_mlock locks: from the start of a mapped file to the last tensor that is used in place.
     """
 
@@ -152,8 +152,8 @@ class Memory:
 def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float] = ()) -> Memory:
     """Returns the memory of one engine.
 
-    It has weights and their copies, KV cells rounded up to 256 (per slot, or in total if kv is "unified"), recurrent
-    states (per slot, f32), the buffers of one pass, and the rows of logits.
+    The sum has weights and their copies, KV cells rounded up to 256 (per slot, or in total if kv is "unified"),
+    recurrent states (per slot, f32), the buffers of one pass, and the rows of logits.
 
     Args:
         gpu_shares: the share of the layers on each GPU, as llama.cpp distributes them; empty: everything on the CPU.
@@ -214,8 +214,8 @@ def memory(facts: ModelFacts, config: ResolvedConfig, gpu_shares: Sequence[float
 
 
 def _contexts(config: ResolvedConfig) -> tuple[int, ...]:
-    """Returns the number of slots of each context: the full one, and the smaller first one if there is one. Both exist
-    while the cells of the first context are copied into the full one."""
+    """Returns the number of slots of each context: of the full one, and of a smaller first one, if any. Both contexts
+    exist while the cells of the first one are copied into the full one."""
     start = min(config.start_slots, config.n_slots)
     return (config.n_slots,) if start == config.n_slots else (config.n_slots, start)
 

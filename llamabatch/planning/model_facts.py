@@ -16,11 +16,12 @@ from llamabatch.planning.machine import Machine
 
 # These architectures have a state, although their metadata has none of the keys below.
 _STATES = frozenset({"minimax-01"})
-# Files of these architectures give all layers the same KV heads, and list the recurrent layers or an interval.
+# Files of these architectures give all layers the same number of KV heads, even recurrent layers. They name the
+# recurrent layers by a list or an interval.
 _DELTA_NETS = frozenset({"qwen35", "qwen35moe", "qwen3next"})
 # In these architectures a layer with a feed-forward network has neither attention nor a state.
 _FEED_FORWARD_APART = frozenset({"nemotron_h", "nemotron_h_moe"})
-MOST_CTX = 4096  # the n_ctx of "auto" at most, and the context length of a model whose file names none
+MOST_CTX = 4096  # the largest n_ctx that "auto" chooses; also the context length if a model's file names none
 
 
 @dataclass(frozen=True)
@@ -40,29 +41,30 @@ class ModelFacts:
 
     Attributes:
         file_bytes: size of the model file, or of all its parts; counted as the size of the weights.
-        k_values, v_values: elements that one token keeps in K and in V, summed over the layers. Layers that attend over
-            a sliding window count like the others.
+        k_values, v_values: elements of one token in K and in V, summed over the layers. Layers that attend over a
+            sliding window count like the others.
         n_embd, n_head, n_vocab, n_ctx_train: as in the metadata.
         state_values: elements of the state of a sequence of any length, summed over the recurrent layers.
-        draft: facts of the draft model, if there is one. Its file_bytes is 0 if both models are one file.
-        layers: the figures above, layer by layer; empty where only the sums are known.
+        draft: facts of the draft model; None: there is none. Its file_bytes is 0 if both models are one file.
+        layers: k_values, v_values and state_values of each layer; empty where only the sums are known.
         tensors: the tensors of all files; empty where only the size of the file is known.
-        parts: number of tensors in each file, if there are several.
+        parts: number of tensors in each file; empty: there is one file.
         widths: elements that a pass keeps at once; None: not known.
         is_encoder: the model reads a text in both directions, and has no next token.
         pooling: the default of the model, a name of gguf/pooling.py.
         names_pooling: the file names a pooling.
-        has_head, lacks_dense_layer: the model has a classification head; its head lacks the dense layer of BERT's.
+        has_head: the model has a classification head. lacks_dense_layer: this head lacks the dense layer of BERT's
+            head.
         features: features for which llama.cpp repacks weights, as in weights.weights; empty: none.
         adapter_bytes: size of the adapters' files.
         projector_bytes: memory of an mmproj file: weights, buffers of an encoder pass, and kept pictures.
-        lazy_cells: as in Machine: buffers of zeros take memory when they are written.
+        lazy_cells: as in Machine: buffers of zeros take memory only when they are written.
         drops_copied_pages: as in Machine.
         chat_template: jinja2 source; None: the file has none.
         n_ctx_orig: n_ctx_train before the rotary embedding was scaled; 0 where the file does not name it.
         n_ctx_scaled: tokens that the options for the rotary embedding allow; 0 without such options.
-        has_positions: the model looks positions up in a table; llama.cpp aborts for positions beyond its end.
-        placed: the GPU of each tensor that override_tensor names, by name; None: main memory.
+        has_positions: the model looks positions up in a table; llama.cpp aborts for positions beyond the table's end.
+        placed: name and GPU of each tensor that override_tensor, cpu_moe or n_cpu_moe places; None: main memory.
         arch: llama.cpp's name of the architecture.
         head_sizes: elements of an attention head in K and in V; empty: not known.
     """
@@ -123,7 +125,7 @@ class ModelFacts:
         return len(self.layers)
 
     def on(self, machine: Machine, extra_bufts: str) -> ModelFacts:
-        """Returns these facts with the machine's features for weights and cells, also in the draft model.
+        """Returns these facts, and those of the draft model, with the machine's features for weights and cells.
 
         Args:
             extra_bufts: the value in the config; "off" turns repacking off.
@@ -283,7 +285,7 @@ def _feed_forward(own: Mapping[str, str], tensors: tuple[TensorInfo, ...], n_emb
 
 
 def _state(own: Mapping[str, str], n_embd: int, n_head: int) -> int:
-    """Returns the elements of a recurrent layer's state (llama-hparams.cpp, n_embd_r and n_embd_s); else 0."""
+    """Returns the elements of a recurrent layer's state (llama-hparams.cpp, n_embd_r and n_embd_s); 0 without one."""
     wkv = _first(own, "wkv.head_size", 0)
     if wkv:
         return n_embd * (_first(own, "token_shift_count", 2) + wkv)

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Gpu:
-    """The memory of one GPU in bytes. No process uses `free_bytes`."""
+    """The name and the memory of one GPU. `free_bytes` counts memory that no process uses."""
 
     name: str
     free_bytes: int
@@ -28,7 +28,7 @@ def gpus() -> tuple[Gpu, ...]:
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-    except Exception as error:  # the package is missing, or its driver
+    except Exception as error:  # the package or the driver is missing
         logger.debug("the memory of GPUs is not known: %s", error)
         return ()
     try:

@@ -52,7 +52,8 @@ class Pass(NamedTuple):
 
 
 class PassBytes(NamedTuple):
-    """The bytes of a pass in main memory: the written part of its buffer, the rest of the buffer, working memory."""
+    """The bytes of a pass in main memory: the part of its buffer that is written, the rest of the buffer, and ggml's
+    working memory."""
 
     written: int
     untouched: int
@@ -84,14 +85,14 @@ def _widths(facts: ModelFacts) -> Widths:
 
 def logits_bytes(facts: ModelFacts, config: ResolvedConfig, n_slots: int) -> int:
     """Returns the bytes of the output rows: one row for each slot, more where guesses are checked. With device_sampling
-    a row takes four times the bytes: it also has room for the sampled logits, probabilities and token ids of the whole
-    vocabulary (llama-context.cpp, output_reserve)."""
+    a row takes four times the bytes, because it also has room for sampled logits, probabilities and token ids of the
+    whole vocabulary (llama-context.cpp, output_reserve)."""
     rows = n_slots if config.speculate == "off" else config.output_rows(n_slots, facts.n_vocab)
     return rows * facts.n_vocab * (4 if config.device_sampling == "off" else 16)
 
 
 def pooling_bytes(facts: ModelFacts, config: ResolvedConfig) -> tuple[int, int]:
-    """Returns the written and the other bytes of the context of llama/embedder.py, for the tokens of one pass.
+    """Returns the bytes of llama/embedder.py's context that are written, and those never written, for one pass.
 
     llama.cpp keeps logits of the whole vocabulary for each token, also for an encoder, whose graph has no logits.
     """

@@ -1,4 +1,4 @@
-"""Places a model's weights: in main memory, in the mapped file, on GPUs."""
+"""Computes where a model's weights lie: in main memory, in the mapped file, or on GPUs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Placement:
     Attributes:
         devices: the GPU of each layer and, last, of the output; None: the CPU.
         named: names and GPUs of the tensors that override_tensor places; None: main memory.
-        sizes: all tensors by name; empty if `named` is.
-        sorted: the other weights by layer.
+        sizes: all tensors by name; empty if `named` is empty.
+        sorted: the weights that `named` does not contain, by layer.
     """
 
     facts: ModelFacts
@@ -68,14 +68,14 @@ class Placement:
         return sum(n for n, device in zip(self.sorted.layers, self.devices, strict=False) if device == number)
 
     def tied_bytes(self, number: int) -> int:
-        """Returns the bytes of the tied token embedding, of which the GPU of the output has a copy; 0 on other GPUs."""
+        """Returns the bytes of a GPU's copy of the tied token embedding. Only the GPU of the output has such a copy."""
         if self.devices[-1] != number or any(name == EMBEDDING for name, _ in self.named):
             return 0
         found = {tensor.name: tensor.n_bytes for tensor in self.facts.tensors}
         return 0 if OUTPUT in found else found.get(EMBEDDING, 0)
 
     def in_main_memory(self, config: ResolvedConfig, n_gpus: int) -> InMainMemory:
-        """Returns the weights in main memory, and the part of the file that stays there with them."""
+        """Returns the bytes of the weights in main memory, and of the parts of the file that stay there with them."""
         facts = self.facts
         copies = sum(n for n, device in zip(self.sorted.copies, self.devices, strict=False) if device is None)
         copies += sum(copy_bytes(self.sizes[name], facts.features) for name, gpu in self.named if gpu is None)

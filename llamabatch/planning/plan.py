@@ -1,4 +1,4 @@
-"""Plans: the resolved options of an engine with the memory that they take, and the check that a machine has it."""
+"""Plans: the resolved options of an engine with the memory that they need, and the check that it is available."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def data_bytes(self) -> int:
-        """The memory of one process without a file behind it, in bytes. RLIMIT_DATA limits this memory."""
+        """The memory of one process that is not mapped from a file, in bytes. RLIMIT_DATA limits this memory."""
         return self.memory.data + (self._engines_here - 1) * self.memory.own
 
     @property
@@ -71,8 +71,8 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most main memory that all engines take, also during the load. No engine is refused for memory of the
-        load: it is mapped pages, which the system can take back."""
+        """The most main memory that all engines take, including the load. No engine is refused because of the memory of
+        the load, since this memory is mapped pages that the system can free."""
         return self.total_bytes + max(0, self.memory.loading - self._engines_here * self.memory.own)
 
     def describe(self) -> str:

@@ -1,6 +1,6 @@
 """A profile: the results of `llamabatch tune` for one shape of model on one machine. Pure Python.
 
-The engine takes them as values of options that are "auto".
+The engine uses these results as values of options that are "auto".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llamabatch.utils.checks import choice, integer, number, show
 VERSION = 1
 MAX_SPINS = 10**9
 FLOAT_TYPES = ("f32", "f16", "bf16")  # a V cache of another type needs flash attention
-MARGIN = 0.03  # a smaller gain counts as noise, so that the smaller number of slots is taken
+MARGIN = 0.03  # a smaller gain in tokens/s counts as noise, so that the smaller number of slots is chosen
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ProfileKey:
 
     @property
     def digest(self) -> str:
-        """A hash of the key, the name of the profile's file."""
+        """A hash of the key. The profile's file has this name."""
         facts = dataclasses.asdict(self)
         if not self.changes:  # keeps the digests of files from releases without this field
             del facts["changes"]
@@ -69,17 +69,18 @@ class Stair:
 
 @dataclass(frozen=True)
 class Profile:
-    """The choices that were faster than the rules by more than the noise; None: the rule applies.
+    """The measured values that were faster than the rules of a plan by more than the noise. A value is None where the
+    rule applies.
 
     Attributes:
         created: date, ISO 8601.
         model: name of the measured model, for people.
-        gpus: names of the devices that held its layers.
+        gpus: names of the devices that had layers of the model.
         flash_attn, extra_bufts, n_threads, n_threads_batch, n_ubatch: as in EngineConfig.
-        spins: GOMP_SPINCOUNT.
+        spins: value of GOMP_SPINCOUNT, how long a waiting thread spins.
         stairs: decode steps by rising number of rows; they decide the best number of slots.
-        p95_inter_token_ms: the latency limit of the tuning, milliseconds.
-        latency_rows: the number of slots that keeps this limit.
+        p95_inter_token_ms: the tuning's limit for the time between two tokens at p95, in milliseconds.
+        latency_rows: the best number of slots within this limit.
         amx: "off" if the CPU has AMX, but other repacked kernels are faster.
     """
 
@@ -132,7 +133,7 @@ class Profile:
         """Returns the config with measured values in place of "auto", and the reason for each value.
 
         Threads were measured on the whole machine, so several instances keep "auto". If n_threads is given,
-        n_threads_batch keeps "auto" too, which follows n_threads.
+        n_threads_batch stays "auto", and then equals n_threads.
         """
         found: dict[str, Any] = {"flash_attn": self.flash_attn, "extra_bufts": self.extra_bufts}
         if self.n_ubatch is not None:
@@ -145,10 +146,10 @@ class Profile:
         return replace(config, **open_options), dict.fromkeys(open_options, self.source)
 
     def best_rows(self, fits: Callable[[int], bool]) -> int | None:
-        """Returns the smallest number of rows within 3 % of the most tokens/s; None if no number of rows qualifies.
-        Only measured numbers of rows count that fit and keep the latency limit."""
+        """Returns latency_rows if this number is known and fits; otherwise the smallest number of rows within 3 % of
+        the most tokens/s, among measured numbers that fit and keep the latency limit. None: there is no such number."""
         if self.latency_rows is not None and fits(self.latency_rows):
-            # tune chose this number from more rows than are left here, where a smaller number could be within 3 %.
+            # tune chose this number among more rows. Among the rows that fit, a smaller number could be within 3 %.
             return self.latency_rows
         return best_rows([stair for stair in self.stairs if stair.rows <= self.most_rows and fits(stair.rows)])
 
@@ -160,7 +161,7 @@ class Profile:
 
     @property
     def why_rows(self) -> str:
-        """The reason for best_rows, for a plan."""
+        """The reason for the result of best_rows, for a plan."""
         if self.p95_inter_token_ms is None:
             return f"{self.source}: the most tokens/s"
         return f"{self.source}: the most tokens/s with {self.p95_inter_token_ms:g} ms between two tokens at p95"

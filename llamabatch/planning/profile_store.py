@@ -34,7 +34,7 @@ def folder() -> Path:
 
 
 def find(model: Path, config: EngineConfig) -> Profile | None:
-    """Returns the profile of a model file with these options on this machine; None if there is none to read."""
+    """Returns the profile of a model file with these options on this machine; None if no profile can be read."""
     if not os.path.isdir(folder()):
         return None  # Without profiles the header of the model need not be read.
     try:

@@ -9,14 +9,15 @@ from llamabatch.errors import ModelFileError
 from llamabatch.gguf.header import read_header
 from llamabatch.utils.paths import one_line
 
-# The cache of media embeddings, for later requests with the same media. A picture takes 2.6 MB with Gemma 3 4B.
+# Bytes of the cache of media embeddings, for later requests with the same media. A picture takes 2.6 MB with Gemma 3
+# 4B.
 KEPT_BYTES = 64 * 2**20
 # The most tokens of a picture for encoders that take pictures of any size (clip.cpp, set_limit_image_tokens).
 _MOST_TOKENS = 4096
 _ANY_SIZE = ("qwen", "pixtral", "lfm2", "kimi", "glm", "exaone", "mimo", "paddle", "hunyuan", "youtu", "dots")
 _SOUND_STEPS = 1500  # time steps of one pass of a sound encoder: half a minute
-# The values that a pass keeps at once for a patch, as multiples of the encoder's width and of its feed-forward width.
-# Both factors were measured.
+# The values that a pass keeps at once for a patch: multiples of the encoder's width and of its feed-forward width. Both
+# factors were measured.
 _WIDTHS, _FF_WIDTHS = 8, 2
 
 

@@ -17,13 +17,15 @@ _LOOKED_UP = ("token_embd", "token_types", "position_embd", "ssm_conv1d", "short
 # AMX: extra bytes for each block of _amx_block() elements (mmq.cpp, get_row_size).
 _AMX_EXTRA = {"Q4_0": 0, "Q4_1": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0, "IQ4_XS": 2, "F16": 0}
 _AMX_ROWS = 32  # TILE_N * 2
-# native_patches/0012 comes before all other formats. It packs columns by 16 or by 8, and keeps the number of bytes.
+# The formats of native_patches/0012 are tried before all others. They pack columns by 16 or by 8, and do not change the
+# number of bytes.
 _WIDE_FLOATS = frozenset({"BF16", "F16"})
 _WIDE = _WIDE_FLOATS | {"IQ4_NL", "IQ4_XS", "MXFP4", "Q2_K", "Q3_K", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K"}
-_WIDE_ALL = _WIDE | {"Q4_0", "Q8_0"}  # for matrices with AMX tiles or AVX-512 VNNI, for experts always
+_WIDE_ALL = _WIDE | {"Q4_0", "Q8_0"}  # types of matrices if the CPU has AMX or AVX-512 VNNI; of experts on any CPU
 _WIDE_BY_EIGHT = _WIDE | {"Q4_0"}
 _WIDE_ROWS = {"wide": 16, "wide8": 8}
-# repack.cpp, ggml_repack_get_optimal_repack_type: type -> (feature of the build, number that divides the rows)
+# repack.cpp, ggml_repack_get_optimal_repack_type: type -> pairs of the feature that repacks it, and the number of which
+# its rows must be a multiple
 _REPACKED = {
     "Q4_0": (("avx2", 8), ("neon", 4)),
     "Q4_K": (("avx2", 8), ("neon", 8)),
@@ -89,12 +91,12 @@ class Files(NamedTuple):
     Attributes:
         mapped: the bytes from the first to the last tensor that is used in place, in each file. llama.cpp maps and
             reads the whole file first, then unmaps both ends (llama-model-loader.cpp, load_all_data).
-        used: the tensors that are used in place. Without mapping only they are kept.
-        embedding: the token embedding in `used` if it is only looked up, since the logits are made with a copy.
+        used: the bytes of the tensors that are used in place. Without mapping only these tensors are kept.
+        embedding: the bytes of the token embedding in `used` if it is only looked up, since a copy makes the logits.
         ends: the bytes from the first tensor of each file to the last tensor that is used in place.
-        largest_copied: the largest tensor in main memory that is not used in place.
-        not_dropped: the token embedding if it is on a GPU, but lies between tensors that are used in place. Its pages
-            stay, although those of other copied tensors are given back (native_patches/0014).
+        largest_copied: the bytes of the largest tensor in main memory that is not used in place.
+        not_dropped: the bytes of the token embedding if it is on a GPU, but lies between tensors that are used in
+            place. Its pages stay in memory; pages of other copied tensors are freed (native_patches/0014).
     """
 
     mapped: int
@@ -154,7 +156,7 @@ def _layer(name: str, n_layer: int) -> int | None:
 
 
 def multiplied(tensors: Iterable[TensorInfo]) -> list[TensorInfo]:
-    """Returns the matrices of matrix products, with the token embedding if it also makes the logits."""
+    """Returns the tensors that matrix products read, including the token embedding if it also makes the logits."""
     found = [tensor for tensor in tensors if len(tensor.dims) >= 2]
     tied = all(tensor.name != OUTPUT for tensor in found)
     return [

@@ -1,1 +1,1 @@
-"""The nouns of a request: SamplingParams, Request, Sequence, outputs, logprobs, detokenizer. Imports `utils`."""
+"""The data of a request: SamplingParams, Request, Sequence, outputs, logprobs, detokenizer. Imports `utils`."""

@@ -13,20 +13,20 @@ from llamabatch.errors import AdapterError
 from llamabatch.utils.checks import counted, nearest, number, pairs, show, string
 from llamabatch.utils.paths import absolute
 
-# (name, scale) in order of the names, without scales of 0: two equal sets are one and the same to llama.cpp
+# (name, scale) in order of the names, without scales of 0: equal sets have the same effect in llama.cpp
 AdapterSet = tuple[tuple[str, float], ...]
 
 MAX_SCALE = 1000.0
-MAX_ADAPTERS = 1024  # in a set
+MAX_ADAPTERS = 1024  # adapters of a set
 MAX_NAME = 256  # characters
 
 
 def adapter_set(adapters: object) -> AdapterSet:
-    """Returns the AdapterSet of a value that a caller gave.
+    """Returns the AdapterSet of a caller's value.
 
     Args:
-        adapters: {name: scale}, pairs of name and scale, one name for scale 1, or None for none. A scale of 0 is the
-            same as not naming the adapter.
+        adapters: {name: scale}, pairs of name and scale, one name (scale 1), or None for no adapter. A scale of 0
+            leaves the adapter out.
 
     Raises:
         AdapterError: the value has another form, or a scale is not a number from -1000 to 1000.
@@ -50,7 +50,7 @@ def adapter_set(adapters: object) -> AdapterSet:
 
 
 def adapter_sets(adapters: object, n: int) -> list[AdapterSet]:
-    """Returns one set for each of n prompts, from one for all or from a list with one for each. Raises AdapterError."""
+    """Returns n AdapterSets, from one value for all prompts or a list with one value for each. Raises AdapterError."""
     if not isinstance(adapters, list):
         return [adapter_set(adapters)] * n
     if len(adapters) != n:
@@ -77,7 +77,7 @@ def adapter_path(name: object, path: object) -> str:
 
 
 def check_known(adapters: AdapterSet, known: Iterable[str]) -> None:
-    """Raises AdapterError for a name that is not among the loaded ones."""
+    """Raises AdapterError if an adapter is not among the names in `known`."""
     for name, _ in adapters:
         if name not in known:
             names = sorted(known)

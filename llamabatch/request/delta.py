@@ -14,7 +14,7 @@ class Delta:
 
     Attributes:
         reasoning: thinking.
-        text: the answer proper.
+        text: the answer without thinking and tool calls.
         tool_calls: parts of tool calls.
     """
 
@@ -24,14 +24,14 @@ class Delta:
 
 
 class TextParser(Protocol):
-    """Splits text into parts as it comes. The joined deltas are the same however the text is cut. No delta holds a part
-    of a mark: text that may still become a mark is held back until more text comes."""
+    """Splits text into parts while it arrives in pieces. The size of the pieces does not change the joined deltas. No
+    delta has a part of a mark: the parser holds back text that may still become a mark."""
 
     def feed(self, text: str) -> Delta:
-        """Takes the next piece of text."""
+        """Parses the next piece of text. Returns the parts that are complete."""
 
     def finish(self, text: str = "") -> Delta:
-        """Takes the last piece, and returns all text that was held back. Nothing may be fed after it."""
+        """Parses the last piece. Returns its parts with all text that was held back. No call of `feed` may follow."""
 
 
 class AnswerParser(TextParser, Protocol):

@@ -1,4 +1,4 @@
-"""Detokenizer: token ids to text, a token at a time. Characters and stop strings may span several tokens."""
+"""Detokenizer: converts token ids to text, one token at a time. Characters and stop strings may span several tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Detokenizer:
         token_bytes: id -> the bytes of the token's text.
         stop: strings that end the text. The first string that is complete wins; if one token completes several, the
             earliest in the text wins.
-        include_stop: leave the stop string in the text, instead of cutting before it.
+        include_stop: True: the text ends with the stop string; False: the text ends before it.
         min_tokens: stop strings that end within this many tokens are ignored.
         errors: how to treat bytes that are not UTF-8, as in bytes.decode.
     """
@@ -36,7 +36,7 @@ class Detokenizer:
         self._stop = sorted(stop, key=len, reverse=True)
         self._longest_prefix = max((len(s) - 1 for s in stop), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
-        self._is_whole = True  # no bytes of a character wait in the decoder
+        self._is_whole = True  # the decoder has no part of a character
         self._held = ""
         self._shown: list[str] = []
 
@@ -48,12 +48,12 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """Appends a token. Returns the text that is now safe to show."""
         data = self._token_bytes(token_id)
-        if self._is_whole and data.isascii():  # the same result as the decoder in a third of the time
+        if self._is_whole and data.isascii():  # takes a third of the decoder's time
             new = data.decode("ascii")
         else:
             new = self._decoder.decode(data)
             self._is_whole = not self._decoder.getstate()[0]
-        if not self._stop:  # then nothing is held back
+        if not self._stop:  # without stop strings, no text is held back
             if new:
                 self._shown.append(new)
             return new
@@ -104,8 +104,8 @@ class Vocabulary:
         size: number of tokens; ids run from 0 to size - 1.
         is_eog: id -> True if the token ends a generation.
         token_bytes: id -> the bytes of the token's text; empty for special tokens.
-        all_bytes: the same, but the names of special tokens.
-        bos: the token that the model wants at the beginning of every text; None: it wants none.
+        all_bytes: as token_bytes, but returns the name of a special token.
+        bos: the token that begins every text of the model; None: the model needs none.
     """
 
     size: int
@@ -115,7 +115,7 @@ class Vocabulary:
     bos: int | None = None
 
     def shown_bytes(self, preserved: Collection[int]) -> Callable[[int], bytes]:
-        """Returns a function like token_bytes, which returns the names of the special tokens in `preserved`."""
+        """Returns a function like token_bytes that also returns the names of the special tokens in `preserved`."""
         if not preserved:
             return self.token_bytes
         shown = frozenset(preserved)

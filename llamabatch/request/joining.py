@@ -1,4 +1,4 @@
-"""Joins several outputs of a continuation into one where a reader sees no difference."""
+"""Joins several outputs of a continuation into one if this makes no difference to the caller."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from llamabatch.request.outputs import SequenceOutput
 
 
 def joined(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
-    """Joins outputs of the same continuation where a reader sees no difference. They are joined if they are neighbours
-    among its outputs and have no tool calls or logprobs; the last one may end the continuation."""
-    last: dict[tuple[str, int], int] = {}  # place in the result of the latest piece of a continuation
+    """Joins outputs of the same continuation if this makes no difference to the caller. Joined outputs follow each
+    other and have no tool calls or logprobs. The last one may end the continuation."""
+    last: dict[tuple[str, int], int] = {}  # index in `result` of a continuation's latest piece
     result: list[SequenceOutput | list[SequenceOutput]] = []
     for output in outputs:
         key = output.request_id, output.index
@@ -26,7 +26,7 @@ def joined(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
 
 
 def _goes_on(before: SequenceOutput | list[SequenceOutput], output: SequenceOutput) -> bool:
-    """True if `output` may be joined to the pieces before it. A joined piece has all thinking before all text."""
+    """Returns True if `output` may be joined to the pieces before. A joined piece has all thinking before all text."""
     pieces = before if isinstance(before, list) else [before]
     if output.logprobs is not None or output.tool_calls:
         return False

@@ -1,5 +1,5 @@
-"""Turns a JSON schema into one that a grammar can hold: annotations are left out, unique items become lists of values,
-objects have only the properties that the schema names, and keywords that no grammar holds are named."""
+"""Turns a JSON schema into one that a grammar can enforce. Leaves out annotations, replaces unique items by lists of
+values, allows objects only the properties that the schema names, and reports keywords that no grammar can enforce."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from llamabatch.errors import SamplingError
 from llamabatch.request.schema_patterns import of_ecma
 from llamabatch.utils.checks import show
 
-# Formats that llguidance holds. Any other format is an annotation, as in the standard.
+# Formats that llguidance enforces. Any other format is an annotation, as in the standard.
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
-# Keywords that no grammar holds. They are refused, or left out and named.
+# Keywords that no grammar can enforce. A schema with one is refused, or the keyword is left out and reported.
 UNHELD = (
     *("if", "then", "else", "not", "contains", "minContains", "maxContains", "propertyNames", "dependentRequired"),
     *("dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"),
@@ -28,7 +28,7 @@ _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "additionalItems")
 _WITH_SCHEMAS = (*_SCHEMAS_BY_NAME, *_LISTS_OF_SCHEMAS, *_SCHEMAS)
-_MOST_LISTS = 512  # the most lists of values that replace a schema with unique items
+_MOST_LISTS = 512  # a schema with uniqueItems becomes a choice of at most so many lists
 _LENIENT_ADVICE = (
     'leave it out, or give structured_outputs={"json": schema, "lenient": True}: outputs list what is then ignored'
 )
@@ -36,40 +36,40 @@ _DEEPEST = 64  # the longest chain of references to an enumeration
 
 
 def held(schema: Any, start: str = "", root: Any = None) -> tuple[Any, tuple[str, ...]]:
-    """Returns the schema that a grammar holds, and the unknown formats that were left out: "format 'password'".
+    """Returns a schema that a grammar can enforce, and the unknown formats that were left out: "format 'password'".
 
     Args:
         start: the beginning of an error message.
-        root: the schema that contains this one; None: none. The objects of a contained schema stay open, because only
-            the root shows which objects it joins with others.
+        root: the schema that contains this one; None: `schema` is the root. Objects of a contained schema still allow
+            other properties, because only a walk of the root shows which objects it joins with others.
 
     Raises:
-        SamplingError: a keyword that no grammar holds.
+        SamplingError: the schema has a keyword that no grammar can enforce.
     """
     return _Reader(schema if root is None else root, "leave it out", start).read(schema)
 
 
 def read(schema: Any, *, lenient: bool) -> tuple[Any, tuple[str, ...]]:
-    """Returns the schema that a grammar holds, and the parts that were left out: "format 'password'", "not".
+    """Returns a schema that a grammar can enforce, and the parts that were left out: "format 'password'", "not".
 
     Args:
-        lenient: leave out keywords that no grammar holds; otherwise they are refused.
+        lenient: True: keywords that no grammar can enforce are left out; False: they are refused.
 
     Raises:
-        SamplingError: a keyword that no grammar holds, and lenient is False.
+        SamplingError: the schema has a keyword that no grammar can enforce, and lenient is False.
     """
     return _Reader(schema, None if lenient else _LENIENT_ADVICE).read(schema)
 
 
 class _Reader:
-    """Reads one schema. Args: advice: the advice in an error about a keyword; None: such keywords are left out."""
+    """Reads one schema. `advice` ends the error about an unsupported keyword; None: leaves out such keywords."""
 
     def __init__(self, root: Any, advice: str | None, start: str = "") -> None:
         self._root = root
         self._advice = advice
         self._start = start
         self._left_out: list[str] = []
-        self._merged: set[int] | None = None  # known once the root is read, because a walk of it for each part is long
+        self._merged: set[int] | None = None  # ids from _merged(root); None if only a part is read
 
     def read(self, given: Any) -> tuple[Any, tuple[str, ...]]:
         if given is self._root:
@@ -82,7 +82,7 @@ class _Reader:
         return found, tuple(dict.fromkeys(self._left_out))
 
     def _elsewhere(self, value: Any, path: tuple[str, ...], targets: set[tuple[str, ...]]) -> Any:
-        """Reads the schemas in a keyword outside the standard, as "components". References lead to these schemas."""
+        """Reads the schemas in a keyword outside the standard, such as "components", if references point to them."""
         if path in targets:
             return self.schema(value)
         if not isinstance(value, dict):
@@ -109,7 +109,7 @@ class _Reader:
             self._left_out.append(f"{key} null")
             return False
         if key == "propertyNames" and value in ({}, True, {"type": "string"}):
-            return False  # every name fits
+            return False  # the keyword allows every name
         if key in UNHELD:
             self._leave_out(key, f"{key} of a JSON schema is {show(value)}, which a grammar cannot enforce")
             return False
@@ -122,9 +122,8 @@ class _Reader:
             raise SamplingError(f"{self._start}{error}") from None
 
     def _unique(self, given: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-        """Returns the schema of a list without equal items: all possible lists, or each in one order if these are many.
-
-        A list of at most one item has no equal items.
+        """Returns the schema of a list without equal items: all possible lists, or only one order of each if there are
+        many. The schema of at most one item does not change.
         """
         most = given.get("maxItems", math.inf)
         if isinstance(most, (int, float)) and most <= 1:
@@ -151,7 +150,7 @@ class _Reader:
         self._left_out.append(key)
 
     def _values(self, items: Any) -> list[Any] | None:
-        """Returns the values that a schema allows, without equal ones; None if it is not an enumeration."""
+        """Returns the different values that a schema allows; None if the schema is not an enumeration."""
         for _ in range(_DEEPEST):
             if not isinstance(items, dict) or not isinstance(items.get("$ref"), str):
                 break
@@ -177,15 +176,15 @@ _OF_INTEGERS = frozenset(("type", "minimum", "maximum", "title", "description", 
 
 
 def _different(values: Iterable[Any]) -> list[Any]:
-    """Returns the values without equal ones."""
+    """Returns the values without duplicates."""
     return [*{json.dumps(each, sort_keys=True): each for each in values}.values()]
 
 
 def _names_all(schema: dict[str, Any]) -> bool:
-    """Returns True if an object of the schema can do with the properties that the schema names.
+    """Returns True if the properties that the schema names suffice for its required and minProperties.
 
-    A schema without additionalProperties allows any other properties by the standard. A model that may add properties
-    goes on for long, so llama.cpp and vLLM (xgrammar's strict mode) exclude them, too.
+    By the standard, a schema without additionalProperties allows any other properties. A model that may add properties
+    writes long objects. llama.cpp and vLLM (xgrammar's strict mode) therefore exclude other properties, and so do we.
     """
     named, required = schema.get("properties"), schema.get("required")
     kinds = schema.get("type", "object")
@@ -197,8 +196,8 @@ def _names_all(schema: dict[str, Any]) -> bool:
 
 
 def _merged(root: Any) -> set[int]:
-    """Returns the ids of the schemas whose object must also match other schemas, which may name other properties: those
-    in allOf, beside a reference or beside alternatives, and the schemas to which they refer."""
+    """Returns the id() of each schema whose object must also match another schema, which may name other properties.
+    These are schemas in allOf, beside a reference or beside alternatives, and the schemas that they refer to."""
     found: set[int] = set()
     seen: set[tuple[int, bool]] = set()
     left: list[tuple[Any, bool]] = [(root, False)]
@@ -226,7 +225,7 @@ def _merged(root: Any) -> set[int]:
 
 
 def referred(reference: str, root: object) -> object:
-    """Returns the schema at a place of the root, as "#/$defs/size"; None if there is none."""
+    """Returns the schema that a reference ("#/$defs/size") names in the root; None if there is none."""
     path = _path(reference)
     if path is None:
         return None
@@ -242,7 +241,7 @@ def referred(reference: str, root: object) -> object:
 
 
 def _path(reference: str) -> tuple[str, ...] | None:
-    """Returns the names on the way from the root to a place in it; None if the place is not in the root."""
+    """Returns the keys from the root to the place that a reference names; None if the place is not in the root."""
     start, _, path = reference.partition("/")
     if start != "#":
         return None
@@ -262,7 +261,7 @@ def _references(root: Any) -> Iterator[tuple[str, ...]]:
 
 
 def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Returns a schema with each schema directly in it changed. Lists are an older form of prefixItems."""
+    """Returns a schema with `change` applied to each schema directly in it. A list is an older form of prefixItems."""
 
     def changed(key: str, value: Any) -> Any:
         if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
@@ -275,7 +274,7 @@ def with_parts(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[
 
 
 def _exactly(values: tuple[Any, ...]) -> dict[str, Any]:
-    """Returns the schema of exactly this list of values."""
+    """Returns a schema that only this list of values matches."""
     size = len(values)
     each = [{"const": value} for value in values]
     return {"type": "array", "prefixItems": each, "items": False, "minItems": size, "maxItems": size}

@@ -1,4 +1,4 @@
-"""Rules of a grammar in Lark's notation. The marks of a family of models may be special tokens in it."""
+"""Rules of a grammar in Lark's notation. The marks of a model family may be special tokens in the grammar."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ class Rules:
     """Rules of a grammar.
 
     Args:
-        marks: the texts for which `spell` returns a form.
+        marks: the texts that may be special tokens.
+        spell: returns the form of a mark in Lark.
 
     Attributes:
-        about: what the next rules are for. It stands behind each rule as a comment, which about_line() reads.
+        about: the purpose of the next rules. Each rule ends with it as a comment; about_line() reads the comment.
     """
 
     def __init__(self, marks: tuple[str, ...], spell: Spell) -> None:
@@ -46,7 +47,7 @@ class Rules:
         """Adds a rule, or a terminal if its name has capital letters. Returns the name.
 
         Args:
-            says: add `about` as a comment; False where another rule has it.
+            says: True: adds `about` as a comment; False: another rule has the comment.
         """
         self._left -= len(right)
         if self._left < 0:
@@ -61,22 +62,22 @@ class Rules:
         self._lines += others._lines
 
     def lazy(self, name: str, content: str, end: str, start: str = "") -> str:
-        """Adds a rule for `content` up to and with the first `end`. The arguments are expressions of a terminal."""
+        """Adds a rule for `start` and `content` up to and including the first `end`, all expressions of a terminal."""
         if content not in self._terminals:
             self._terminals[content] = self.rule(name.upper(), content)
         self.rule(f"{name}[lazy]", f"{start} {self._terminals[content]} {end}".strip(), says=False)
         return name
 
     def up_to(self, end: str) -> str:
-        """Returns an expression for any text up to and with the first `end`, which begins with a mark."""
+        """Returns an expression for any text up to and including the first `end`. `end` begins with a mark."""
         mark = self._marks.match(end)
         assert mark is not None
         if self._spell(mark[0]) == quoted(mark[0]):
             return self.lazy("any", ANY, quoted(end))
-        return f"{ANY} {self.text(end)}"  # no text has a special token in it
+        return f"{ANY} {self.text(end)}"  # free text cannot contain a special token
 
     def text(self, *parts: Part) -> str:
-        """Returns an expression for literal text, in which marks may be special tokens."""
+        """Returns an expression for literal text. Marks in the text may be special tokens."""
         made: list[str] = []
         for part in parts:
             if isinstance(part, Raw):
@@ -91,21 +92,21 @@ class Rules:
 
 
 ANY = "/(?s:.*)/"
-GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}  # for each %json
+GUIDANCE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})", "json_allowed_escapes": 'nrbtf\\"'}  # of each %json
 MAX_CHARS = 2**18  # the most characters of a grammar
 _COMMENT = " // \x1f"  # no text of a message contains \x1f
 
 
 def quoted(text: str) -> str:
-    """Returns a string of Lark. It is a JSON string except for U+007F, which Lark's lexer takes only as an escape.
+    """Returns a string of Lark: a JSON string, except that Lark's lexer accepts U+007F only as an escape.
 
-    This is also the form of a mark that is not a special token.
+    A mark that is not a special token has this form too.
     """
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def slashed(regex: str) -> str:
-    """Returns a regular expression as it stands between slashes."""
+    """Returns a regular expression with the escapes that it needs between slashes."""
     escaped = re.sub(r"\\.|/", lambda found: found[0] if len(found[0]) > 1 else r"\/", regex, flags=re.DOTALL)
     return escaped.replace("\n", r"\n").replace("\r", r"\r")
 
@@ -123,19 +124,19 @@ def form_of(kind: str, text: str) -> str | None:
 
 
 def about_line(lark: str, number: int) -> str:
-    """Returns the comment of the rule in a line, counted from 1: what the rule is for; "" if it has none."""
+    """Returns the purpose of the rule in a line, from its comment; "" without a comment. Lines count from 1."""
     lines = lark.split("\n")
     line = lines[number - 1] if 0 < number <= len(lines) else ""
     return line.rpartition(_COMMENT)[2] if _COMMENT in line else ""
 
 
-TEXT = "TEXT"  # the terminal of an argument's texts, with the number of its function; it is tried alone
-PARAMETERS = "the parameters"  # of a function, in the comment of a rule
+TEXT = "TEXT"  # begins the terminal of an argument's texts; the trial checks it alone
+PARAMETERS = "the parameters"  # names a function's parameters in the comment of a rule
 CALL = "call"  # the rule of a call of any function; with a number, the rule of one function
 
 
 def without_call(lark: str, number: int) -> tuple[str, str] | None:
-    """Returns a grammar of calls without the function whose rule stands in a line, and the comment of that function.
+    """Returns a grammar of calls without the function that has a rule in line `number`, and this function's comment.
     Returns None if the rule belongs to no function, or if there is no other function."""
     lines = lark.split("\n")
     rule = _OF_FUNCTION.match(lines[number - 1]) if 0 < number <= len(lines) else None
@@ -150,7 +151,7 @@ def without_call(lark: str, number: int) -> tuple[str, str] | None:
 
 
 def each_call(lark: str) -> Iterator[tuple[int, str]]:
-    """Yields for each function of a grammar of calls the line of its rule, and the grammar with its calls alone."""
+    """Yields, for each function of a grammar of calls: the line of its rule, and a grammar of only its calls."""
     lines = lark.split("\n")
     at, calls = _calls(lines)
     for name in calls:
@@ -158,8 +159,8 @@ def each_call(lark: str) -> Iterator[tuple[int, str]]:
 
 
 def _calls(lines: list[str]) -> tuple[int, list[str]]:
-    """Returns the index of the line with the rule of any call, and the functions' rule names; (0, []) without that
-    rule."""
+    """Returns the index of the line with the rule CALL, and the rule names of the functions; (0, []) if there is no
+    rule CALL."""
     at = next((at for at, line in enumerate(lines) if line.startswith(f"{CALL}: ")), None)
     return (0, []) if at is None else (at, lines[at].partition(": ")[2].split(" | "))
 

@@ -1,4 +1,4 @@
-"""Logprobs of tokens, and the record of them that a sequence keeps. Pure Python."""
+"""Logprobs of tokens, and LogprobRecord: the logprobs of one sequence. Pure Python."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from llamabatch.request.sampling_params import SamplingParams
 
 
 class Logprob(NamedTuple):
-    """The probability of one token at its place: the model's own, unless SamplingParams.post_sampling_probs is True.
+    """The probability of one token at its place.
 
     Attributes:
-        logprob: natural logarithm of its probability: log softmax of the model's own logits, before logit_bias,
-            penalties, masks and temperature.
+        logprob: natural logarithm of the probability: log softmax of the model's own logits, before logit_bias,
+            penalties, masks and temperature; with SamplingParams.post_sampling_probs after all of them.
         rank: 1 for the likeliest token of the vocabulary; of equally likely tokens the lower id has the better rank.
-        decoded_token: its text, or the name of a special token; U+FFFD for bytes that are not a whole character.
+        decoded_token: the token's text, or the name of a special token; U+FFFD for bytes that are not a whole
+            character.
     """
 
     logprob: float
@@ -26,11 +27,11 @@ class Logprob(NamedTuple):
 
 
 class TextOffsets:
-    """Places of tokens in their text, in characters. A token that continues a character stands at the character's
-    beginning.
+    """The offsets of tokens in their text, in characters. A token that continues a character has the offset of this
+    character.
 
     Args:
-        at: the place of the first token.
+        at: the offset of the first token.
         errors: how to treat bytes that are not UTF-8, as in bytes.decode.
     """
 
@@ -39,7 +40,7 @@ class TextOffsets:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
 
     def add(self, data: bytes) -> int:
-        """Returns the place of the next token, which has these bytes."""
+        """Returns the offset of the next token. `data`: the bytes of this token."""
         at = self.at
         self.at += len(self._decoder.decode(data))
         return at
@@ -50,22 +51,22 @@ TokenLogprobs = dict[int, Logprob]
 
 
 class FlatLogprobs(Sequence[Any]):
-    """The TokenLogprobs of many places, kept in arrays, as in vLLM's class of this name. A logprob takes some 25 bytes
-    instead of the 200 of objects. The dict of a place is made each time it is read; a place without logprobs is None.
+    """The TokenLogprobs of many places, stored in arrays, as in vLLM's class of this name. A logprob takes some 25
+    bytes; objects would take 200. Each access makes the dict of a place. A place without logprobs is None.
 
-    The object equals a list or a tuple of equal items. A deep copy, as made by dataclasses.asdict, is a tuple.
+    The object equals a list or a tuple of equal items. A deep copy, as dataclasses.asdict makes it, is a tuple.
     """
 
     __slots__ = ("_ends", "_lengths", "_logprobs", "_ranks", "_texts", "_token_ids")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, places: Iterable[TokenLogprobs | None] = ()) -> None:
-        self._ends = array("q")  # the end of each place in the next three arrays
+        self._ends = array("q")  # by place: end of its entries in the next three arrays
         self._token_ids = array("i")
         self._logprobs = array("d")
         self._ranks = array("i")
         self._lengths = array("I")  # lengths of the tokens' texts
-        self._texts: list[str] = []  # for each place, the texts of its tokens one after another
+        self._texts: list[str] = []  # by place: the joined texts of its tokens
         self.extend(places)
 
     def append(self, given: TokenLogprobs | None) -> None:
@@ -137,13 +138,13 @@ class FlatLogprobs(Sequence[Any]):
         return tuple(self)
 
     def parts(self) -> tuple[Any, ...]:
-        """Returns the bytes and texts of the object, for another process of this machine."""
+        """Returns the arrays as bytes, and the texts, to send them to another process of this machine."""
         arrays: tuple[array[Any], ...] = (self._ends, self._token_ids, self._logprobs, self._ranks, self._lengths)
         return (*[each.tobytes() for each in arrays], tuple(self._texts))
 
     @classmethod
     def of_parts(cls, parts: tuple[Any, ...]) -> FlatLogprobs:
-        """Returns the instance with these parts."""
+        """Returns the instance of which parts() returned `parts`."""
         made = cls()
         *arrays, texts = parts
         own: tuple[array[Any], ...] = (made._ends, made._token_ids, made._logprobs, made._ranks, made._lengths)
@@ -154,16 +155,17 @@ class FlatLogprobs(Sequence[Any]):
 
 
 def count(places: Sequence[TokenLogprobs | None] | None) -> int:
-    """Returns the number of logprobs at all places together; 0 if none were asked for."""
+    """Returns the number of logprobs at all places together; 0 for None."""
     if isinstance(places, FlatLogprobs):
         return places.n_logprobs
     return sum([len(each) for each in places or () if each])
 
 
 class RowLogprobs(NamedTuple):
-    """Logprobs of one output row: of a token with its `rank`, then of the likeliest tokens in order.
+    """Logprobs of one output row: of a token, then of the likeliest tokens in order.
 
     Attributes:
+        rank: rank of the first token.
         others: (id, logprob, rank) of further tokens.
     """
 
@@ -183,17 +185,18 @@ class RowLogprobs(NamedTuple):
         return found
 
 
-SampleLogprobs = FlatLogprobs | None  # one for each output token; None: not asked for
+SampleLogprobs = FlatLogprobs | None  # an item for each output token; None: not asked for
 
 
 class LogprobRecord:
-    """The logprobs of one sequence; a sequence that asks for none has no record.
+    """The logprobs of one sequence. A sequence that asks for no logprobs has no record.
 
     Args:
-        prompt: tokens of the prompt; the row at position i - 1 holds the logprob of token i.
+        prompt: tokens of the prompt; the row at position i - 1 has the logprob of token i.
         prompt_top: number of likeliest tokens for each token of the prompt; None: no logprobs of the prompt.
-        top: the same for output tokens; CUMULATIVE: only the sum of their logprobs; None: nothing.
-        others: further tokens whose logprobs come with each output token.
+        top: number of likeliest tokens for each output token; CUMULATIVE: only the sum of the output's logprobs; None:
+            no logprobs of the output.
+        others: ids of further tokens whose logprobs are recorded for each output token.
         first: index of the first token of the prompt with a logprob.
         post_sampling: logprobs of output tokens come from the distribution that they are drawn from.
     """
@@ -233,10 +236,10 @@ class LogprobRecord:
         ranked: bool = False,
         score_from: int | None = None,
     ) -> LogprobRecord | None:
-        """Returns the record of a sequence; None if it asks for no logprobs.
+        """Returns the record of a sequence; None if its request asks for no logprobs.
 
         Args:
-            ranked: best_of needs at least the sum.
+            ranked: True: best_of needs at least the sum of the output's logprobs.
             score_from: index of the first prompt token to score; the output has no logprobs then.
         """
         prompt_top = n_vocab if params.prompt_logprobs == -1 else params.prompt_logprobs
@@ -260,7 +263,7 @@ class LogprobRecord:
 
     @property
     def next_row(self) -> int:
-        """The position of the first row inside the prompt that is still to be read. Cells before it may be copies."""
+        """The position of the first row inside the prompt that is still to be read. Earlier cells may be copies."""
         return (len(self._prompt_rows) if self._asks_prompt else len(self._prompt)) - 1
 
     @property
@@ -269,11 +272,11 @@ class LogprobRecord:
         return self.next_row >= len(self._prompt) - 1
 
     def rows_of(self, start: int, end: int) -> int:
-        """Returns how many rows inside the prompt, at positions start .. end - 1, are still to be read."""
+        """Returns the number of rows inside the prompt that are still to be read, at positions start .. end - 1."""
         return max(0, min(end, len(self._prompt) - 1) - max(start, self.next_row))
 
     def targets(self, end: int, count: int) -> tuple[int, ...]:
-        """Returns the tokens whose logprobs are in the last `count` rows inside the prompt before position `end`."""
+        """Returns the prompt tokens whose logprobs are in the `count` rows before position `end`."""
         end = min(end, len(self._prompt) - 1)
         return self._prompt[end - count + 1 : end + 1]
 
@@ -294,20 +297,20 @@ class LogprobRecord:
     def resume(self, logprobs: Sequence[TokenLogprobs]) -> None:
         """Adds the logprobs of output tokens that another engine has sampled."""
         for one in logprobs:
-            self._sum += next(iter(one.values())).logprob  # the sampled token stands first
+            self._sum += next(iter(one.values())).logprob  # the sampled token is first
         self._tokens.extend(logprobs)
 
     @property
     def cumulative(self) -> float | None:
-        """The sum of the logprobs of the output; None if none are asked for."""
+        """The sum of the logprobs of the output; None if the request asks for none."""
         return None if self.top is None else self._sum
 
     def of_output(self) -> SampleLogprobs:
-        """Returns the logprobs of each output token; None if none are asked for."""
+        """Returns the logprobs of each output token; None if the request asks for none."""
         return None if self.top is None or self.top == self.CUMULATIVE else self._tokens
 
     def of_prompt(self) -> FlatLogprobs | None:
-        """Returns one for each prompt token, None for those not scored. None as a whole until all rows are read."""
+        """Returns the logprobs of each prompt token, None for unscored tokens. Returns None until all rows are read."""
         if not self._asks_prompt or not self.prompt_is_read:
             return None
         return self._prompt_rows

@@ -1,4 +1,4 @@
-"""Media: pictures and sounds in a prompt, and the runs of token ids that stand for their cells."""
+"""Media: pictures and sounds in a prompt, and the runs of token ids that represent their cells."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ SOUND: Kind = "sound"
 
 @dataclass(frozen=True)
 class Media:
-    """One picture or sound, decoded where it is needed: a file has a tenth of the bytes of its pixels, a path none.
+    """One picture or sound. A file is decoded only where its pixels are needed: it has a tenth of their bytes.
 
     Attributes:
-        data: as `form` says. "raw": rows of pixels with 3 bytes each (red, green, blue), or samples of a sound as
+        data: depends on `form`. "raw": rows of pixels with 3 bytes each (red, green, blue), or samples of a sound as
             32-bit floats; "file": the bytes of a file; "path": an absolute path.
-        width, height: in pixels; for a sound the number of its samples, and 1.
-        kind: picture or sound. form: the form of `data`.
+        width, height: in pixels; for a sound the number of samples, and 1.
+        kind: picture or sound.
+        form: the form of `data`.
         digest: SHA-256 of kind, size and raw data, in hexadecimal digits; equal media have equal digests in any form.
     """
 
@@ -38,7 +39,7 @@ class Media:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of main memory that `data` takes."""
+        """Number of bytes of `data` (characters of a path) in main memory."""
         return len(self.data)
 
     @property
@@ -53,19 +54,19 @@ def digest_of(kind: Kind, raw: bytes, width: int, height: int) -> str:
 
 
 class MediaRun(NamedTuple):
-    """Neighbouring tokens of a prompt whose cells come from one encoder pass over a picture or a sound, or a part of
-    one.
+    """Neighbouring tokens of a prompt. Their cells come from one encoder pass over a picture or sound, or a part of it.
 
     Attributes:
-        start: index of the first of the tokens.
-        length: number of tokens, each of which has a cell.
+        start: index of the first token in the prompt.
+        length: number of tokens; each has a cell.
         media: index of the picture or sound in Request.media.
         chunk: number of the encoder pass among the passes of this picture or sound.
-        is_causal: each token attends to earlier tokens only. False: all tokens of the run attend to one another, so
-            that one call must compute all of them.
-        n_pos: positions by which the run moves the text behind it: the number of its tokens, but with M-RoPE the longer
-            side of the picture, in tokens.
-        n_time: positions of its tokens on the axis by which llama.cpp tells cells apart; with M-RoPE usually 1.
+        is_causal: True: each token attends only to earlier tokens. False: all tokens of the run attend to one another,
+            and one call must compute all of them.
+        n_pos: number of positions that the run takes before the text after it: the number of its tokens, but with
+            M-RoPE the longer side of the picture in tokens.
+        n_time: number of positions of the run on the axis by which llama.cpp distinguishes cells; with M-RoPE usually
+            1.
     """
 
     start: int
@@ -94,13 +95,12 @@ class MediaTokens(NamedTuple):
 
 
 def cell_ids(digest: str, chunk: int, length: int) -> list[int]:
-    """Returns negative ids for the cells of a run, drawn from the content of the picture or sound. Equal lists of
-    tokens stand for equal cells, so that code that compares tokens (shared and kept prefixes, families) compares media,
-    too."""
+    """Returns negative ids for the cells of a run, derived from the content of the picture or sound. Equal token lists
+    then mean equal cells. Code that compares tokens (shared and kept prefixes, families) thus also compares media."""
     drawn = hashlib.shake_128(f"{digest} {chunk}".encode()).digest(4 * length)
     return [-1 - (word >> 1) for word in struct.unpack(f"<{length}I", drawn)]  # a token id has 31 bits and its sign
 
 
 def moved(runs: Sequence[MediaRun], by: int, media: int) -> tuple[MediaRun, ...]:
-    """Returns the runs of one picture as runs of a prompt, behind `by` tokens and with the picture's index `media`."""
+    """Returns the runs of one picture as runs of a prompt, after `by` tokens and with the picture's index `media`."""
     return tuple(run._replace(start=run.start + by, media=media) for run in runs)

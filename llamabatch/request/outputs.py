@@ -1,6 +1,6 @@
 """RequestOutput and SequenceOutput: the result of a request, and the part of it that one step produces.
 
-Their to_openai returns the shape of OpenAI's API, as llama_cpp.Llama does, for code written for these.
+Their to_openai() returns dictionaries as OpenAI's API and llama_cpp.Llama do, for code that is written for these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from llamabatch.errors import EngineError, LlamaBatchError, describe, error_class, error_type
+from llamabatch.errors import EngineError, InputError, LlamaBatchError, describe, error_class, error_type
 from llamabatch.request.logprobs import TokenLogprobs
 from llamabatch.request.request import Request
 from llamabatch.request.tool_calls import ToolCall, ToolCallDelta
@@ -30,7 +30,7 @@ class FinishReason(str, Enum):
 
     STOP = "stop"  # an end-of-generation token, a stop string or a stop token
     LENGTH = "length"  # max_tokens reached, or n_ctx used up
-    ABORT = "abort"  # the caller ended it
+    ABORT = "abort"  # the caller ended the request
     ERROR = "error"  # see RequestOutput.error
 
     __str__ = str.__str__
@@ -38,13 +38,13 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True)
 class Timings:
-    """Times of one request: seconds since its arrival.
+    """Times of one request, in seconds from its arrival.
 
     Attributes:
-        queued_s: until it got a slot.
-        ttft_s: until its first output token was known (time to first token); None if there was none.
-        total_s: until it finished.
-        token_times_s: when each output token was known.
+        queued_s: time until the request got a slot; None if it never got one.
+        ttft_s: time until the first output token was known (time to first token); None without output tokens.
+        total_s: time until the request finished.
+        token_times_s: time at which each output token was known.
     """
 
     queued_s: float | None = None
@@ -62,7 +62,7 @@ class Timings:
 
     @property
     def generation_tps(self) -> float | None:
-        """Output tokens a second after the first one; None below two tokens."""
+        """Output tokens per second after the first token; None below two tokens."""
         if len(self.token_times_s) < 2:
             return None
         span = self.token_times_s[-1] - self.token_times_s[0]
@@ -74,19 +74,19 @@ class CompletionOutput:
     """One continuation of a prompt.
 
     Attributes:
-        index: its number among the continuations of the prompt.
+        index: number of the continuation among those of the prompt.
         text: the generated text. Stop string and special tokens are left out unless the parameters say otherwise;
             invalid UTF-8 becomes U+FFFD.
         token_ids: every sampled token, the end-of-generation token included.
         finish_reason: "stop", "length", "abort" or "error".
-        stop_reason: the stop string (str), stop token or end-of-generation token (int) that ended it, else None.
-        logprobs: for each token of token_ids, the logprobs of it and of the likeliest tokens at its place, by token id;
+        stop_reason: the stop string (str), stop token or end-of-generation token (int) that ended the text, else None.
+        logprobs: for each of token_ids, logprobs by token id: of this token and of the likeliest tokens at its place.
             None unless asked for.
         cumulative_logprob: the sum of the logprobs of token_ids; None unless logprobs or best_of asked for it.
         reasoning: the thinking before the text, in a chat with a model of a known family (`plan.reasoning`). None: the
             model did not think, or its text is not parsed.
-        tool_calls: calls of the tools that the conversation was given; they are not in the text. finish_reason is
-            "stop" after calls, too; OpenAI's shape says "tool_calls".
+        tool_calls: calls of the conversation's tools; the text does not contain them. After calls, finish_reason is
+            also "stop"; to_openai() returns "tool_calls".
     """
 
     index: int
@@ -105,23 +105,23 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The result of one request, in vLLM's shape. `text`, `reasoning`, `tool_calls`, `token_ids`, `finish_reason` are
-    those of outputs[0].
+    """The result of one request, with vLLM's names. `text`, `reasoning`, `tool_calls`, `token_ids` and `finish_reason`
+    are those of outputs[0].
 
     Attributes:
-        prompt_logprobs: for each token of the prompt, the logprobs of it and of the likeliest tokens at its place, by
-            token id; None for the first token. None as a whole unless asked for, and where the request ended before.
-        embedding: the model's float32 values: n_embd of a text (with pooling="none" of each token, one after another),
-            or the outputs of the classification head. None unless the request embeds or classifies.
-        num_truncated: tokens that the prompt lost at its left (overflow="truncate"); prompt_token_ids is without them.
-        num_cached_tokens: tokens of the prompt that were not computed, because the prefix cache, a loaded prefix or
-            another request had their cells. Counted when the request (its first continuation) first began, even if it
-            was preempted later.
+        prompt_logprobs: for each token of the prompt, logprobs by token id: of this token and of the likeliest tokens
+            at its place; None for the first token. The whole field is None unless asked for, or if the request ended
+            before its prompt was computed.
+        embedding: the model's float32 values: n_embd for a text (with pooling="none" for each token, one after
+            another), or the outputs of the classification head. None unless the request embeds or classifies.
+        num_truncated: number of tokens cut from the prompt's left (overflow="truncate"); prompt_token_ids lacks them.
+        num_cached_tokens: number of prompt tokens that were not computed, because the prefix cache, a loaded prefix or
+            another request had their cells. Counted once, when the request's first continuation first began.
         error_type: name of the class in llamabatch.errors that a call for this prompt alone raises with `error`; None:
             EngineError.
-        not_held: parts of the JSON schema that the text was not held to: formats that are only annotations, as "format
-            'password'", and with "lenient": True the keywords that no grammar holds. For a required tool call, also the
-            functions that it could not name because their schemas cannot be held: "function 'f'".
+        not_held: parts of the JSON schema that were not enforced: formats that are only annotations ("format
+            'password'"), and with "lenient": True the keywords that no grammar can enforce. For a required tool call,
+            also functions that the model could not call because their schemas are not supported: "function 'f'".
     """
 
     request_id: str
@@ -140,7 +140,7 @@ class RequestOutput:
     def __repr__(self) -> str:
         return brief(self, hidden=("timings",))
 
-    if not TYPE_CHECKING:  # hidden from type checkers, so that they report a wrong name
+    if not TYPE_CHECKING:  # hidden from type checkers, which then report wrong names
 
         def __getattr__(self, name: str) -> Any:
             raise absent(self, name, OF_OUTPUT)
@@ -149,13 +149,13 @@ class RequestOutput:
         """Returns the dictionary that OpenAI's API and llama_cpp.Llama would return.
 
         Args:
-            chat: as a chat completion; otherwise as a completion.
+            chat: True: a chat completion; False: a completion.
             model: the value of "model".
         """
         return openai_chat_completion(self, model) if chat else openai_completion(self, model)
 
     def exception(self) -> LlamaBatchError | None:
-        """Returns the exception that a call for this prompt alone would have raised; None without a failure."""
+        """Returns the exception that a call for this prompt alone would raise; None if the request did not fail."""
         if self.error is not None:
             return error_class(self.error_type)(self.error)
         aborted = self.finish_reason is FinishReason.ABORT
@@ -201,16 +201,16 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class SequenceOutput:
-    """The part of a result that one step produces: new tokens, text that is safe to show, at the end the whole output.
+    """The part of a result that one step produces: new tokens, text that is safe to show, and finally the whole output.
 
     Attributes:
         index: number of the continuation among those of the prompt.
-        finished: the output of the request, once its last continuation has ended.
+        finished: the whole output of the request, in the last piece of its last continuation; otherwise None.
         prompt_index: number of the prompt among those of its call.
         logprobs: logprobs of token_ids, as in CompletionOutput; None unless asked for.
-        reasoning: new thinking; "" where there is none.
-        ended: with several continuations, the reason for the end of this one, in its last piece; otherwise None.
-        tool_calls: calls that begin or continue; joined by index they are the tool_calls of the CompletionOutput.
+        reasoning: new thinking; "" if there is none.
+        ended: the finish reason of this continuation, in its last piece, if there are several; otherwise None.
+        tool_calls: calls that begin or continue. Joined by index, they are the tool_calls of the CompletionOutput.
         called_tools: True in the last piece of a continuation that has called tools.
     """
 
@@ -233,8 +233,8 @@ class SequenceOutput:
     def of_step(
         cls, request_id: str, token_ids: tuple[int, ...], text: str, logprobs: Sequence[TokenLogprobs] | None = None
     ) -> SequenceOutput:
-        """Returns a piece that ends nothing; other fields have their defaults. A step makes one for each row, and the
-        __init__ of a frozen dataclass, which sets all fields one by one, takes four times as long."""
+        """Returns a piece that does not end its continuation; other fields have their defaults. A step makes a piece
+        for each row, and the __init__ of a frozen dataclass takes four times as long."""
         made = object.__new__(cls)
         fields = made.__dict__
         fields["request_id"] = request_id
@@ -245,13 +245,13 @@ class SequenceOutput:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """The reason for the end of the continuation, in its last piece; None before."""
+        """The finish reason of the continuation in its last piece; None in earlier pieces."""
         if self.ended is not None or self.finished is None:
             return self.ended
         return self.finished.outputs[min(self.index, len(self.finished.outputs) - 1)].finish_reason
 
     def to_openai(self, *, chat: bool = False, model: str = "") -> dict[str, Any]:
-        """Returns a chunk of a stream of OpenAI's API. Arguments as in RequestOutput.to_openai."""
+        """Returns a chunk of a stream of OpenAI's API. Arguments are those of RequestOutput.to_openai."""
         return openai_chat_chunk(self, model) if chat else openai_completion_chunk(self, model)
 
 
@@ -270,7 +270,7 @@ def openai_completion(output: RequestOutput, model: str) -> dict[str, Any]:
 
 
 def openai_chat_completion(output: RequestOutput, model: str) -> dict[str, Any]:
-    """Returns a "chat.completion" dictionary; otherwise as openai_completion."""
+    """Returns a "chat.completion" dictionary. A failed request has finish_reason "error" and the key "error"."""
     choices = [
         {
             "index": each.index,
@@ -284,8 +284,13 @@ def openai_chat_completion(output: RequestOutput, model: str) -> dict[str, Any]:
 
 
 def openai_completion_chunk(piece: SequenceOutput, model: str) -> dict[str, Any]:
-    """Returns a piece of a stream, in the form that llama_cpp.Llama's create_completion(stream=True) yields."""
-    choice = {"index": piece.index, "text": piece.text, "logprobs": None, "finish_reason": _reason(piece)}
+    """Returns a piece of a stream in the form of llama_cpp.Llama's create_completion(stream=True)."""
+    choice = {
+        "index": piece.index,
+        "text": piece.text,
+        "logprobs": completion_logprobs(piece),
+        "finish_reason": _reason(piece),
+    }
     return _document(f"cmpl-{piece.request_id}", "text_completion", model, [choice])
 
 
@@ -315,7 +320,8 @@ def _ending(output: RequestOutput) -> dict[str, Any]:
         }
     }
     if output.error is not None:
-        ending["error"] = {"message": output.error, "type": "invalid_request_error"}
+        refused = issubclass(error_class(output.error_type), InputError)
+        ending["error"] = {"message": output.error, "type": "invalid_request_error" if refused else "server_error"}
     return ending
 
 
@@ -331,28 +337,29 @@ def chat_reason(reason: FinishReason | None, *, called: bool) -> str | None:
 
 
 def _content(part: CompletionOutput | SequenceOutput) -> dict[str, Any]:
-    """Returns text and calls of a message or of a delta. The content of a message that only calls is None."""
+    """Returns text and calls of a message or a delta. The content is None if there are calls and no text."""
     if not part.tool_calls:
         return {"content": part.text}
     return {"content": part.text or None, "tool_calls": [call.to_openai() for call in part.tool_calls]}
 
 
 def _thought(reasoning: str | None) -> dict[str, str]:
-    """Returns the thinking under both names that clients of OpenAI's API look for: DeepSeek's, and vLLM's newer one."""
+    """Returns the thinking under two names: clients of OpenAI's API read DeepSeek's name or vLLM's newer name."""
     return {} if reasoning is None else {"reasoning_content": reasoning, "reasoning": reasoning}
 
 
-_BROKEN = "\N{REPLACEMENT CHARACTER}"  # in the name of a token that is not a whole character
+_BROKEN = "\N{REPLACEMENT CHARACTER}"  # part of the name of a token that is not a whole character
 
 
-def completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:
+def completion_logprobs(each: CompletionOutput | SequenceOutput) -> dict[str, Any] | None:
+    """Returns the field "logprobs" of a completion's choice, with offsets in the text of `each`; None: not wanted."""
     if each.logprobs is None:
         return None
     tokens, offsets, offset = list[str](), list[int](), 0
     chosen = [given[token_id] for token_id, given in zip(each.token_ids, each.logprobs, strict=True)]
     for token in chosen:
         name = token.decoded_token
-        # the token before ended a character of several tokens
+        # the previous token ended a character of several tokens
         if tokens and _BROKEN in tokens[-1] and _BROKEN not in name:
             offset = max(offset, each.text.find(name, offset))
         tokens.append(name)
@@ -367,20 +374,20 @@ def completion_logprobs(each: CompletionOutput) -> dict[str, Any] | None:
 
 
 def _chat_logprobs(logprobs: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
-    """Returns "logprobs" of a choice of a chat; None if they were not asked for."""
+    """Returns the field "logprobs" of a chat's choice; None if logprobs were not asked for."""
     return None if logprobs is None else {"content": [chat_logprob(given) for given in logprobs]}
 
 
 def chat_logprob(
     given: TokenLogprobs, piece: Callable[[int], bytes] | None = None, most: int | None = None
 ) -> dict[str, Any]:
-    """Returns the entry of one token in "logprobs" of a chat.
+    """Returns the entry of one token in the field "logprobs" of a chat.
 
     Args:
-        piece: returns the bytes of a token by its id. Without it, tokens that are not whole characters have None.
-        most: how many likeliest tokens were asked for, to leave out a sampled one ranked below; None or -1: all.
+        piece: returns the bytes of a token by its id. None: tokens that are not whole characters have no bytes.
+        most: the most likeliest tokens to return. A sampled token that is ranked lower is left out. None or -1: all.
     """
-    (chosen_id, chosen), *others = given.items()  # the sampled token stands first
+    (chosen_id, chosen), *others = given.items()  # the sampled token is first
     shown = given.items() if chosen.rank <= len(given) else others
     likeliest = sorted(shown, key=lambda item: item[1].rank)
     top = [_token(token_id, each, piece) for token_id, each in likeliest[: None if most == -1 else most]]

@@ -1,4 +1,4 @@
-"""Names of parameters in other libraries: their fields here, or advice where they have none."""
+"""Names of parameters in other libraries, with our field for each, or advice if there is no such field."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ALIASES = {
 # Aliases that name one form of structured_outputs: the key of that form.
 _FORMS = {f"guided_{form}": form for form in ("json", "regex", "choice", "grammar")}
 
-# Parameters of other libraries without a meaning here. Values that ask for what happens anyway are accepted.
+# Parameters of other libraries that have no field here. Values that equal our behaviour are accepted.
 AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "tfs_z": ((1, None), "llama.cpp has no tail free sampling any more; leave it out, or give top_p or typical_p"),
     "use_beam_search": ((False, None), "there is no beam search; give best_of"),
@@ -63,7 +63,7 @@ AS_HERE: dict[str, tuple[tuple[object, ...], str]] = {
     "echo": ((False, None), "output.prompt is the prompt; its logprobs come with prompt_logprobs"),
 }
 
-# Parameters of other libraries that are arguments elsewhere here.
+# Parameters of other libraries that are arguments of our methods, not of SamplingParams.
 _ELSEWHERE = {
     "stream": "stream is no parameter; call stream(...) in place of generate(...) or chat(...)",
     **dict.fromkeys(("tools", "chat_template_kwargs"), "{0} is no parameter; give chat(..., {0}=…)"),
@@ -73,7 +73,7 @@ _ELSEWHERE = {
     "json_schema": "json_schema is no parameter; give structured_outputs={{'json': …}}",
 }
 
-MISPLACED = frozenset((*AS_HERE, *_ELSEWHERE))  # names that are refused with advice of their own
+MISPLACED = frozenset((*AS_HERE, *_ELSEWHERE))  # names that are refused with advice for this name
 
 
 def renamed(options: Mapping[str, object], fields: Collection[str], others: Iterable[str] = ()) -> dict[str, object]:
@@ -82,10 +82,11 @@ def renamed(options: Mapping[str, object], fields: Collection[str], others: Iter
     Args:
         options: names of fields or ALIASES, and their values, which are not checked.
         fields: the names of the fields.
-        others: further names that the caller may give, for the message about an unknown one.
+        others: further names that the caller accepts, for the message about an unknown name.
 
     Raises:
-        UnknownParameterError: a name is unknown. SamplingError: two names mean one field.
+        UnknownParameterError: a name is unknown.
+        SamplingError: two names mean one field.
     """
     values: dict[str, object] = {}
     for given, value in _with_one_logprobs(options).items():
@@ -112,7 +113,7 @@ def renamed(options: Mapping[str, object], fields: Collection[str], others: Iter
 
 
 def _with_one_logprobs(options: Mapping[str, object]) -> Mapping[str, object]:
-    """Replaces OpenAI's pair of logprobs (true or false) and top_logprobs (how many) by one number."""
+    """Replaces OpenAI's logprobs (true or false) and top_logprobs (a number) by our logprobs (a number)."""
     wanted = options.get("logprobs", 0)
     if not (wanted is None or isinstance(wanted, bool)):
         return options

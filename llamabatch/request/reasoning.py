@@ -10,7 +10,7 @@ RETURN, CALL, CONSTRAIN = "<|return|>", "<|call|>", "<|constrain|>"
 CHANNEL_MARKS = (START, CHANNEL, MESSAGE, END, RETURN, CALL, CONSTRAIN)
 FINAL = f"{CHANNEL}final{MESSAGE}"
 
-# The longest white space between thinking and answer: families write up to two line breaks.
+# The longest gap between thinking and answer: model families write up to two line breaks.
 GAP = "\n\n"
 
 
@@ -29,8 +29,8 @@ class ReasoningTags:
     Attributes:
         family: name of the family, for the plan and for messages.
         start, end: the texts that begin and end the thinking, without white space around them.
-        closing: the text that ends the thinking when its budget is spent: `end` with the line breaks of the family.
-        channels: messages are in channels, as in gpt-oss; `end` is then the header of the final message.
+        closing: the text that ends the thinking when its budget is spent: `end` with the family's line breaks.
+        channels: True: messages are in channels, as in gpt-oss, and `end` is the header of the final message.
     """
 
     family: str
@@ -45,7 +45,7 @@ class ReasoningTags:
         return CHANNEL_MARKS if self.channels else (self.start, self.end)
 
     def at_end_of(self, prompt: str, continued: str = "") -> Thinking:
-        """Returns the state of the thinking where the answer begins.
+        """Returns the state of the thinking at the beginning of the answer.
 
         Args:
             prompt: the whole text that the model reads.
@@ -71,7 +71,7 @@ class Reasoning:
 
     Attributes:
         thinking: state of the thinking at the end of the prompt.
-        parsed: the answer is split into parts, and line breaks between thinking and answer are not part of it.
+        parsed: True: the output is split into parts, and line breaks between thinking and answer belong to neither.
     """
 
     tags: ReasoningTags

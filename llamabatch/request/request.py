@@ -21,33 +21,33 @@ _group_numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to continue. Immutable; it holds everything that has to reach an engine in another process.
+    """One prompt to continue. Immutable; contains all data that an engine in another process needs.
 
     Attributes:
         request_id: unique among the requests in flight.
         prompt_token_ids: the prompt as ids of the model's vocabulary, negative for the cells of pictures and sounds.
         params: how to sample.
-        prompt: the text that the ids came from, if there was one.
-        arrival_s: time.perf_counter() when the caller asked, seconds.
+        prompt: the text of the ids; None if the caller gave ids.
+        arrival_s: time.perf_counter() when the caller made the request, seconds.
         group: requests of one call share a number; later calls have higher numbers. Policies sort only inside a group,
-            so that a later call cannot overtake an earlier one forever.
-        seed: params.seed, or a random one drawn here, so that a retry draws the same tokens.
-        ranked: best_of needs the cumulative logprob, although no single logprobs are asked for.
+            so that later calls cannot delay an earlier one forever.
+        seed: params.seed, or a random number drawn at creation; a retry therefore draws the same tokens.
+        ranked: best_of needs the cumulative logprob, even if no logprobs are asked for.
         embed: the result is a vector, not a continuation; `params` have no meaning then.
-        classify: the result is the outputs of the model's classification head; `embed` is then True, too.
-        adapters: adapters that the request is computed with; see adapters.adapter_set.
-        score_from: index of the first prompt token to score, 1 .. their number - 1. The request returns the logprobs of
-            the prompt from there on and samples nothing. None: an ordinary request.
-        num_truncated: tokens that the prompt has lost at its left (overflow="truncate").
+        classify: the result is the outputs of the model's classification head; `embed` is then also True.
+        adapters: adapters to apply; see adapters.adapter_set.
+        score_from: index of the first prompt token to score, 1 .. number of prompt tokens - 1. The request returns the
+            logprobs of the prompt from this token on and samples nothing. None: an ordinary request.
+        num_truncated: number of tokens cut from the prompt's left (overflow="truncate").
         resumed: output tokens that another engine emitted before it died.
-        reasoning: the thinking of the answer; None: unknown, so that neither a budget nor the start of
-            structured_outputs depends on it.
+        reasoning: the marks and state of the thinking; None: unknown. No budget then applies, and structured_outputs
+            apply from the first token.
         preserved_token_ids: special tokens whose names stay in the text even with skip_special_tokens, because the
-            parser of the answer looks for them; rising.
+            parser of the answer needs them; in rising order.
         media: the pictures and sounds of the prompt, in order.
-        media_runs: the runs of prompt_token_ids that stand for the media, in order.
-        make_parser: makes the parser of a continuation from this request and its index; None: the text stays as it is.
-            The engine does not use it.
+        media_runs: the runs of prompt_token_ids that represent the media, in order.
+        make_parser: makes the parser of a continuation, from this request and the continuation's index; None: the text
+            is not parsed. The engine does not use it.
     """
 
     request_id: str
@@ -82,23 +82,23 @@ class Request:
 
     @property
     def tier(self) -> tuple[bool, int]:
-        """The rank among the waiting requests; the lower one enters first."""
+        """The rank among the waiting requests; a lower rank enters first."""
         return self.params.background, self.params.priority
 
     def is_late(self, now: float) -> bool:
-        """True if the deadline has passed at `now`, a time.perf_counter()."""
+        """Returns True if the deadline has passed at time.perf_counter() `now`."""
         return self.params.deadline_s is not None and now > self.arrival_s + self.params.deadline_s
 
     @property
     def follows_reasoning(self) -> bool:
-        """True if the engine must follow the thinking of the answer, which has a budget or a form behind it."""
+        """True if the engine must follow the thinking, because it has a budget or a form applies after it."""
         params = self.params
         binds = params.structure is not None and not params.structure.in_reasoning
         return self.reasoning is not None and (binds or params.thinking_token_budget is not None)
 
     @property
     def expected_tokens(self) -> int:
-        """The most tokens that the request will occupy, as far as is known; the measure of load."""
+        """The most tokens that the request may occupy, as a measure of load. max_tokens of None counts as 256."""
         output = self.params.n_copies * (self.params.max_tokens or 256)
         return len(self.prompt_token_ids) + (output if self.score_from is None and not self.embed else 0)
 
@@ -108,8 +108,9 @@ class ResumedOutput:
     """Output tokens of an engine that has died. The next engine computes them like a prompt, and does not emit them.
 
     Attributes:
-        token_ids: the tokens. times_s: time.perf_counter() when each was emitted.
-        logprobs: one for each token; None unless the request asks for them.
+        token_ids: the tokens.
+        times_s: time.perf_counter() when each token was emitted.
+        logprobs: one for each token; None unless the request asks for logprobs.
         admitted_s: time.perf_counter() when the request first had a slot.
     """
 

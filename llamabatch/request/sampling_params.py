@@ -1,4 +1,4 @@
-"""SamplingParams: the sampling of one request, and when its text ends. Names are vLLM's, defaults llama.cpp's."""
+"""SamplingParams: how to sample one request, and when its text ends. Names are vLLM's, defaults are llama.cpp's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Strings = tuple[str, ...] | list[str] | str | None
 TokenIds = Iterable[int] | None
 LogitsProcessor = Callable[[list[int], Any], Any]
 
-# None: the value of the model's GGUF, else llama.cpp's (sampling/defaults.py).
+# None in these fields means the value of the model's GGUF, else llama.cpp's (sampling/defaults.py).
 OPEN = (
     *("temperature", "top_k", "top_p", "min_p", "xtc_probability", "xtc_threshold"),
     *("repetition_penalty", "repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta"),
@@ -89,7 +89,7 @@ class SamplingParams:
     """The sampling of a request, and when its text ends. Checked once, when it is made; raises SamplingError.
 
     Keywords may also have the names of llama.cpp, Hugging Face and OpenAI (docs/names.md): temp, repeat_penalty,
-    n_predict, guided_json. An unknown one raises UnknownParameterError, also a TypeError, with the nearest name.
+    n_predict, guided_json. An unknown keyword raises UnknownParameterError (a TypeError) with the nearest name.
 
     The chain is llama.cpp's (common/sampling.cpp): logit_bias, the penalties, DRY, allowed_token_ids and other masks,
     top_n_sigma, top_k, typical_p, top_p, min_p on the untempered probabilities, XTC, temperature, then one draw.
@@ -99,85 +99,87 @@ class SamplingParams:
     repeat_last_n.
 
     Attributes:
-        n: continuations of the prompt, 1 .. 256; they share the prompt's KV cells.
-        best_of: generate this many and return the n with the highest mean logprob of their tokens; None: n.
+        n: number of continuations of the prompt, 1 .. 256; they share the prompt's KV cells.
+        best_of: generate this many continuations and return the n with the highest mean logprob of their tokens; None:
+            n.
         max_tokens: the most tokens to generate, including the end-of-generation token; None: until the model stops or
             the request has used its n_ctx.
         min_tokens: no end-of-generation token, stop token or stop string ends the text before this many tokens.
-        temperature: 0 is greedy: the likeliest token, or the lowest id of two that are equal. [0.8]
+        temperature: 0 is greedy: the likeliest token, or the lowest id of equally likely tokens. [0.8]
         top_k: keep the k likeliest tokens; 0 or -1: all. [40]
         top_p: keep the fewest tokens whose probabilities sum to at least top_p; 1: all. [0.95]
         min_p: keep tokens at least min_p times as probable as the likeliest; 0: all. [0.05]
-        typical_p: keep the tokens whose surprise is nearest to the entropy, up to this mass (locally typical sampling);
-            1: all.
+        typical_p: keep the tokens whose surprise is nearest to the entropy, up to this sum of probabilities (locally
+            typical sampling); 1: all.
         top_n_sigma: keep logits within this many standard deviations of the largest; 0 or below: all.
         xtc_probability, xtc_threshold: "exclude top choices": with this probability, drop all tokens above the
-            threshold except the least likely of them. A threshold above 0.5 never drops any. [0, 0.1]
+            threshold except the least likely of them. A threshold above 0.5 has no effect. [0, 0.1]
         dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: "don't repeat
-            yourself": a token that would repeat a run of more than dry_allowed_length tokens loses multiplier * base **
-            (run - allowed length). last_n is the number of last tokens that are searched, -1: all. A multiplier or
-            last_n of 0: off.
-        mirostat, mirostat_tau, mirostat_eta: 1 or 2: keep the surprise near tau bits, learning at rate eta, instead of
-            the cuts above; 0: off. [0, 5, 0.1]
-        dynatemp_range, dynatemp_exponent: temperature between temperature - range and + range, by entropy; 0: off.
+            yourself": a token that would extend a repeated run of at least dry_allowed_length tokens loses multiplier *
+            base ** (length of the run - dry_allowed_length). dry_penalty_last_n is the number of last tokens that are
+            searched, -1: all. A multiplier or dry_penalty_last_n of 0: off.
+        mirostat, mirostat_tau, mirostat_eta: mirostat 1 or 2 replaces the cuts above: it keeps the surprise near tau
+            bits, with learning rate eta; 0: off. [0, 5, 0.1]
+        dynatemp_range, dynatemp_exponent: the temperature varies from temperature - range to temperature + range with
+            the entropy; 0: off.
         samplers: the samplers of the chain, in this order, by llama.cpp's names: "penalties", "dry", "top_n_sigma",
             "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature", "infill", at most 64, or a text of their letters
-            "edskypmxti". Other samplers do nothing. A name that is repeated acts again. "infill" is for code in a gap:
-            it ends the text early, and takes the likeliest of tokens that begin alike. None: all but infill, in
-            llama.cpp's order. Mirostat has no order.
-        seed: 0 .. 2**64-1. The draw of output token i depends on (seed, i) alone, so that other requests, retries and
+            "edskypmxti". Other samplers do nothing. A repeated name applies again. "infill" is for code in a gap:
+            it ends the text early, and merges tokens of which one begins the other. None: all but infill, in
+            llama.cpp's order. Mirostat ignores the order.
+        seed: 0 .. 2**64-1. The draw of output token i depends on (seed, i) alone: other requests, retries and
             preemption never change it. Continuation k draws with seed + k. None: a fresh random seed for each request.
-        stop: strings that end the text; the text is cut before the first of them.
-        stop_token_ids: tokens that end the text as an end-of-generation token does.
+        stop: strings that end the text; the text is cut before the first stop string.
+        stop_token_ids: tokens that end the text like an end-of-generation token.
         include_stop_str_in_output: leave the stop string, or the text of the stop token, in the text.
-        ignore_eos: continue after an end-of-generation token, which then counts as any other token.
-        bad_words: strings that the tokens of the text never spell. Each is searched for as the vocabulary writes it,
-            with and without a space before it.
-        repetition_penalty: divides the logit of each token in prompt or output if positive, and multiplies it if
-            negative; 0.01 .. 100, 1: none. [1]
+        ignore_eos: continue after an end-of-generation token, as after any other token.
+        bad_words: strings whose tokens never follow one another in the text. Each string is tokenized with and without
+            a space before.
+        repetition_penalty: divides positive logits of tokens in prompt or output, and multiplies negative ones; 0.01 ..
+            100, 1: none. [1]
         presence_penalty: subtracted from the logit of each token that is in the output; -2 .. 2.
-        frequency_penalty: subtracted from the logit of a token once for each time that it is in the output; -2 .. 2.
+        frequency_penalty: subtracted from the logit of a token for each time that the token is in the output; -2 .. 2.
         repeat_last_n: the penalties count this many last tokens of prompt and output; -1: all, 0: none. [-1]
-        prompt_ignore_length: the penalties skip this many first tokens of the prompt; None: they count all.
+        prompt_ignore_length: the penalties skip this many first tokens of the prompt; None: they count all tokens.
         logit_bias: {token id: number to add to its logit, -100 .. 100}, at most 1024 ids. Ids may be texts, as in JSON.
             Kept as a tuple of pairs.
         allowed_token_ids: only these tokens may come; None: all.
-        logprobs: return the logprob of each output token and of this many likeliest tokens; 0 .. 1024, -1: of the whole
+        logprobs: return the logprob of each output token and of this many likeliest tokens; 0 .. 1024, -1: the whole
             vocabulary, None: no logprobs. At most 4,194,304 logprobs a request.
-        prompt_logprobs: the same for the tokens of the prompt.
+        prompt_logprobs: as logprobs, for the tokens of the prompt.
         logprob_token_ids: also return the logprobs of these tokens at the place of each output token. With
-            logprobs=None, only theirs and the output token's are returned.
+            logprobs=None, only logprobs of these tokens and of the output token are returned.
         skip_special_tokens: leave the names of special tokens out of the text.
         structured_outputs: one of {"json": a schema (mapping, text or pydantic model class)}, {"regex": …}, {"choice":
             [strings]}, {"grammar": in Lark's or llama.cpp's notation}, {"json_object": True}, {"structural_tag": free
-            text with such parts, as in vLLM}; or OpenAI's response_format. The text has this form whenever it ends with
-            "stop", unless one of your stop strings (stop_reason) cut it. If the answer of a chat begins with thinking,
-            the form applies to the text behind the thinking; {"enable_in_reasoning": True} beside the form applies it
-            from the first token on. Kept as a Structure. Not with stop_token_ids, min_tokens or ignore_eos, because the
-            form alone decides which token may end the text.
+            text with such parts, as in vLLM}; or OpenAI's response_format. A text that ends with "stop" has this form,
+            unless one of your stop strings (stop_reason) cut it. If the answer of a chat begins with thinking, the form
+            applies to the text after the thinking; {"enable_in_reasoning": True} beside the form applies it from the
+            first token on. Kept as a Structure. Not with stop_token_ids, min_tokens or ignore_eos, because the form
+            alone decides which token may end the text.
         logits_processors: called as f(output token ids, logits) before each token, ahead of all samplers. logits is a
             copy of the row, numpy float32 of shape (vocabulary,); the logits that f returns are sampled. An exception
-            in f ends the request with an error. Not available where a child process does the work.
+            in f ends the request with an error. Not available if the engine is in a child process.
         priority: a waiting request with a lower number enters first, as in vLLM.
-        background: the request takes only rows that other requests leave free.
-        deadline_s: seconds after its arrival at which the request ends as an error; None: never.
-        overflow: what happens when a request outgrows n_ctx. "refuse": the prompt is refused, or the output ends;
+        background: the request uses only batch rows that other requests leave free.
+        deadline_s: number of seconds after its arrival when the request ends with an error; None: never.
+        overflow: the action when a request outgrows n_ctx. "refuse": the prompt is refused, or the output ends;
             "truncate": the prompt is cut at its left; "shift": the oldest tokens are dropped, and the output continues.
-        n_keep: this many first tokens of the prompt stay when `overflow` drops tokens, at most half of n_ctx; -1: all
-            of the prompt; None: 0. A BOS always stays.
+        n_keep: number of first prompt tokens that stay when `overflow` drops tokens, at most half of n_ctx; -1: the
+            whole prompt; None: 0. A BOS always stays.
         truncate_prompt_tokens: keep this many last tokens of the prompt, including a BOS; -1: the same as
             overflow="truncate"; None: all.
-        thinking_token_budget: tokens of thinking after which the engine closes the thinking with the text of the
-            model's family; 0: as soon as it begins; None: the model decides. For models of a known family
+        thinking_token_budget: number of thinking tokens after which the engine ends the thinking with the text of the
+            model's family; 0: at its beginning; None: the model decides. For models of a known family
             (LLM.plan.reasoning), or with reasoning_tags.
         skip_reading_prefix_cache: compute the whole prompt, even if other requests have computed its beginning. The
             continuations of one request still share it.
-        cache_salt: cells of prompts are shared only among requests with the same salt, so that the time to a token
-            reveals nothing about other tenants' prompts; 1 to 256 characters. None: shared among requests without one.
+        cache_salt: only requests with the same salt share cells of prompts. The time to first token then reveals
+            nothing about other tenants' prompts. 1 to 256 characters; None: shared among requests without a salt.
         post_sampling_probs: logprobs of output tokens come from the distribution that a token is drawn from, after
             logit_bias, penalties, masks, temperature and all samplers, instead of the model's own. Tokens that cannot
-            be drawn are not among the likeliest; a token asked for by id, or written to end the thinking, then has
-            -9999. Such requests take no part in speculation.
+            be drawn are not among the likeliest. Such a token has -9999 if it was asked for by id, or written to end
+            the thinking. Such requests get no speculative tokens.
     """
 
     n: int = 1
@@ -234,7 +236,7 @@ class SamplingParams:
     post_sampling_probs: bool = False
 
     def __post_init__(self) -> None:
-        # defaults are valid: checking all of them would take longer than the rest of a request that names few fields
+        # defaults are valid, and checking all of them takes longer than the rest of a request with few fields
         given = {name: value for name, value in vars(self).items() if value is not _DEFAULTS.get(name, _UNKNOWN)}
         for name, (least, most) in NUMBERS.items():
             if name in given and (given[name] is not None or name not in OPEN):
@@ -247,7 +249,7 @@ class SamplingParams:
                 self._keep(name, boolean(SamplingError, name, given[name]))
         if self.deadline_s is not None:
             self._keep("deadline_s", number(SamplingError, "deadline_s", self.deadline_s, 0.0, 1e9, ", or None"))
-        for name, check in _CHECKS.items():  # fields of several types become tuples, which can be compared and hashed
+        for name, check in _CHECKS.items():  # fields of several types become tuples: comparable, hashable
             if name in given:
                 self._keep(name, check(given[name]))
         self._check_together()
@@ -289,7 +291,7 @@ class SamplingParams:
 
     @classmethod
     def from_options(cls, **options: object) -> SamplingParams:
-        """Returns SamplingParams(**options). Type checkers accept only field names there, but any name here."""
+        """Returns SamplingParams(**options). Type checkers accept any name here, not only field names."""
         return cls(**options)  # type: ignore[arg-type]  # checked by __post_init__
 
     @property
@@ -299,7 +301,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True if the likeliest token is always taken."""
+        """True if the likeliest token is always chosen."""
         return self.temperature == 0
 
     @property
@@ -316,31 +318,31 @@ class SamplingParams:
 
     @property
     def breakers(self) -> tuple[str, ...]:
-        """dry_sequence_breakers."""
+        """dry_sequence_breakers, always a tuple."""
         assert isinstance(self.dry_sequence_breakers, tuple)
         return self.dry_sequence_breakers
 
     @property
     def chain(self) -> tuple[str, ...] | None:
-        """samplers."""
+        """samplers, as a tuple or None."""
         assert self.samplers is None or isinstance(self.samplers, tuple)
         return self.samplers
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """logit_bias as pairs of token id and bias, ids rising."""
+        """logit_bias as pairs of token id and bias, in rising order of ids."""
         assert isinstance(self.logit_bias, tuple)
         return self.logit_bias
 
     @property
     def allowed_ids(self) -> tuple[int, ...] | None:
-        """allowed_token_ids, rising."""
+        """allowed_token_ids, in rising order."""
         assert self.allowed_token_ids is None or isinstance(self.allowed_token_ids, tuple)
         return self.allowed_token_ids
 
     @property
     def logprob_ids(self) -> tuple[int, ...]:
-        """logprob_token_ids, rising."""
+        """logprob_token_ids, in rising order; () for None."""
         assert self.logprob_token_ids is None or isinstance(self.logprob_token_ids, tuple)
         return self.logprob_token_ids or ()
 
@@ -351,25 +353,25 @@ class SamplingParams:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """stop_token_ids, rising."""
+        """stop_token_ids, in rising order."""
         assert isinstance(self.stop_token_ids, tuple)
         return self.stop_token_ids
 
     @property
     def forbidden_strings(self) -> tuple[str, ...]:
-        """bad_words."""
+        """bad_words, always a tuple."""
         assert isinstance(self.bad_words, tuple)
         return self.bad_words
 
     @property
     def processors(self) -> tuple[LogitsProcessor, ...]:
-        """logits_processors."""
+        """logits_processors, always a tuple."""
         assert isinstance(self.logits_processors, tuple)
         return self.logits_processors
 
     @property
     def structure(self) -> Structure | None:
-        """structured_outputs in its plain form."""
+        """structured_outputs as a Structure or None."""
         assert self.structured_outputs is None or isinstance(self.structured_outputs, Structure)
         return self.structured_outputs
 
@@ -381,19 +383,24 @@ class SamplingParams:
 
 
 def _or_none(name: str) -> str:
-    """Returns the end of the allowed range of a field in a message; "" where None is not allowed."""
+    """Returns the words of an error that allow None for a field; "" if None is not allowed."""
     if name == "max_tokens":
         return ", or None: until the model stops or n_ctx is used up"
     return ", or None" if name in OPEN or name in OPTIONAL_INTEGERS else ""
 
 
 def named(options: Mapping[str, object], others: Iterable[str] = ()) -> dict[str, object]:
-    """Renames a caller's options to the names of SamplingParams' own fields; arguments and errors as for renamed()."""
+    """Renames a caller's options to the names of SamplingParams' fields. Arguments and errors are as in renamed()."""
     return renamed(options, _FIELDS, others)
 
 
 def strings(name: str, given: object, most: int, *, to_tokens: bool = False) -> tuple[str, ...]:
-    """Returns one string or several as a tuple, each of 1 to MAX_CHARS characters; whole characters if `to_tokens`."""
+    """Returns one string or several as a tuple. Raises SamplingError unless each has 1 to MAX_CHARS characters.
+
+    Args:
+        most: the largest number of strings.
+        to_tokens: True: half a surrogate pair is also refused.
+    """
     if given is None:
         return ()
     values = [given] if isinstance(given, str) else items(given, most + 1)
@@ -422,7 +429,7 @@ def _samplers(given: object) -> tuple[str, ...] | None:
 
 
 def biases(given: object) -> tuple[tuple[int, float], ...]:
-    """Returns logit_bias as pairs, ids rising."""
+    """Returns logit_bias as pairs of token id and bias, in rising order of ids. Raises SamplingError."""
     if given is None:
         return ()
     biased = pairs(given, MAX_BIASES + 1)
@@ -432,7 +439,7 @@ def biases(given: object) -> tuple[tuple[int, float], ...]:
         raise SamplingError(f"logit_bias holds more than {MAX_BIASES} ids; at most {MAX_BIASES} are allowed")
     found: dict[int, float] = {}
     for key, bias in biased:
-        key = int(key) if isinstance(key, str) and _WHOLE.fullmatch(key) else key  # as JSON has keys
+        key = int(key) if isinstance(key, str) and _WHOLE.fullmatch(key) else key  # keys of JSON are strings
         token_id = integer(SamplingError, "a token id of logit_bias", key, 0, MAX_TOKEN_ID)
         if token_id in found:
             raise SamplingError(f"logit_bias names token id {token_id} twice; give each once")
@@ -441,7 +448,7 @@ def biases(given: object) -> tuple[tuple[int, float], ...]:
 
 
 def token_ids(name: str, given: object, least: int = 0) -> tuple[int, ...] | None:
-    """Returns token ids, rising, each once; None stays None."""
+    """Returns token ids in rising order, each once; None for None. Raises SamplingError."""
     if given is None:
         return None
     ids = items(given, MAX_TOKEN_ID + 2)
@@ -454,7 +461,7 @@ def token_ids(name: str, given: object, least: int = 0) -> tuple[int, ...] | Non
 
 
 def processors(given: object) -> tuple[Callable[[list[int], Any], Any], ...]:
-    """Returns the functions of (output token ids, logits) as a tuple."""
+    """Returns the logits processors as a tuple. Raises SamplingError."""
     if given is None:
         return ()
     functions = items(given, MAX_PROCESSORS + 1)
@@ -473,9 +480,9 @@ def _salt(given: object) -> str | None:
 
 
 _FIELDS = tuple(field.name for field in fields(SamplingParams))
-PARAMETERS = frozenset((*_FIELDS, *ALIASES))  # names of parameters that `named` knows
+PARAMETERS = frozenset((*_FIELDS, *ALIASES))  # names that named() accepts
 
-# a dataclass writes its own __init__, so it is decorated afterwards; type checkers see only the fields
+# the dataclass makes __init__, so only a later line can decorate it; type checkers still see the fields
 setattr(SamplingParams, "__init__", takes_names(named)(SamplingParams.__init__))  # noqa: B010
 
 

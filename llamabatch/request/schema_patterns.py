@@ -1,8 +1,8 @@
 """Translates patterns of JSON schemas (expressions of ECMA-262) to the notation that llguidance reads (Rust's regex).
 
-The notations differ within character classes: Rust nests classes, and joins them with &&, -- and ~~. So each class is
-rewritten as ranges. Control characters that JSON spells by number are only in classes that name them. Where all control
-characters fit, as in [^"], llguidance 1.9 also lets an escaped quotation mark or backslash through.
+The notations differ within character classes: Rust nests classes, and joins them with &&, -- and ~~. Each class is
+therefore rewritten as ranges. llguidance 1.9 has a fault: a class with all control characters, such as [^"], also
+matches an escaped quotation mark or backslash. So a class loses the control characters that it does not name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEX_DIGITS = {"x": 2, "u": 4}
 
 
 def of_ecma(pattern: str) -> str:
-    """Returns a pattern in llguidance's notation. Raises SamplingError where a class or an escape has no end."""
+    """Returns a pattern in llguidance's notation. Raises SamplingError if a class or an escape is incomplete."""
     made, at = [], 0
     while at < len(pattern):
         if pattern[at] == "\\":
@@ -54,7 +54,7 @@ class _Class:
         self._at = at + 1
 
     def read(self) -> tuple[str, int]:
-        """Returns the class in the other notation, and the position behind it."""
+        """Returns the class in llguidance's notation, and the position after the class in the pattern."""
         is_negated = self._pattern.startswith("^", self._at)
         self._at += is_negated
         ranges: _Ranges = []
@@ -69,7 +69,7 @@ class _Class:
                 found = [(found[0][0], end[0][1])]
             ranges += found
         self._at += 1
-        if properties:  # Unicode properties stay as names
+        if properties:  # Unicode properties keep their names
             inner = _spelled(ranges) + "".join(properties)
             return f"[{'^' if is_negated else ''}{inner}]", self._at
         return f"[{_spelled(_others(ranges) if is_negated else _joined(ranges)) or _NOTHING}]", self._at
@@ -101,7 +101,7 @@ class _Class:
         return [(code, code)]
 
     def _code(self, kind: str) -> int:
-        """Reads the rest of an escape behind its letter. Returns the code of its character."""
+        """Reads the rest of an escape after its letter. Returns the code point of its character."""
         text = ""
         if kind in _HEX_DIGITS and self._pattern.startswith("{", self._at):
             text, _, _ = self._pattern[self._at + 1 :].partition("}")
@@ -120,7 +120,7 @@ class _Class:
         return code
 
 
-_NOTHING = f"^\\x00-\\x{{{_LAST:X}}}"  # the class without a character
+_NOTHING = f"^\\x00-\\x{{{_LAST:X}}}"  # a class that no character matches
 
 
 def _joined(ranges: _Ranges) -> _Ranges:
@@ -158,7 +158,7 @@ _ESCAPES = {"\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 
 
 def _letter(code: int) -> str:
-    """Returns a character as written within a class. ASCII letters and digits stay as they are."""
+    """Returns a character in the form for a class. ASCII letters and digits do not change."""
     char = chr(code)
     if char in _ESCAPES:
         return _ESCAPES[char]

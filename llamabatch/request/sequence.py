@@ -14,34 +14,34 @@ from llamabatch.request.sampling_params import SamplingParams
 
 
 class Sequence:
-    """The running state of one request; everything else is derived from it.
+    """The running state of one request.
 
-    There is no prefill phase and no decode phase: the computed tokens catch up with the known tokens.
+    There is no prefill phase and no decode phase: steps compute known tokens until all of them are computed.
 
     Args:
         vocabulary: the model's vocabulary.
-        n_ctx: cells of the KV cache that the request may use.
-        streamed: the caller gets each token as it comes, instead of the whole output at the end.
+        n_ctx: number of KV cells that the request may use.
+        streamed: True: the caller gets each token at once; False: the whole output at the end.
 
     Attributes:
         token_ids: prompt and output so far.
-        num_computed: how many of token_ids are computed.
-        num_discarded: how many of token_ids have lost their cells; the positions of all later tokens are lower by this.
-        least_cut: the cells cannot be cut to fewer tokens, because older cells of a sliding window are missing.
+        num_computed: number of token_ids that are computed.
+        num_discarded: number of token_ids that have lost their cells; positions of later tokens are lower by it.
+        least_cut: the least number of tokens to which the cells can be cut, because a sliding window lacks older cells.
         slot: seq id in the KV cache; None while the sequence waits.
-        number: order of arrival at the scheduler.
-        family: (most expected tokens, first number) of the requests of its call that begin alike.
-        overtaken: times that a later request entered first.
+        number: number of the request in the order of arrival at the scheduler.
+        family: (most expected tokens, first number) of the requests of its call with the same beginning.
+        overtaken: how often a later request entered first.
         last_step: number of the last step that computed the sequence, for round robin.
-        scores: the sequence samples nothing and ends with the logprobs of its prompt.
-        shifts: a full slot forgets its oldest tokens (overflow="shift").
-        logprobs: the logprobs that the request asks for; None: it asks for none.
-        num_cached: tokens of the prompt that came from other cells when the sequence first began to compute.
-        shared_from: sequences that have copied cells from one another share this number, which is that of the first of
-            them; None: the sequence has copied from no running one.
-        not_held: the parts of the requested form that the output is not held to.
+        scores: True: the sequence samples nothing and ends with the logprobs of its prompt.
+        shifts: True: a full slot drops its oldest tokens (overflow="shift").
+        logprobs: the logprobs that the request asks for; None: it asks for no logprobs.
+        num_cached: number of prompt tokens whose cells were copied when the sequence first began to compute.
+        shared_from: `number` of the first of the sequences that have copied cells from one another; None: the sequence
+            has not copied cells of a running sequence.
+        not_held: the parts of the requested form that are not enforced.
         last_token_s: time.perf_counter() of the last output token.
-        media_runs: the runs of the prompt that stand for pictures and sounds.
+        media_runs: the runs of the prompt that represent pictures and sounds.
     """
 
     def __init__(self, request: Request, vocabulary: Vocabulary, n_ctx: int, *, streamed: bool = True) -> None:
@@ -66,7 +66,7 @@ class Sequence:
         self.error: str | None = None
         self.scores = request.score_from is not None
         if self.scores:
-            self.token_ids.pop()  # the logprob of the last token is read from the row before it
+            self.token_ids.pop()  # the last token is not computed: the row before it has its logprob
         self.logprobs = LogprobRecord.of_request(
             request.params,
             request.prompt_token_ids,
@@ -78,7 +78,7 @@ class Sequence:
         self._vocabulary = vocabulary
         self._num_prompt = len(self.token_ids)
         params = request.params
-        room = n_ctx + 1 - self._num_prompt  # the last token sampled is never computed: it needs no cell
+        room = n_ctx + 1 - self._num_prompt  # the last output token is not computed and needs no cell
         self.shifts = params.overflow == "shift"
         self._max_output = params.max_tokens or room
         if self.scores:
@@ -112,12 +112,12 @@ class Sequence:
 
     @property
     def num_cells(self) -> int:
-        """The number of cells that the sequence holds, and the position of the next token to be computed."""
+        """The number of cells of the sequence. Also the position of the next token to compute."""
         return self.num_computed - self.num_discarded
 
     @property
     def num_room(self) -> int:
-        """Tokens that can be computed before the n_ctx cells are full."""
+        """The number of tokens that can be computed before the n_ctx cells are full."""
         return self._n_ctx - self.num_cells
 
     @property
@@ -131,7 +131,7 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """The number of known tokens that are not computed. 1: a decode row is enough, unless the sequence scores."""
+        """The number of known tokens that are not computed. 1 means a decode row, unless the sequence scores."""
         return len(self.token_ids) - self.num_computed
 
     @property
@@ -141,29 +141,33 @@ class Sequence:
 
     @property
     def most_shared(self) -> int:
-        """The number of leading tokens that may be copied. The last one is computed, because its row is the output."""
+        """The number of leading tokens whose cells may be copied. The last token is computed: its row is the output."""
         most = len(self.token_ids) - 1
         record = self.logprobs
         return most if record is None or record.prompt_is_read else min(most, record.next_row)
 
     def last_turn(self, most: int) -> int:
-        """Returns the prompt tokens up to the last one that ends a turn, if among the last `most`; otherwise all."""
+        """Returns the number of prompt tokens up to the last end of a turn.
+
+        Args:
+            most: only an end among this many last tokens counts; without such an end, all prompt tokens are returned.
+        """
         is_eog, end = self._vocabulary.is_eog, self._num_prompt
         tail = enumerate(self.token_ids[max(0, end - most) : end], max(0, end - most) + 1)
         turns = [count for count, token_id in tail if token_id >= 0 and is_eog(token_id)]
         return turns[-1] if turns else end
 
     def whole(self, count: int) -> int:
-        """Returns the most leading tokens, up to `count`, that split no picture or sound: parts are not shared."""
+        """Returns `count`, or fewer leading tokens if `count` splits a picture or sound: parts are not shared."""
         for run in self.media_runs:
             if run.start < count < run.end:
                 return run.start
         return count
 
     def next_piece(self, count: int) -> tuple[int, MediaRun | None]:
-        """Returns how many of the next `count` tokens one call can compute, and their run; None for text.
+        """Returns the number of next tokens, up to `count`, that one call can compute, and their run; None for text.
 
-        A run that is not causal is computed whole, even if it is longer than `count`.
+        One call computes the whole rest of a run that is not causal, even if it is longer than `count`.
         """
         at = self.num_computed
         for run in self.media_runs:
@@ -193,16 +197,16 @@ class Sequence:
             self._admitted_s = time.perf_counter()
 
     def begin_at(self, count: int) -> None:
-        """Starts the sequence with cells of the first `count` tokens that were computed elsewhere.
+        """Starts the sequence with existing cells for its first `count` tokens.
 
-        The cells that a preempted sequence finds when it starts again do not count as cached, as in vLLM.
+        Cells that a preempted sequence gets when it starts again do not count as cached, as in vLLM.
         """
         self.num_computed = count
         if not self._began:
             self.num_cached = min(count, self._num_prompt)
 
     def preempt(self) -> None:
-        """Gives up the slot; the tokens stay and are computed again later."""
+        """Leaves the slot. The tokens stay and are computed again later."""
         self._began = self._began or self.num_computed > 0
         self.slot = None
         self.shared_from = None
@@ -217,10 +221,10 @@ class Sequence:
             self.logprobs.resume(output.logprobs or ())
 
     def shift(self) -> tuple[int, int]:
-        """Drops the older half of the full cells except a BOS and n_keep tokens. Returns its position and length.
+        """Drops the older half of the full cells, except a BOS and n_keep tokens. Returns its position and length.
 
-        The moment depends on the number of computed tokens alone, so that a sequence that is computed again gets the
-        same cells.
+        The time of a shift depends on the number of computed tokens alone. A sequence that is computed again therefore
+        gets the same cells.
         """
         has_bos = 1 if self.token_ids[0] == self._vocabulary.bos else 0
         kept = kept_tokens(self.request.params, self._num_prompt, self._n_ctx, has_bos)
@@ -253,7 +257,7 @@ class Sequence:
         return text
 
     def ends_at(self, token_id: int) -> bool:
-        """True if this token, as output, would end the text."""
+        """Returns True if this token ends the text when it is sampled."""
         return token_id in self._stop_ids or (not self._ignores_eos and self._vocabulary.is_eog(token_id))
 
     def end_score(self) -> None:
@@ -261,7 +265,7 @@ class Sequence:
         self._finish(FinishReason.LENGTH)
 
     def abort(self, error: str | None = None) -> str:
-        """Ends the sequence from outside, as an error if one is given. Returns the text that was held back."""
+        """Ends the sequence at a caller's request, or with an error. Returns the text that was held back."""
         self.error = error
         self._finish(FinishReason.ABORT if error is None else FinishReason.ERROR)
         return self._detokenizer.flush()
@@ -301,7 +305,7 @@ class Sequence:
 
 
 def kept_tokens(params: SamplingParams, num_prompt: int, n_ctx: int, least: int) -> int:
-    """Returns how many first tokens stay when `overflow` drops tokens.
+    """Returns the number of first tokens that stay when `overflow` drops tokens.
 
     Args:
         least: 1 for a prompt with a BOS, else 0.

@@ -1,8 +1,8 @@
-"""structural_tag: free text with parts that have a form and begin with triggers. Reads its notations, writes Lark.
+"""Converts a structural_tag to Lark: free text with parts that have a form and begin with triggers.
 
-The notations are vLLM's: the older {"structures": [{"begin", "schema", "end"}], "triggers": […]}, and {"format": …} as
-read by xgrammar. Free text becomes a lexeme that ends at the first trigger (a lazy lexeme of llguidance), so that
-nothing is compared with the schema of a part before its trigger has come.
+Its notations are vLLM's: the older {"structures": [{"begin", "schema", "end"}], "triggers": […]}, and {"format": …} as
+xgrammar reads it. Free text becomes a lexeme that ends at the first trigger (a lazy lexeme of llguidance). The schema
+of a part applies only after its trigger.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Special(NamedTuple):
     """A special token in a text.
 
     Attributes:
-        name: its name in a grammar of Lark.
+        name: the token's name in a grammar of Lark.
     """
 
     name: str
@@ -47,7 +47,7 @@ def to_lark(text: str, split: Split) -> str:
         SamplingError: the text is not a structural tag, or has a format that is not supported.
     """
     document = _object("structural_tag", json.loads(text))
-    document = document.get("structural_tag", document)  # some clients nest it
+    document = document.get("structural_tag", document)  # some clients wrap it in one more object
     is_older = "structures" in document
     top = _from_structures(document) if is_older else _object("format of structural_tag", document.get("format"))
     lark = _Lark(split)
@@ -65,8 +65,8 @@ def _from_structures(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Lark:
-    """The rules of one grammar. Each format becomes an expression together with the text behind it, because free text
-    has to know where it ends."""
+    """The rules of one grammar. Each format becomes an expression together with the text after it, because the
+    expression of free text depends on its end."""
 
     def __init__(self, split: Split) -> None:
         self.rules: list[str] = []
@@ -87,7 +87,7 @@ class _Lark:
         }
 
     def of(self, given: object, end: tuple[Part, ...], depth: int) -> str:
-        """Returns the expression of a format, with `end` behind it."""
+        """Returns the expression of a format followed by `end`."""
         if depth > MAX_DEPTH:
             raise SamplingError(f"structural_tag nests formats more than {MAX_DEPTH} deep")
         known = _object("a format of structural_tag", given)
@@ -104,11 +104,11 @@ class _Lark:
         return name
 
     def text(self, parts: Sequence[Part]) -> str:
-        """Returns the expression of a literal text; "" for an empty one."""
+        """Returns the expression of a literal text; "" for an empty text."""
         return " ".join(part.name if isinstance(part, Special) else quoted(part) for part in parts)
 
     def free(self, end: Sequence[Part]) -> str:
-        """Returns the expression of any text up to and with `end`, or of any text at all without one."""
+        """Returns the expression of any text up to and including `end`; of any text if `end` is empty."""
         if not end:
             return "TEXT"
         first, *rest = end
@@ -258,7 +258,7 @@ def _check_ends(given: object) -> None:
 
 
 def _joined(first: Sequence[Part], second: Sequence[Part]) -> tuple[Part, ...]:
-    """Joins two texts with as few pieces as possible."""
+    """Joins two texts. Merges the pieces at the joint if both are plain text."""
     if first and second and isinstance(first[-1], str) and isinstance(second[0], str):
         return (*first[:-1], first[-1] + second[0], *second[1:])
     return (*first, *second)

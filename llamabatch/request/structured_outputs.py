@@ -1,6 +1,6 @@
-"""Structure: `structured_outputs` as a kind and a text, which can be compared, hashed and sent to another process.
+"""Structure: `structured_outputs` as a kind and a text. It can be compared, hashed and sent to another process.
 
-Nothing is compiled here. Compiling takes a vocabulary, and a trial of grammars that may be hostile (sampling/).
+This module does not compile grammars. sampling/ does, because it needs a vocabulary and a trial of hostile grammars.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any, NamedTuple
 
 from llamabatch.errors import SamplingError
 from llamabatch.request import json_schema, structural_tag
-from llamabatch.request.lark_rules import MAX_CHARS  # also of a schema, a regex, or all choices together
+from llamabatch.request.lark_rules import MAX_CHARS  # here also the limit of a schema, a regex, or all choices together
 from llamabatch.utils.checks import boolean, half_character, items, mapping, nearest, show, string
 
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
-TOOLS = "tools"  # a grammar that llamabatch makes of the tools of a conversation; no caller can ask for it
+TOOLS = "tools"  # a grammar that llamabatch makes from a conversation's tools; callers cannot name it
 IN_REASONING = "enable_in_reasoning"
-LENIENT = "lenient"  # beside "json": keywords that no grammar holds are left out of the schema, and named in the output
+LENIENT = "lenient"  # key beside "json": outputs list keywords that no grammar can enforce, instead of an error
 ANY_OBJECT = '{"type": "object"}'
 
-CANNOT_FOLLOW = "structured_outputs cannot be followed any further"  # begins the error of a grammar that costs too much
-_MOST_NAMED = 1000  # parts of a schema that are not held
-_MOST_KEPT = 16  # structures that passed the checks
+CANNOT_FOLLOW = "structured_outputs cannot be followed any further"  # start of the error of a too costly grammar
+_MOST_NAMED = 1000  # number of parts of a schema that are not enforced
+_MOST_KEPT = 16  # number of checked structures in the cache
 _KEYS = (*KINDS, "json_object")
 _FORMATS = ("json_schema", "json_object", "structural_tag", "text")
-_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a surrogate pair, unless the other half is there, too
-_UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # neither UTF-8 nor the notation of a grammar can hold these
+_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a surrogate pair, unless the other half follows
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # UTF-8 or the notation of a grammar cannot contain these
 
 
 class Structure(NamedTuple):
@@ -38,8 +38,8 @@ class Structure(NamedTuple):
         kind: "json", "regex", "choice", "grammar", "structural_tag" or TOOLS.
         text: a JSON schema; a regular expression; a JSON list of strings; a grammar in Lark's or llama.cpp's notation;
             JSON of a structural tag.
-        in_reasoning: the form applies from the first token on; False: behind the thinking, if the model thinks.
-        not_held: parts of the JSON schema that were given and are not in `text`.
+        in_reasoning: True: the form applies from the first token on; False: after the thinking, if the model thinks.
+        not_held: parts of the caller's JSON schema that are not in `text`.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Structure(NamedTuple):
 
 
 def structure(given: object) -> Structure | None:
-    """Returns the Structure of a value of `structured_outputs`; None stays None. Raises SamplingError."""
+    """Returns the Structure of a value of `structured_outputs`; None for None. Raises SamplingError."""
     if given is None:
         return None
     if isinstance(given, Structure):
@@ -88,7 +88,7 @@ def structure(given: object) -> Structure | None:
 
 
 def _json_structure(text: str, lenient: bool) -> Structure:
-    """Returns the Structure of a JSON schema, with the parts that it does not hold. Raises SamplingError."""
+    """Returns the Structure of a JSON schema, with not_held. Raises SamplingError."""
     try:
         schema, not_held = json_schema.read(json.loads(text), lenient=lenient)
         return Structure("json", _short_enough("json", json.dumps(schema)), not_held=not_held)
@@ -97,7 +97,7 @@ def _json_structure(text: str, lenient: bool) -> Structure:
 
 
 def _checked(given: Structure) -> Structure:
-    """Returns a Structure that a caller or another process made, checked like any other value."""
+    """Checks a Structure that a caller or another process made, like any other value. Returns the checked Structure."""
     kind, text = string(given.kind), string(given.text)
     if kind is None or kind not in _TEXTS:
         raise SamplingError(f"the kind of structured_outputs is {show(given.kind)}{nearest(show(given.kind), KINDS)}")
@@ -109,7 +109,7 @@ def _checked(given: Structure) -> Structure:
 
 @functools.lru_cache(_MOST_KEPT)
 def _read(kind: str, text: str) -> Structure:
-    """Returns a checked Structure. Cached, because each copy of the parameters of a request is checked again."""
+    """Returns a checked Structure. Cached, because each copy of a request's parameters repeats the check."""
     content: object = text
     if kind == "choice":
         try:
@@ -120,7 +120,7 @@ def _read(kind: str, text: str) -> Structure:
 
 
 def _response_format(given: dict[Any, Any], lenient: bool) -> Structure | None:
-    """Returns the Structure of OpenAI's response_format, or llama_cpp.Llama's, which holds schema and type together."""
+    """Returns the Structure of a response_format: OpenAI's, or llama_cpp.Llama's with its schema beside the type."""
     kind = string(given["type"])
     if kind is None or kind not in _FORMATS:
         shown = show(given["type"])
@@ -143,7 +143,7 @@ def _schema_text(given: object) -> str:
         try:
             make = getattr(given, "model_json_schema", None)
             given = make() if callable(make) else given  # a pydantic model class
-        except Exception as error:  # any error that pydantic finds in the class
+        except Exception as error:  # pydantic may raise any error
             raise SamplingError(f"json of structured_outputs has no JSON schema: {error}") from error
     text = string(given)
     if text is not None:
@@ -156,7 +156,7 @@ def _schema_text(given: object) -> str:
         raise SamplingError(f"json of structured_outputs is {show(given)}; give a schema or a pydantic model class")
     try:
         text = json.dumps(schema, allow_nan=False)
-    except Exception as error:  # items can be of any class
+    except Exception as error:  # a value of any class may raise any error
         raise SamplingError(f"json of structured_outputs cannot be written as JSON: {error}") from error
     return _encodable("json", text)
 
@@ -176,7 +176,7 @@ def _structural_tag(given: object) -> str:
 
 
 def _encodable(kind: str, text: str) -> str:
-    """Returns the JSON text. Raises SamplingError if a text in it has half a character, which no grammar can hold."""
+    """Returns the JSON text. Raises SamplingError if a string in it has half a surrogate pair."""
     try:
         half = half_character(json.loads(text)) if _MAYBE_HALF.search(text) else None
     except RecursionError as error:
@@ -196,7 +196,7 @@ def _plain_text(kind: str, given: object) -> str:
 
 
 def _writable(kind: str, text: str) -> str:
-    """Returns the text. Raises SamplingError if it is empty, or if UTF-8 or a grammar's notation cannot hold it."""
+    """Returns the text. Raises SamplingError if it is empty, or if UTF-8 or a grammar's notation cannot contain it."""
     if not text or _UNWRITABLE.search(text):
         raise SamplingError(f"{kind} of structured_outputs has {show(text)}; give a text without NUL and surrogates")
     return text

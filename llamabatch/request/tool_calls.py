@@ -1,4 +1,4 @@
-"""ToolCall and ToolCallDelta: a call of a function that the model wrote, whole or in parts, and its place."""
+"""ToolCall and ToolCallDelta: a whole call of a function that the model wrote, and a part of one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ NO_OBJECT = "INVALID_JSON"  # the name that Anthropic's programs use for a text 
 
 
 def object_of(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call by name, none for an empty text. A text that is not a JSON object, as in a call
-    that was cut, becomes the value of NO_OBJECT. Line breaks within a string are accepted."""
+    """Returns the arguments of a call by name; {} for an empty text. A text that is not a JSON object, as after a cut,
+    becomes the value of NO_OBJECT. Line breaks within a string are accepted."""
     if not arguments.strip():
         return {}
     try:
@@ -27,11 +27,11 @@ class ToolCall:
     """A call of one of the tools.
 
     Attributes:
-        id: names the call in the message that answers it; the same for the same prompt, seed and place.
+        id: the message with the call's result names this id; the same for the same prompt, seed and place.
         name: name of the function.
-        arguments: JSON text of an object, as the model wrote it. Only a part if the output was cut; not JSON if the
-            model made an error.
-        text_offset: characters of the answer's text before the call; None: all of them. Not compared.
+        arguments: JSON text of an object, as the model wrote it; incomplete if the output was cut, invalid if the model
+            made an error.
+        text_offset: number of characters of the answer's text before the call; None: all. Not compared.
     """
 
     id: str
@@ -55,12 +55,12 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """The part of a call that one step brings.
+    """The part of a call that one step produces.
 
     Attributes:
         index: number of the call among the calls of its continuation.
-        id, name: id and name of the call, in its first delta; None in later ones.
-        arguments: the JSON text that is new. Joined over all deltas, it is the `arguments` of the call.
+        id, name: id and name of the call in its first delta; None in later deltas.
+        arguments: the new JSON text. The joined texts of all deltas are the `arguments` of the call.
         text_offset: in the first delta, the text_offset of the call.
     """
 
@@ -82,12 +82,12 @@ AnyCall = TypeVar("AnyCall", ToolCall, ToolCallDelta)
 
 
 def in_order(text: str, calls: Iterable[AnyCall], start: int = 0) -> Iterator[str | AnyCall]:
-    """Yields text and calls as the model wrote them: each call between the text before it and the text behind it.
+    """Yields text and calls in the order in which the model wrote them. Skips empty text.
 
     Args:
-        text: the text of the answer, or of a piece of it. Empty parts are not yielded.
-        calls: the calls in order. A delta that continues a call stands before any later text of its piece.
-        start: characters of the answer's text before this piece.
+        text: the text of the answer, or of a piece of the answer.
+        calls: the calls in order. A delta that continues a call comes before any later text of its piece.
+        start: number of characters of the answer's text before this piece.
     """
     at = 0
     for call in calls:

@@ -1,4 +1,4 @@
-"""Vocab: the tokens of a model by id and by name, and its special ones. Pure Python."""
+"""Vocab: the tokens of a model by id and by name, and its special tokens. Pure Python."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Vocab:
     """The vocabulary of a model. len() counts its tokens; iteration yields them as the vocabulary writes them, in
     the order of their ids.
 
-    A token as the vocabulary writes it is not text: a space may be "Ġ" or "▁", a byte "<0x0A>". `bytes` returns the
-    text. The vocabulary of an engine in a child process is read in this process. After close(), methods raise
-    EngineClosedError, except for what they have already read.
+    The vocabulary's form of a token is not its text: a space may be "Ġ" or "▁", a byte "<0x0A>". `bytes` returns the
+    text. This process has the vocabulary even if the engine is in a child process. After close(), methods raise
+    EngineClosedError, except for data that they have already read.
 
     Attributes:
         special_ids: ids of the special tokens that the model names, by llama.cpp's names: "bos", "eos", "eot", "sep",
@@ -52,31 +52,31 @@ class Vocab:
 
     @property
     def bos_token_id(self) -> int | None:
-        """The token that begins a text; None where the model has none."""
+        """The token that begins a text; None if the model has none."""
         return self.special_ids.get("bos")
 
     @property
     def eos_token_id(self) -> int | None:
-        """The token that ends a text; None where the model has none."""
+        """The token that ends a text; None if the model has none."""
         return self.special_ids.get("eos")
 
     @property
     def eot_token_id(self) -> int | None:
-        """The token that ends a turn of a conversation; None where the model has none."""
+        """The token that ends a turn of a conversation; None if the model has none."""
         return self.special_ids.get("eot")
 
     @property
     def pad_token_id(self) -> int | None:
-        """The token of padding; None where the model has none."""
+        """The token for padding; None if the model has none."""
         return self.special_ids.get("pad")
 
     @property
     def eog_token_ids(self) -> tuple[int, ...]:
-        """All tokens that end a generation, rising; the first call reads the whole vocabulary."""
+        """All tokens that end a generation, in rising order. The first access reads the whole vocabulary."""
         return self.source.eog_ids
 
     def token(self, token_id: int) -> str:
-        """Returns a token as the vocabulary writes it. Raises PromptError for an id outside the vocabulary."""
+        """Returns the vocabulary's form of a token. Raises PromptError for an id outside the vocabulary."""
         return self.source.token_text(integer(PromptError, "token_id", token_id, 0, self._size - 1))
 
     def bytes(self, token_id: int) -> bytes:
@@ -85,11 +85,11 @@ class Vocab:
         return self.source.piece(integer(PromptError, "token_id", token_id, 0, self._size - 1))
 
     def id(self, token: str) -> int:
-        """Returns the id of a token as the vocabulary writes it, the lowest if there are several. The first call reads
-        the whole vocabulary.
+        """Returns the id of a token in the vocabulary's form; the lowest id if several tokens have this form. The first
+        call reads the whole vocabulary.
 
         Raises:
-            PromptError: there is no such token; tokenize() makes tokens of any text.
+            PromptError: the vocabulary has no such token; tokenize() works for any text.
         """
         found = self._by_token().get(token) if isinstance(token, str) else None
         if found is None:

@@ -1,3 +1,3 @@
-"""Logits and parameters to tokens: native and numpy samplers, sampler chain, masks, grammars, draft verification;
-without llama.cpp. Imports `planning` and what stands below it.
+"""Samples tokens from logits: native and numpy samplers, sampler chain, masks, grammars and draft verification. Does
+not use llama.cpp. Imports `planning` and the packages below it.
 """

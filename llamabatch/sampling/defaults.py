@@ -1,7 +1,7 @@
 """FilledParams: SamplingParams with a value in every field, from the request, the model's GGUF or llama.cpp.
 
-A GGUF may carry sampling values that its makers advise, as general.sampling.* (llama.h:
-LLAMA_MODEL_META_KEY_SAMPLING_*). A field that the request leaves open takes that value, as in llama.cpp's own programs.
+A GGUF may contain sampling values that its makers recommend, as general.sampling.* (llama.h:
+LLAMA_MODEL_META_KEY_SAMPLING_*). A field that the request leaves open gets this value, as in llama.cpp's own programs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULTS: Defaults = {
     "xtc_probability": 0.0,
     "xtc_threshold": 0.1,
     "repetition_penalty": 1.0,
-    "repeat_last_n": -1,  # all, as in vLLM; llama.cpp's is 64
+    "repeat_last_n": -1,  # all tokens, as in vLLM; llama.cpp's value is 64
     "mirostat": 0,
     "mirostat_tau": 5.0,
     "mirostat_eta": 0.1,
@@ -43,8 +43,8 @@ _WHOLE = ("top_k", "mirostat", "repeat_last_n")
 
 
 class FilledParams(SamplingParams):
-    """SamplingParams with a value in every field, as samplers read them. `samplers` is None unless their order
-    matters."""
+    """SamplingParams with a value in every field, as samplers read them. `samplers` is None if llama.cpp's
+    order gives the same result."""
 
     if TYPE_CHECKING:
         temperature: float
@@ -71,14 +71,14 @@ class FilledParams(SamplingParams):
 
     @property
     def log_min_p(self) -> float:
-        """The lowest logit that min_p keeps, relative to the best; -inf: it keeps all."""
+        """The lowest logit that min_p keeps, minus the best logit; -inf: min_p keeps all."""
         return math.log(self.min_p) if self.min_p > 0 else -math.inf
 
 
 def fill(params: SamplingParams, defaults: Defaults = DEFAULTS) -> FilledParams:
-    """Returns a copy in which fields that are None have the values of `defaults`, which holds one for each of OPEN."""
+    """Returns a copy in which fields that are None have the values of `defaults`, a mapping with all names of OPEN."""
     filled = FilledParams.__new__(FilledParams)
-    filled.__dict__.update(vars(params))  # already checked: long lists are not checked again
+    filled.__dict__.update(vars(params))  # without a constructor that checks long lists again
     for name in OPEN:
         if getattr(params, name) is None:
             filled.__dict__[name] = defaults[name]
@@ -92,11 +92,11 @@ def fill(params: SamplingParams, defaults: Defaults = DEFAULTS) -> FilledParams:
 
 
 def _other_order(params: FilledParams) -> tuple[str, ...] | None:
-    """Returns the samplers that act, in their order; None if the result is that of llama.cpp's order."""
+    """Returns the samplers that have an effect, in order; None if llama.cpp's order gives the same result."""
     if params.mirostat:
         return None
     acting = [name for name in params.chain or () if not is_off(name, vars(params))]
-    if params.greedy:  # the likeliest token comes even if these would drop it
+    if params.greedy:  # greedy sampling ignores these two samplers
         acting = [name for name in acting if name not in ("typ_p", "xtc")]
     places = [KNOWN.index(name) for name in acting]
     rises = all(before < after for before, after in itertools.pairwise(places))
@@ -112,7 +112,7 @@ def defaults_of(metadata: Mapping[str, str]) -> Defaults:
         try:
             value = float(metadata[key])
             if name in ("temperature", "top_k"):
-                value = max(value, 0.0)  # in llama.cpp a lower value is greedy, or no cut
+                value = max(value, 0.0)  # in llama.cpp a negative value means greedy, or no top_k
             found[name] = int(value) if name in _WHOLE else value
             SamplingParams(**{name: found[name]})  # type: ignore[arg-type]
         except (ValueError, OverflowError) as error:  # SamplingError is a ValueError
@@ -123,5 +123,5 @@ def defaults_of(metadata: Mapping[str, str]) -> Defaults:
 
 
 def given_by(metadata: Mapping[str, str]) -> Defaults:
-    """Returns the defaults that the GGUF itself has, without llama.cpp's."""
+    """Returns only the defaults that the GGUF contains, without llama.cpp's."""
     return {name: value for name, value in defaults_of(metadata).items() if _KEYS[name] in metadata}

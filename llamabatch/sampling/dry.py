@@ -1,8 +1,8 @@
-"""DryPenalty: the length of the run that each token would repeat if it came next. Pure Python.
+"""DryPenalty: the length of the repeated run that each token would extend if it came next. Pure Python.
 
-The rules are those of llama.cpp's sampler (llama_sampler_init_dry), which reads the whole window for each token. Here
-the work for one more token is small: the repeated runs can only end at earlier places of the last token, and each is
-one token longer than the run that ended one place before.
+The rules are those of llama.cpp's sampler (llama_sampler_init_dry). That sampler reads the whole window for each token.
+Here the work for one more token is small: repeated runs can only end at earlier places of the last token, and each run
+is one token longer than the run that ended one place before.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Tails = Mapping[int, frozenset[tuple[int, ...]]]
 
 
 class DryPenalty:
-    """The repeated runs in the text of one sequence; a function of its tokens alone.
+    """The repeated runs in the text of one sequence. They depend only on its tokens.
 
     Args:
-        tails: the strings that no run may cross, as returned by breaker_tokens.
+        tails: the sequence breakers, as returned by breaker_tokens. No run may cross a breaker.
         shortest: runs of fewer tokens are ignored (dry_allowed_length).
         window: the number of last tokens that are searched; -1: all.
     """
@@ -32,14 +32,14 @@ class DryPenalty:
         self._window = window
         self._tokens: list[int] = []
         self._places: dict[int, deque[int]] = {}  # token -> its places in the window
-        self._runs: dict[int, int] = {}  # earlier place of the last token -> length of the run that ends in both
-        self._break = (-1, -1)  # first and last place of the last breaker
+        self._runs: dict[int, int] = {}  # earlier place of the last token -> tokens before both that are equal
+        self._break = (-1, -1)  # places of the first and last token of the last breaker
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Adds the next tokens of the text: all of a prompt at once, or the tokens sampled since."""
+        """Adds the next tokens of the text: the whole prompt, or the tokens sampled since the last call."""
         if len(token_ids) == 1:
             self._add(token_ids[0])
         elif token_ids:
@@ -71,7 +71,7 @@ class DryPenalty:
         return found is not None and tuple(self._tokens[head + 1 : head + 1 + length]) in found
 
     def lengths(self) -> dict[int, int]:
-        """Returns token -> length of the run that it would repeat, for runs of `shortest` or more tokens."""
+        """Returns token -> length of the repeated run that the token would extend, if at least `shortest` tokens."""
         n = len(self._tokens)
         seen = n if self._window < 0 else min(n, self._window)
         head, end = self._break
@@ -84,7 +84,7 @@ class DryPenalty:
             if length >= self._shortest:
                 token_id = self._tokens[place + 1]
                 if token_id < 0:
-                    continue  # a cell of a picture
+                    continue  # the id of a picture's cell
                 if length > longest.get(token_id, 0) and () not in self._tails.get(token_id, ()):
                     longest[token_id] = length
         return longest
@@ -93,10 +93,10 @@ class DryPenalty:
 def breaker_tokens(
     breakers: Iterable[str], n_vocab: int, token_bytes: Callable[[int], bytes], tokenize: Callable[[bytes], list[int]]
 ) -> Tails:
-    """Returns the spellings of each string: its first token -> the tokens that follow, if any.
+    """Returns the spellings of all breakers: the first token -> the following tokens, possibly none.
 
     Args:
-        token_bytes: id -> its text, or the name of a special token.
+        token_bytes: returns the text of a token id, or the name of a special token.
         tokenize: returns the tokens of the rest of a string, without special tokens.
     """
     tails: dict[int, set[tuple[int, ...]]] = {}
@@ -114,13 +114,15 @@ def breaker_tokens(
 
 
 def _runs_to_the_end(tokens: Sequence[int], window: int) -> dict[int, int]:
-    """Returns, for each earlier place of the last token, how many tokens up to there equal the last tokens.
+    """Returns place -> length of the run that ends there, for earlier places of the last token.
 
-    It is the Z function of the text read backwards (Gusfield 1997), whose time is proportional to the text.
+    The tokens of a run equal the last tokens of the text.
+
+    Uses the Z function of the reversed text (Gusfield 1997). Its time is proportional to the length of the text.
     """
     n = len(tokens) if window < 0 else min(len(tokens), window)
     backwards = list(reversed(tokens[len(tokens) - n :]))
-    z, left, right = [0] * n, 0, 0  # [left, right): the match that reaches furthest
+    z, left, right = [0] * n, 0, 0  # [left, right): the match that ends last
     for k in range(1, n):
         length = min(right - k, z[k - left]) if k < right else 0
         while k + length < n and backwards[length] == backwards[k + length]:

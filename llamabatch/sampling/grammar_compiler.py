@@ -1,4 +1,4 @@
-"""Grammars of one model: compiled for its vocabulary after a trial in a separate process, and kept."""
+"""Compiles grammars for the vocabulary of one model, after a trial in a separate process, and keeps them."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _Known = OrderedDict[Structure, tuple[Future[T], float]]
 
-KEPT = 64  # compiled grammars, and verdicts on bad ones
+KEPT = 64  # number of compiled or refused grammars that are kept
 _PLACE = re.compile(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: |error: )?")
 _MOST_LEFT_OUT = 8  # the most functions of one request that are left out because of their schemas
-_REMEMBER_BAD_S = 60.0  # after that, a less busy machine may compile them
-MOST_SECONDS = 1.5  # computing time to try a grammar out; most take 1 to 20 ms
-_PATIENCE_S = 30.0  # the longest wait for the process to start, or to compute, on a busy machine
-_STACK = 16 * 2**20  # several times the stack of the trial
-_TEXTS = 4096  # forced texts kept with their tokens: the names of a schema come again and again
+_REMEMBER_BAD_S = 60.0  # later, a less busy machine may compile the grammar
+MOST_SECONDS = 1.5  # CPU time to try a grammar out; most need 1 to 20 ms
+_PATIENCE_S = 30.0  # the longest wait for an answer of the compiler's process
+_STACK = 16 * 2**20  # bytes, several times the stack of the trial
+_TEXTS = 4096  # forced texts that are kept with their tokens: a schema forces the same names often
 _YIELD_EVERY = 512  # tokens, about 1 ms
-# run as a file, because importing the rest of the package would take longer
+# the trial runs as a file, because importing the rest of the package takes longer
 _RUN = "import runpy, sys; file = sys.argv[1]; sys.path[:] = sys.argv[2:]; runpy.run_path(file, None, '__main__')"
 
 
 class GrammarModel(Tokenizer, Protocol):
-    """The part of a Model that is used here."""
+    """The part of a Model that this module uses."""
 
     n_vocab: int
 
@@ -57,7 +57,7 @@ class GrammarModel(Tokenizer, Protocol):
 
 
 class Grammars:
-    """The grammars of one model. Safe from any thread. Nothing is started or built before the first request.
+    """The grammars of one model. Safe to call from any thread. The first request starts the process and the thread.
 
     Args:
         model: must stay open until `close`.
@@ -66,7 +66,7 @@ class Grammars:
     def __init__(self, model: GrammarModel) -> None:
         self._model = model
         self._lock = threading.Lock()
-        # each future is kept with the time of its request, time.monotonic()
+        # each future with the time.monotonic() at which it was requested
         self._known: OrderedDict[Structure, tuple[Future[Compiled], float]] = OrderedDict()
         self._tried: OrderedDict[Structure, tuple[Future[str], float]] = OrderedDict()
         self._names: list[str] = []  # names of special tokens
@@ -79,17 +79,18 @@ class Grammars:
         self._closed = False
 
     def compile(self, structure: Structure) -> Future[Compiled]:
-        """Returns the compiled grammar, or a SamplingError with its fault. Raises EngineClosedError after close()."""
+        """Returns the future of a compiled grammar; its SamplingError names the fault. Raises EngineClosedError after
+        close()."""
         return self._future(self._known, structure, self._compile)
 
     def check(self, structure: Structure) -> Future[str]:
-        """Returns the grammar in llguidance's form, or the SamplingError of `compile`, after the trial alone. For a
-        process without an engine, which no grammar may crash. Raises EngineClosedError after close()."""
+        """Returns the future of the grammar in llguidance's form, after only the trial. Errors are those of `compile`.
+        Serves a process without an engine: no grammar can crash it. Raises EngineClosedError after close()."""
         return self._future(self._tried, structure, self._try_out)
 
     def _future(self, known: _Known[T], structure: Structure, make: Callable[[Structure], T]) -> Future[T]:
-        """Returns the future of a structure's grammar. Starts it if there is none, or again if it is stale."""
-        structure = structure._replace(in_reasoning=False)  # the same grammar
+        """Returns the future of a structure's grammar. Starts the work if there is no future or a stale one."""
+        structure = structure._replace(in_reasoning=False)  # does not change the grammar
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the model is closed")
@@ -98,7 +99,7 @@ class Grammars:
             if future is None or _is_stale(future, now - start_s):
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(1, "llamabatch-grammars")
-                with _stack(_STACK):  # the pool starts its thread here
+                with _stack(_STACK):  # submit() starts the thread of the pool
                     future = self._pool.submit(make, structure)
                 known[structure] = (future, now)
             known.move_to_end(structure)
@@ -116,7 +117,7 @@ class Grammars:
         self._known.clear()
         self._tried.clear()
         self._facts = self._read = None
-        self._vocabulary = None  # llguidance holds the model through it, invisible to the garbage collector
+        self._vocabulary = None  # it keeps the model alive, unseen by the garbage collector
 
     def _compile(self, structure: Structure) -> Compiled:
         with _errors_of(structure):
@@ -136,7 +137,7 @@ class Grammars:
             return self._grammar(structure)[0]
 
     def _grammar(self, structure: Structure) -> tuple[str, tuple[str, ...]]:
-        """Returns a structure in llguidance's form, after its trial, and the functions that were left out."""
+        """Returns a structure in llguidance's form, after its trial, and the names of functions that were left out."""
         if not self._model.eog_ids:
             raise SamplingError("structured_outputs need a model that has an end-of-generation token")
         self._read_vocabulary()
@@ -159,7 +160,7 @@ class Grammars:
                 left_out.append(rest[1])
 
     def _faulty_line(self, structure: Structure, tried: Structure) -> int:
-        """Returns the line of the first function whose calls are refused even alone; 0 if there is none."""
+        """Returns the line of the first function that the trial refuses even alone; 0 if there is none."""
         for line, alone in each_call(tried.text):
             try:
                 self._trial.run(structure, tried._replace(text=alone))
@@ -168,7 +169,7 @@ class Grammars:
         return 0
 
     def _lark(self, structure: Structure) -> Structure:
-        """Returns a structural tag as a grammar with this vocabulary's special tokens; any other structure as it is."""
+        """Returns a structural tag as a grammar with this vocabulary's special tokens; other structures unchanged."""
         if structure.kind != "structural_tag":
             return structure
         return Structure("grammar", structural_tag.to_lark(structure.text, self._split))
@@ -186,7 +187,7 @@ class Grammars:
         ]
 
     def _tokens(self) -> Any:
-        """Returns the vocabulary as llguidance reads it. It is built once, in 0.5 s for 128k tokens."""
+        """Returns the vocabulary in llguidance's form. The first call builds it, in 0.5 s for 128k tokens."""
         if self._vocabulary is None:
             vocabulary = self._read_vocabulary()
             self._facts = VocabularyFacts(vocabulary.tokens, self._model.eog_ids, vocabulary)
@@ -207,7 +208,7 @@ class Grammars:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance reads it."""
+    """A tokenizer with the methods and attributes that llguidance uses."""
 
     bos_token_id = None
 
@@ -236,7 +237,7 @@ class _Vocabulary:
         self._model = model
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Returns the model's own tokens of a text that the grammar forces. Together they spell exactly this text."""
+        """Returns the model's own tokens of a text that the grammar forces. The tokens spell exactly this text."""
         data = text.encode() if isinstance(text, str) else text
         if data not in self._spelled:
             if len(self._spelled) >= _TEXTS:
@@ -245,7 +246,7 @@ class _Vocabulary:
         return self._spelled[data]
 
     def _spell(self, text: bytes) -> list[int]:
-        for before in ("", "\n"):  # some vocabularies put a space before every text, but not within one
+        for before in ("", "\n"):  # some vocabularies add a space, but only at the start of a text
             tokens = self._model.tokenize(before + text.decode(errors="replace"), add_special=False)
             while before and tokens and tokens[0] in self._line_break:
                 del tokens[0]
@@ -254,7 +255,7 @@ class _Vocabulary:
         return self._greedy(text)
 
     def _greedy(self, text: bytes) -> list[int]:
-        """Returns tokens of a text, the longest first, up to the first byte that begins no token."""
+        """Returns tokens of a text up to the first byte that begins no token. Each token is the longest that fits."""
         tokens, at = [], 0
         while at < len(text):
             longest = min(self._longest, len(text) - at)
@@ -268,7 +269,7 @@ class _Vocabulary:
 
 
 class _RefusedError(SamplingError):
-    """Args: line: the faulty line of the grammar, from 1 on; 0: unknown."""
+    """The trial refuses the grammar. `line`: number of the faulty line, from 1 on; 0: unknown."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)
@@ -276,22 +277,22 @@ class _RefusedError(SamplingError):
 
 
 class Trial:
-    """A process that tries grammars out. It is started for the first grammar, and again after a grammar has killed it.
+    """A process that tries grammars out. The first grammar starts it. It starts again after a grammar has killed it.
 
     Args:
-        names: names of the model's special tokens, which must be in the list before a process starts.
+        names: names of the model's special tokens. The list must be complete before the first run().
     """
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_late = False  # the last question took too long
+        self._is_late = False  # the last grammar took too long
         self._closed = False
 
     def run(self, structure: Structure, tried: Structure) -> str:
-        """Returns the grammar of `tried`, which was made from `structure`, in llguidance's form. Raises SamplingError
-        if it is bad, or cost more than the process allows."""
+        """Returns `tried` in llguidance's form. `structure`: what the caller asked for, named in errors. Raises
+        SamplingError if the grammar is bad or needs more time or memory than the process allows."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -301,7 +302,7 @@ class Trial:
                 raise SamplingError(_refusal(structure, self._how_it_ended()))
         if "error" in answer:
             why, line = answer["error"], answer["line"]
-            if structure.kind == TOOLS:  # the caller has not seen this grammar
+            if structure.kind == TOOLS:  # the caller did not write this grammar
                 about = about_line(tried.text, line)
                 if answer["property"]:
                     about = about.replace(PARAMETERS, f"argument {show(answer['property'])}", 1)
@@ -311,7 +312,7 @@ class Trial:
         return grammar
 
     def close(self) -> None:
-        """Ends the process for good. A pending question gets no answer."""
+        """Ends the process and allows no other. A grammar that is being tried gets no answer."""
         self._closed = True
         process = self._process
         if process is not None:
@@ -327,7 +328,7 @@ class Trial:
         try:
             self._process = subprocess.Popen(
                 [interpreter(), "-c", _RUN, str(program), *import_path()],
-                start_new_session=True,  # Ctrl-C is for the parent
+                start_new_session=True,  # Ctrl-C reaches only the parent
                 creationflags=NEW_GROUP,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -337,13 +338,13 @@ class Trial:
             raise EngineError(
                 f"structured_outputs: grammars are tried out in a child process, which cannot start: {reason(error)}"
             ) from error
-        # wait in a thread: a process killed from outside would otherwise stay a zombie until the next grammar
+        # a thread waits: a process killed from outside would otherwise stay a zombie until the next grammar
         threading.Thread(target=self._process.wait, name="llamabatch-grammar-end", daemon=True).start()
         if self._ask(self._names, _PATIENCE_S) is None:
             raise EngineError("structured_outputs: the process that tries grammars out cannot be started")
 
     def _ask(self, question: Sequence[str | float], seconds: float) -> dict[str, Any] | None:
-        """Returns the answer of the process; None if it ended without one."""
+        """Returns the answer of the process; None if the process ended without an answer."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -393,12 +394,12 @@ def _is_stale(future: Future[Any], age_s: float) -> bool:
     if not future.done():
         return False
     if future.cancelled() or not isinstance(future.exception(), (SamplingError, NoneType)):
-        return True  # the next request may find descriptors and memory again
+        return True  # the next request may have descriptors and memory again
     return age_s > _REMEMBER_BAD_S if future.exception() is not None else getattr(future.result(), "spent", False)
 
 
 def _is_foreign(structure: Structure) -> bool:
-    """True if the grammar may be hostile. Lists of words and the schema of any object are harmless."""
+    """Returns True if the grammar may be hostile. Lists of words and the schema of any object are harmless."""
     return structure.kind != "choice" and structure != Structure("json", ANY_OBJECT)
 
 
@@ -409,7 +410,7 @@ def _refusal(structure: Structure, why: str) -> str:
 
 @contextlib.contextmanager
 def _errors_of(structure: Structure) -> Iterator[None]:
-    """Raises SamplingError for faults of a grammar, EngineError for anything else."""
+    """Raises SamplingError for faults of a grammar, EngineError for all other errors."""
     try:
         yield
     except LlamaBatchError:
@@ -423,7 +424,7 @@ def _errors_of(structure: Structure) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stack(size: int) -> Iterator[None]:
-    """Starts threads within a `with` block with a stack of this size, in bytes."""
+    """Gives threads that start within the `with` block a stack of `size` bytes."""
     before = threading.stack_size(size)
     try:
         yield

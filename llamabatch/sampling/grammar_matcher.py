@@ -1,4 +1,4 @@
-"""Keeps outputs to their grammars. The masks of all constrained rows of a call are made together."""
+"""Restricts outputs to their grammars. Makes the masks of all constrained rows of a call together."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from llamabatch.sampling.grammar_sandbox import reason
 from llamabatch.sampling.reasoning import Phase, ReasoningTracker
 from llamabatch.sampling.token_masks import Bitmask, all_but, allow, n_words
 
-_MOST_SECONDS = 0.02  # the most computing time to compile a grammar within a step
-_FEW = 4  # below this many rows one thread is faster than several: a mask takes 5 to 50 us
+_MOST_SECONDS = 0.02  # the most CPU time to compile a grammar within a step
+_FEW = 4  # rows; for fewer, one thread is faster than several: a mask takes 5 to 50 us
 
 
 class VocabularyFacts:
-    """Masks for the tokens around an answer that follows thinking.
+    """Masks for the tokens between thinking and answer.
 
     Args:
         tokens: bytes of each token, or the name of a special token.
@@ -30,9 +30,9 @@ class VocabularyFacts:
         spell: returns the tokens of a text.
 
     Attributes:
-        no_end: all tokens except eog_ids.
-        no_break: all tokens except those that begin with a line break.
-        breaks: by a number of line breaks, the tokens that consist of at most this many line breaks.
+        no_end: mask of all tokens except eog_ids.
+        no_break: mask of all tokens that do not begin with a line break.
+        breaks: at index n, a mask of the tokens that consist of 1 to n line breaks.
     """
 
     def __init__(self, tokens: Sequence[bytes], eog_ids: Iterable[int], spell: Callable[[bytes], list[int]]) -> None:
@@ -48,19 +48,19 @@ class VocabularyFacts:
 
 
 class Compiled:
-    """A grammar compiled for a vocabulary, for any number of sequences.
+    """A grammar compiled for a vocabulary. Any number of sequences can use it.
 
-    The sequences share what the lexer has learnt, which is most of the work. The states of a shared lexer are limited.
+    The sequences share the states that the lexer has computed: most of the work. The number of these states is limited.
     A sequence that reaches the limit gets its own lexer, so that no request's text can end another request.
 
     Args:
         make: returns a new LLMatcher at its beginning.
-        vocabulary: needed if the grammar applies after thinking.
-        left_out: functions that no call names, because their schemas cannot be held: "function 'f'".
+        vocabulary: only needed if the grammar applies after thinking.
+        left_out: functions that the model cannot call because their schemas are not supported: "function 'f'".
 
     Attributes:
         first: an LLMatcher at its beginning; copies of it share its lexer.
-        spent: the lexer is full and takes long to make, so that the next request should compile the grammar again.
+        spent: the lexer is full and a new one takes long. The next request should compile the grammar again.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Compiled:
         return reason(self.first.get_error()) if self.first.is_error() else ""
 
     def own(self, full: Any) -> Any | None:
-        """Returns a matcher at its beginning with a lexer of its own, in place of a copy of `full`. Later sequences get
-        a new shared lexer, too. Returns None if making a lexer would keep other requests waiting."""
+        """Returns a matcher at its beginning with its own lexer, to replace a copy of `full`. If `full` is `first`,
+        also makes a new `first` for later sequences. Returns None if a new lexer would delay other requests."""
         if self._seconds > _MOST_SECONDS:
             self.spent = True
             return None
@@ -91,16 +91,17 @@ class Compiled:
 
 
 class GrammarMatcher:
-    """The position of one sequence in its grammar; a source of masks.
+    """The position of one sequence in its grammar: a MaskSource.
 
-    It reads the tokens of the sequence and keeps none, so that preemption and dropped tokens need no extra care.
+    It reads the tokens of the sequence and stores none. Preemption and dropped tokens therefore need no extra code.
 
     Args:
-        reasoning: the thinking after which the grammar applies; None: it applies from the first token on.
+        reasoning: the thinking before the grammar applies; None: the grammar applies from the first token on.
 
     Attributes:
-        error: reason why the grammar cannot be followed any further, mostly its cost. It then allows no token.
-        computes: the matcher has to write the mask of the next token; otherwise the mask is known without the grammar.
+        error: reason why the matcher cannot continue, mostly the grammar's cost; no token is allowed then. None: no
+            error.
+        computes: the next mask depends on the grammar, and the matcher must write it.
     """
 
     __slots__ = (
@@ -109,26 +110,26 @@ class GrammarMatcher:
     )
 
     def __init__(self, compiled: Compiled, reasoning: ReasoningTracker | None = None) -> None:
-        self._source: Any = compiled.first  # None: the matcher has a lexer of its own
+        self._source: Any = compiled.first  # None: the matcher has its own lexer
         self.matcher = self._source.deep_copy()
         self.error: str | None = None
         self.computes = True
         self._compiled = compiled
         self._reasoning = reasoning
-        self._begin = 0  # output tokens before the first that the matcher consumed
-        self._rest = b""  # end of the token before _begin, which the matcher consumed as well
-        self._num_consumed = 0  # output tokens
-        self._gap = 0  # line breaks that may come before the answer
-        self._extra: list[int] = []  # tokens of the tag that begins the thinking, or of the header of a message
-        self._ready = -1  # the output token that _row is for
+        self._begin = 0  # number of output tokens before the first one that the matcher consumed
+        self._rest = b""  # last bytes of the token before _begin; the matcher consumed them first
+        self._num_consumed = 0  # number of output tokens from _begin on
+        self._gap = 0  # number of line breaks that may come before the answer
+        self._extra: list[int] = []  # tokens also allowed: of the tag before thinking, or of a message's header
+        self._ready = -1  # index of the output token that _row is for
         self._row: Bitmask | None = None
 
     def fail(self, error: Exception) -> None:
-        """Ends this sequence with its next token. Other rows of the call are not affected."""
+        """Sets the error, which ends this sequence at its next token. Does not affect other rows of the call."""
         self.error = f"{CANNOT_FOLLOW}: {describe(error)}"
 
     def advance(self, index: int, token_ids: Sequence[int]) -> None:
-        """Consumes the output tokens before `index`, the last of which ends token_ids."""
+        """Consumes the output tokens before `index`. `token_ids` ends with the last of these tokens."""
         if self.error is not None:
             return
         self._extra, self._gap, self.computes = [], 0, True
@@ -152,7 +153,7 @@ class GrammarMatcher:
 
     def _consume(self, index: int, token_ids: Sequence[int]) -> None:
         index -= self._begin
-        if self._num_consumed > index:  # the text was cut back
+        if self._num_consumed > index:  # tokens were dropped
             self.matcher.rollback(self._num_consumed - index)
             self._num_consumed = index
         while self._num_consumed < index:
@@ -160,7 +161,8 @@ class GrammarMatcher:
             self._num_consumed += 1
 
     def _begin_at(self, begin: int, rest: bytes) -> None:
-        """Sets the matcher to the beginning of an answer. Its first bytes, `rest`, came with the token before it."""
+        """Sets the matcher to the beginning of an answer. The token before it ended with `rest`, the first bytes of the
+        answer."""
         self.matcher = self._compiled.first.deep_copy()
         self._source, self._num_consumed = self._compiled.first, 0
         self._begin, self._rest = begin, rest
@@ -168,7 +170,7 @@ class GrammarMatcher:
             self.matcher.consume_tokens(self._facts.spell(rest))
 
     def _may_consume(self, token_ids: Sequence[int]) -> bool:
-        """True if the grammar allows an answer that begins with these tokens."""
+        """Returns True if the grammar allows an answer that begins with these tokens."""
         if not token_ids:
             return True
         matcher = self._compiled.first.deep_copy()
@@ -190,7 +192,7 @@ class GrammarMatcher:
             self.error = f"{CANNOT_FOLLOW}: {reason(self.matcher.get_error())}"
 
     def set_mask(self, index: int, token_ids: Sequence[int], row: Bitmask) -> None:
-        """Turns `row`, which the matcher wrote, into the mask for output token `index`, until it is written again."""
+        """Makes `row` the mask for output token `index`, until the next call. The matcher has written the row."""
         self._ready, self._row = index, row
         if self.error is None and not self.computes:
             row[:] = 0 if self._extra else self._facts.no_end
@@ -214,24 +216,24 @@ class GrammarMatcher:
             row[:] = 0
 
     def mask(self, index: int, token_ids: Sequence[int]) -> Bitmask | None:
-        """Returns the mask for output token `index`, as a MaskSource. GrammarMasks.fill must have made it ready."""
+        """Returns the mask for output token `index`. GrammarMasks.fill must have made this mask before."""
         assert self._ready == index
         return self._row
 
     @property
     def why_no_token(self) -> str:
-        """The error of a request for which no token may come."""
+        """The error of a request for which no token is allowed."""
         return self.error or (
             "no token can be chosen: structured_outputs and the other parameters exclude all, or logits are not finite"
         )
 
 
 class GrammarMasks:
-    """The memory that masks are written to, in place, and the threads that write them.
+    """The memory of masks, and the threads that write masks there.
 
     Args:
-        n_vocab: tokens of the vocabulary.
-        n_threads: the most threads.
+        n_vocab: number of tokens of the vocabulary.
+        n_threads: the largest number of threads.
     """
 
     def __init__(self, n_vocab: int, n_threads: int) -> None:
@@ -240,7 +242,11 @@ class GrammarMasks:
         self._executor: Any = None
 
     def fill(self, constrained: Sequence[tuple[GrammarMatcher, int, Sequence[int]]]) -> None:
-        """Makes the next mask of each matcher, given with the index of its next output token and its tokens so far."""
+        """Makes the next mask of each matcher.
+
+        Args:
+            constrained: each matcher with the index of its next output token, and with its prompt and output so far.
+        """
         if len(constrained) > len(self._rows):
             self._rows = np.zeros((len(constrained), self._rows.shape[1]), np.uint32)
         rows = self._rows

@@ -1,11 +1,11 @@
-"""A program that tries grammars out, so that a grammar that crashes or never ends takes only this process with it.
+"""A program that tries grammars out. A grammar that crashes or never ends then ends only this process.
 
-llguidance bounds most of what a grammar can cost, but not all: a chain of some thousand `$ref`s overflows the stack,
-`multipleOf: 1234577` takes many seconds. The program is started as a file, without the rest of llamabatch, in 0.1 s.
+llguidance limits most costs of a grammar, but not all: a chain of some thousand `$ref`s overflows the stack, and
+`multipleOf: 1234577` takes many seconds. The program starts as a file, without the rest of llamabatch, in 0.1 s.
 The first line of stdin is a JSON list with the names of the model's special tokens. Each further line is [kind, text,
-seconds of computing that the grammar may take]. stdout answers each with {"grammar": text}, or {"error": text, "line":
-the faulty line of a grammar in Lark, from 1 on, "property": the faulty property of its JSON schema}; a line of 0 and a
-property of "" mean unknown.
+seconds of CPU time that the grammar may take]. The answer on stdout is {"grammar": text}, or {"error": text, "line":
+number of the faulty line of a Lark grammar, from 1 on, "property": the faulty property of its JSON schema}. Line 0 and
+property "" mean unknown.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 import llguidance
 from llguidance.gbnf_to_lark import is_lark_syntax
 
-MOST_MEMORY = 512 * 2**20  # address space; Python and the libraries take about 100 MiB of it
-STACK = 2 * 2**20  # less than the threads that compile and use the grammar later
+MOST_MEMORY = 512 * 2**20  # bytes of address space; Python and the libraries need about 100 MiB
+STACK = 2 * 2**20  # bytes; less than in the threads that compile and use the grammar later
 
 HAS_ALARM = sys.platform != "win32"
 
-MAX_LEXER_STATES = 25_000  # each takes 0.3 to 2 kB
+MAX_LEXER_STATES = 25_000  # a state takes 0.3 to 2 kB
 _SCHEMA = re.compile(r"%json\s*")
 _ESCAPE = re.compile(r"\\(?:u(?P<four>[0-9a-fA-F]{4})|U(?P<eight>[0-9a-fA-F]{8})|.)", re.DOTALL)
 _PLACE = re.compile(r"at (\d+)\(\d+\): ")
@@ -35,16 +35,16 @@ _TEXT_OF_TOOLS = re.compile(r"(TEXT\w+): ")  # the terminal of an argument's tex
 _LARGEST_EXACT = 2**53
 _MOST_SHOWN = 300  # characters of a message
 
-# WHITESPACE, ESCAPES and _quoted must equal GUIDANCE and quoted() in request/lark_rules.py, which this program does not
-# import, because it starts without the rest of llamabatch.
+# WHITESPACE, ESCAPES and _quoted must equal GUIDANCE and quoted() in request/lark_rules.py. This program cannot import
+# them, because it starts without the rest of llamabatch.
 
-# The same as in llama.cpp's JSON grammars (json-schema-to-grammar): a model that is unsure must not pad forever.
+# As in llama.cpp's JSON grammars (json-schema-to-grammar). The limit stops a model that would write space forever.
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
 
-# \uXXXX is not allowed, because a name that the schema knows could come again in disguise. So control characters that
-# need \uXXXX do not come, unless the schema itself asks for one: _with_escapes.
+# \uXXXX is not allowed, because it could write a second time a name that the schema has. Control characters that need
+# \uXXXX are therefore impossible, unless the schema itself contains one: see _with_escapes.
 ESCAPES = 'nrbtf\\"'
-# control characters that only \uXXXX can write, and regular expressions' escapes for them
+# control characters that only \uXXXX can write, and their escapes in regular expressions
 _ONLY_BY_NUMBER = re.compile(
     r"[\0-\x07\x0b\x0e-\x1f\x7f]|\\(?:[av]|(?:x|u00|U000000)(?:[01]|7[fF])|[xuU]\{0*(?:1?[0-9a-fA-F]|7[fF])\})"
 )
@@ -53,7 +53,7 @@ _BY_ESCAPE = re.compile(r"[\0-\x1f\x7f]")
 
 
 def limits() -> Any:
-    """Returns the bounds of the cost of one grammar: llguidance's own, except for the states of its lexer."""
+    """Returns the cost limits of one grammar. They are llguidance's defaults, except for the number of lexer states."""
     return llguidance.LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
 
 
@@ -70,19 +70,19 @@ def to_llguidance(kind: str, text: str) -> str:
     if kind == "regex":
         return matcher.grammar_from_regex(text)
     if kind == "choice":
-        # one terminal: one rule for each word would make each step slow, or be too many rules
+        # one terminal, because a rule for each word makes steps slow or exceeds the limit of rules
         words = " | ".join(_quoted(each) for each in json.loads(text))
         return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {words}\n")
     text = _with_sound_schemas(text)
     if not is_lark_syntax(text):
         text = _ESCAPE.sub(_plain, text)
-    return llguidance.grammar_from("gbnf", text)  # takes Lark as it is
+    return llguidance.grammar_from("gbnf", text)  # does not change Lark
 
 
 def _with_sound_schemas(lark: str) -> str:
-    """Returns a grammar whose JSON schemas are checked and may write all texts that they name. Raises ValueError.
+    """Checks the JSON schemas of a grammar. Returns it with schemas that allow all texts they name. Raises ValueError.
 
-    A schema that is not JSON is left to llguidance's own message.
+    Skips a schema that is not JSON, because llguidance refuses it with its own message.
     """
     decoder = json.JSONDecoder()
     pieces, at = [], 0
@@ -103,13 +103,13 @@ def _with_sound_schemas(lark: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Returns a string of Lark. It is a JSON string except for U+007F, which Lark's lexer takes only as an escape."""
+    """Returns a string of Lark: a JSON string, except that Lark's lexer accepts U+007F only as an escape."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _plain(escape: re.Match[str]) -> str:
-    """Returns an escape of GBNF that llguidance's converter reads correctly: the converter drops the zeros of
-    \\u0041."""
+    """Returns an escape of GBNF in a form that llguidance's converter reads correctly. The converter drops the zeros
+    of \\u0041."""
     code = int(escape["four"] or escape["eight"] or "0", 16)
     if not code or code > sys.maxunicode or 0xD800 <= code < 0xE000:
         return escape[0]
@@ -117,10 +117,10 @@ def _plain(escape: re.Match[str]) -> str:
 
 
 def _check_sound(schema: Any) -> None:
-    """Raises ValueError for a schema that llguidance would not hold exactly.
+    """Raises ValueError for a schema that llguidance would not enforce exactly.
 
-    llguidance reads whole numbers as floats: above 2**53 a neighbouring number would pass. If optional names count, a
-    name that comes twice would count as two, but be one when the text is read.
+    llguidance reads whole numbers as floats: above 2**53 it would allow a neighbouring number. If optional names count
+    for minProperties, it counts a repeated name as two properties, but a JSON parser as one.
     """
     for part, is_schema in _parts(schema):
         if isinstance(part, int) and abs(part) > _LARGEST_EXACT:
@@ -132,13 +132,13 @@ def _check_sound(schema: Any) -> None:
 
 
 def _with_escapes(schema: Any, default: str) -> Any:
-    """Returns the schema, with \\uXXXX allowed if its texts need it. llguidance drops texts that it may not write.
+    """Returns the schema, with \\uXXXX allowed if its texts need it. llguidance drops texts that need other escapes.
 
     Args:
-        default: the escapes that are allowed if the schema names none.
+        default: the allowed escapes if the schema names none.
 
     Raises:
-        ValueError: the schema forbids other escapes, or a name could then come again in disguise.
+        ValueError: the schema forbids one of ESCAPES, or \\uXXXX could write a name of the schema a second time.
     """
     if not isinstance(schema, dict) or not isinstance(guidance := schema.get("x-guidance", {}), dict):
         return schema
@@ -161,7 +161,7 @@ def _with_escapes(schema: Any, default: str) -> Any:
 
 
 def _texts(part: Any) -> Iterable[str]:
-    """Returns the texts and patterns of a part of a schema, without names, which are written correctly in any case."""
+    """Returns the texts and patterns of a part of a schema. Leaves out names: llguidance always escapes them."""
     if isinstance(part, str):
         return (part,)
     patterns = part.get("patternProperties") if isinstance(part, dict) else None
@@ -169,7 +169,7 @@ def _texts(part: Any) -> Iterable[str]:
 
 
 def _parts(schema: Any) -> Iterator[tuple[Any, bool]]:
-    """Yields all values of a schema at any depth, each with True unless the value stands in const or enum."""
+    """Yields all values of a schema at any depth, each with True unless the value is within const or enum."""
     left = [(schema, True)]
     while left:
         part, is_schema = left.pop()
@@ -192,7 +192,7 @@ def reason(error: str) -> str:
     if "lookarounds not supported" in error:
         return "a pattern has ^, $ or \\b in its middle, which grammars do not support"
     for line in lines[1:]:
-        if line.startswith("error: "):  # from the parser of regular expressions, below the expression
+        if line.startswith("error: "):  # from the parser of regular expressions
             return line[:_MOST_SHOWN]
     lines[0], _, _ = lines[0].partition(". Enable 'coerce_one_of'")
     return lines[0] if len(lines[0]) <= _MOST_SHOWN else lines[0][:_MOST_SHOWN] + "…"
@@ -232,7 +232,7 @@ def check(tokenizer: Any, kind: str, text: str) -> dict[str, Any]:
 
 
 def _line_without_text(tokenizer: Any, lark: str) -> int:
-    """Returns the line, from 1 on, of the first terminal of an argument that no text can match; 0 if there is none."""
+    """Returns the line, from 1 on, of the first argument whose terminal no text can match; 0 if there is none."""
     lines = lark.split("\n")
     for at, line in enumerate(lines):
         found = _TEXT_OF_TOOLS.match(line)
@@ -253,7 +253,7 @@ def _error(tokenizer: Any, message: str, text: str) -> dict[str, Any]:
 
 
 def _faulty_property(tokenizer: Any, lark: str, line: int) -> str:
-    """Returns the first property in the JSON schema of a rule that is refused even alone; "" if there is none."""
+    """Returns the first property in a rule's JSON schema that llguidance refuses even alone; "" if there is none."""
     found = _SCHEMA.search(lark.split("\n")[line - 1])
     if found is None:
         return ""
@@ -277,21 +277,21 @@ def _faulty_property(tokenizer: Any, lark: str, line: int) -> str:
 
 
 def _alarm(seconds: float) -> None:
-    """Lets the system end this process after this much computing time, even if its parent has died. 0: no limit."""
+    """Makes the system end this process after `seconds` of CPU time, even if its parent has died. 0: no limit."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def ended_by_alarm(code: int) -> bool:
-    """True if a subprocess exit code means that the process was ended by its alarm."""
+    """Returns True if a subprocess exit code means that its alarm ended the process."""
     return sys.platform != "win32" and code == -signal.SIGPROF
 
 
 def main() -> None:
-    if sys.platform != "win32":  # on Windows, only the time bounds the memory
+    if sys.platform != "win32":  # Windows has no such limits; only the time limit bounds the memory
         import resource
 
-        with contextlib.suppress(ValueError, OSError):  # not on this system
+        with contextlib.suppress(ValueError, OSError):  # the system may not allow these limits
             resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer = None
@@ -310,7 +310,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # only the engine's process decides; systemd signals both processes
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # only the engine's process reacts; systemd signals both
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.stack_size(STACK)

@@ -1,4 +1,4 @@
-"""Infill: llama.cpp's sampler for code in a gap (src/llama-sampler.cpp), for rows whose chain names it."""
+"""Infill: llama.cpp's sampler that completes code in a gap (src/llama-sampler.cpp). A request's chain must name it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import numpy.typing as npt
 
 from llamabatch.sampling.numpy_sampler import Floats, Ids, top_of, weights_of
 
-_MOST = 4096  # the likeliest tokens, which are searched for tokens that begin alike
+_MOST = 4096  # number of likeliest tokens that are compared for common beginnings
 _LEAST = 0.2  # tokens below this probability are dropped
-_END_COUNTS = 3  # an end of the text counts as this many times the mean of all tokens
+_END_COUNTS = 3  # ends win if this times their share exceeds the others' share / number of tokens
 
 
 class Infill:
     """The infill sampler of one vocabulary.
 
     Args:
-        eog_ids: tokens that end a text. end: the token that ends a turn, or otherwise a text.
-        token_bytes: the bytes of a token by its id, none for special tokens.
+        eog_ids: tokens that end a text.
+        end: the token that ends a turn, or else the token that ends a text; None: the vocabulary has neither.
+        token_bytes: returns the bytes of a token id; b"" for special tokens.
     """
 
     def __init__(self, eog_ids: Iterable[int], end: int | None, token_bytes: Callable[[int], bytes]) -> None:
@@ -29,11 +30,12 @@ class Infill:
         self._bytes = token_bytes
 
     def left(self, values: Floats, ids: Ids) -> Ids:
-        """Returns the ids that stay, rising: only ends of the text if these are likely; otherwise the likely tokens,
-        where a token that begins another stands for both.
+        """Returns the ids that stay, in rising order. If ends of the text are likely, only these stay. Otherwise the
+        likely tokens stay. Of two tokens of which one begins the other, only the likelier one stays.
 
         Args:
-            values: a whole row. ids: at least one of its tokens, rising; none is -inf.
+            values: logits of a whole row.
+            ids: at least one token of the row, in rising order; no logit is -inf.
         """
         of_ids = values[ids]
         weights = weights_of(of_ids, of_ids.max())
@@ -52,12 +54,12 @@ class Infill:
         return left
 
     def _merge(self, shares: Floats, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Merges tokens of which one begins the other: adds up the shares, in place, at the likelier one. Returns a
-        mask of the others."""
+        """Merges tokens if the text of one begins with the text of the other. Adds the share of the less likely token
+        to the likelier one, in place. Returns a mask of the less likely tokens."""
         order = top_of(shares, _MOST).tolist()
         texts = {place: self._bytes(int(ids[place])) for place in order}
         beginnings = {text for text in texts.values() if text}
-        begun: dict[bytes, list[int]] = defaultdict(list)  # text -> the tokens that begin with it, likeliest first
+        begun: dict[bytes, list[int]] = defaultdict(list)  # text -> places of tokens that begin so, likeliest first
         for place, text in texts.items():
             for length in range(1, len(text) + 1):
                 if text[:length] in beginnings:

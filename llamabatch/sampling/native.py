@@ -1,8 +1,8 @@
-"""The compiled helper, native_patches/sampler/sampler.cpp: finds it, checks it, calls it. Nothing is loaded at import.
+"""Finds, checks and calls the compiled helper, native_patches/sampler/sampler.cpp. The import loads nothing.
 
-The file is looked for beside this module (a checkout or an editable install), then with the libraries of the llama.cpp
-build in use, then with those of the installed llamabatch-llama. Without the helper everything works with numpy.
-`LLAMABATCH_NATIVE=0` in the environment turns the helper off; it is read when a model is loaded.
+The search begins beside this module (a checkout or an editable install), continues with the libraries of the llama.cpp
+build in use, and ends with those of the installed llamabatch-llama. Without the helper everything works with numpy.
+`LLAMABATCH_NATIVE=0` in the environment turns the helper off. The variable is read when a model is loaded.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Params(ctypes.Structure):
 
 
 class Prepared:
-    """SamplingParams as the helper reads them. `address` is valid while this object lives."""
+    """SamplingParams in the form that the helper reads. `address` is valid while this object lives."""
 
     __slots__ = ("_kept", "address")
 
@@ -83,7 +83,7 @@ class Prepared:
 
 
 def allowed_words(ids: Sequence[int] | None) -> array[int] | None:
-    """Returns token ids as a mask up to the highest id: bit i % 32 of word i / 32 is token i. None stays None."""
+    """Returns a mask of token ids up to the highest id: bit i % 32 of word i / 32 is token i. None for None."""
     if ids is None:
         return None
     words = array("I", bytes(4 * (max(ids) // 32 + 1)))
@@ -139,7 +139,7 @@ def _places() -> Iterator[tuple[Path, str]]:
     if package is not None and (package / "lib" / PATH.name).is_file():
         try:
             version = importlib.metadata.version("llamabatch-llama")
-        except importlib.metadata.PackageNotFoundError:  # a copied folder: only ABI_VERSION is checked
+        except importlib.metadata.PackageNotFoundError:  # a copied folder; _load checks ABI_VERSION
             version = __version__
         unfit = "" if version == __version__ else f"of llamabatch-llama {version}, and this is llamabatch {__version__}"
         yield package / "lib" / PATH.name, unfit
@@ -165,7 +165,7 @@ def _load(path: Path) -> _Helper:
 
 
 def available() -> bool:
-    """True if the helper is used; the first call loads it."""
+    """Returns True if the helper is used. The first call loads it."""
     return _helper().library is not None
 
 
@@ -180,17 +180,17 @@ def file() -> Path | None:
 
 
 def forget() -> None:
-    """Lets the next call look for the helper again, after a change of the environment or the file."""
+    """Makes the next call look for the helper again. Needed after a change of the environment or the file."""
     _helper.cache_clear()
 
 
 def sample_rows(logits: Floats, states: Sequence[RowState], n_threads: int) -> list[int]:
-    """Returns a token for each row, -1 where the logits are not numbers.
+    """Returns a token id for each row; -1 if no token can be sampled.
 
     Args:
-        logits: shape (len(states), vocabulary), float32, each row without gaps; read in place, not changed.
+        logits: shape (len(states), vocabulary), float32, each row contiguous; read in place, not changed.
         states: one for each row; ids beyond the vocabulary are ignored.
-        n_threads: values above 1 count if the helper was compiled with OpenMP and the rows are worth it.
+        n_threads: most threads; more than 1 only with OpenMP and enough rows.
     """
     n_rows, n_vocab = logits.shape
     if len(states) != n_rows or not _can_read(logits):
@@ -228,7 +228,7 @@ def sample_rows(logits: Floats, states: Sequence[RowState], n_threads: int) -> l
 
 
 def candidates(row: Floats, state: RowState) -> tuple[array[int], array[float]]:
-    """Returns the token ids that one row may draw, rising, and their weights; empty where logits are not numbers."""
+    """Returns the token ids that one row may draw, in rising order, and their weights; empty if there is none."""
     ids, weights = array("i", bytes(4 * len(row))), array("d", bytes(8 * len(row)))
     history = None if state.counts is None else array("Q", _history(state.counts))
     count = _helper().library.lb_candidates(
@@ -249,8 +249,8 @@ def candidates(row: Floats, state: RowState) -> tuple[array[int], array[float]]:
 def row_logprobs(
     logits: Floats, rows: Sequence[int], tokens: Sequence[int], tops: Sequence[int], n_threads: int
 ) -> Iterator[tuple[Sequence[int], Sequence[float], int]]:
-    """Yields for each of `rows` its token and its likeliest ones, their logprobs, and the rank of the token; all empty
-    where the logits are not numbers. See llamabatch.sampling.row_logprobs."""
+    """Yields, for each of `rows`: its token and its likeliest tokens, their logprobs, and the rank of its token. Ids
+    and logprobs are empty if the logits are not numbers. See llamabatch.sampling.row_logprobs."""
     n_rows, n_vocab = logits.shape
     if not _can_read(logits) or not all(0 <= row < n_rows for row in rows):
         raise ValueError(f"rows {list(rows)} of logits of shape {logits.shape}, {logits.dtype}, {logits.strides}")
@@ -278,12 +278,12 @@ def row_logprobs(
 
 
 def _can_read(logits: Floats) -> bool:
-    """True if the helper can read these rows in place: float32, without gaps."""
+    """Returns True if the helper can read these rows in place: float32, contiguous."""
     return logits.itemsize == 4 and logits.dtype.kind == "f" and logits.strides[1] == 4
 
 
 def _history(counts: TokenCounts | None) -> tuple[int, int, int]:
-    """Returns the fields of an lb_history."""
+    """Returns the fields of the struct lb_history: addresses of ids and counts, and their number."""
     if counts is None:
         return 0, 0, 0
     ids, n = counts.ids.buffer_info()

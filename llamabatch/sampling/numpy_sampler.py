@@ -1,7 +1,7 @@
-"""The sampler in numpy, for installations without the compiled helper. It returns the same tokens.
+"""The sampler in numpy, for installations without the compiled helper. It returns the same tokens as the helper.
 
-native_patches/sampler/sampler.cpp has the same steps, and explains why weights are whole numbers. The chain is
-llama.cpp's: bias, penalties, mask, top_k, top_p, min_p on the untempered probabilities, temperature, one draw.
+native_patches/sampler/sampler.cpp has the same steps and explains why weights are whole numbers. The chain is
+llama.cpp's: bias, penalties, mask, top_k, top_p, min_p (all before the temperature), temperature, one draw.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.uint32]
 
 NO_TOKEN = -1
-# Columns of a chunk. The maxima of chunks bound the k-th largest logit from below. At 152k tokens 64 to 256 are equally
-# fast.
+# Logits of a chunk. The k-th largest maximum of the chunks is a lower bound of the k-th largest logit. For 152k tokens,
+# 64 to 256 are equally fast.
 _CHUNK = 128
-# Candidates that top_p checks before it takes the whole vocabulary.
+# Number of candidates that top_p sorts before it sorts the whole vocabulary.
 _FIRST_LOOK = 1024
 UNIT = 2.0**33  # the weight of the likeliest token
 COLDEST = 1e-9  # below this temperature sampling is greedy
@@ -43,7 +43,7 @@ class RowState(Protocol):
 
 
 def sample_row(row: Floats, state: RowState) -> int:
-    """Returns the token of one row, or NO_TOKEN. Where logits are equal, lower ids come first."""
+    """Returns the token of one row, or NO_TOKEN. Of equal logits, the lower id counts as larger."""
     if state.params.greedy:
         values = values_of(row, state)
         return NO_TOKEN if values is None else int(values.argmax())
@@ -55,7 +55,7 @@ def sample_row(row: Floats, state: RowState) -> int:
 
 
 def candidates(row: Floats, state: RowState) -> tuple[Ids, Floats]:
-    """Returns the ids that the chain leaves, rising, and their weights in whole numbers; empty if none can be drawn."""
+    """Returns the ids that the chain leaves, in rising order, and their weights as whole numbers. Both may be empty."""
     values = values_of(row, state)
     if values is None:
         return np.empty(0, np.int64), np.empty(0)
@@ -75,12 +75,12 @@ def candidates(row: Floats, state: RowState) -> tuple[Ids, Floats]:
 
 
 def values_of(row: Floats, state: RowState, *, penalised: bool = True) -> Floats | None:
-    """Returns the row with bias, penalties and masks, copied only if there are any; None if the row holds no numbers.
+    """Returns the row with bias, penalties and masks, as a copy only if they change it; None if nothing can be sampled.
 
     Args:
         penalised: False: without penalties.
     """
-    if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf; `max` of a row with a NaN is NaN
+    if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf: `max` of a row with a NaN is NaN
         return None
     values, params, counts = row, state.params, state.counts if penalised else None
     if params.biases or counts is not None:
@@ -128,7 +128,7 @@ def _reach(weights: Floats, target: float) -> int:
 
 
 def top_of(values: Floats, k: int) -> Ids:
-    """Returns the k largest that are not -inf, in order. A threshold from chunk maxima leaves few to sort."""
+    """Returns the ids of the k largest values except -inf, largest first. Sorts only values above a lower bound."""
     vocabulary = len(values)
     whole = vocabulary // _CHUNK
     if k * 4 <= whole:
@@ -141,10 +141,10 @@ def top_of(values: Floats, k: int) -> Ids:
 
 
 def weights_of(values: Floats, top: Any, temperature: float = 1.0) -> Floats:
-    """Returns exp((values - top) / temperature) * 2^33, rounded: float64 with whole numbers, whose sums are exact.
+    """Returns exp((values - top) / temperature) * 2^33, rounded to whole numbers in float64. Their sums are exact.
 
-    The steps are those of native_patches/sampler/kernels.hpp, in float32, so that the last bit is the same. The
-    polynomial is that of Cephes' expf (Moshier).
+    The float32 steps equal those of native_patches/sampler/kernels.hpp down to the last bit. The polynomial is that of
+    Cephes' expf (Moshier).
     """
     single = np.float32
     with np.errstate(over="ignore", invalid="ignore"):

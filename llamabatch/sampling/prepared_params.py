@@ -1,4 +1,4 @@
-"""SamplingParams prepared for one model: its defaults, words as tokens, masks. Each SamplerState is made from them."""
+"""SamplingParams prepared for one model, with its defaults, words as tokens, and masks. They make SamplerStates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_KEPT = 32  # a call usually has one SamplingParams for all its prompts
 
 
 class Vocabulary(Tokenizer, Protocol):
-    """The part of a Model that is used here."""
+    """The part of a Model that this module uses."""
 
     n_vocab: int
     metadata: Mapping[str, str]
@@ -37,7 +37,7 @@ class PreparedParams:
     """One SamplingParams prepared for one model. Any number of sequences share it.
 
     Args:
-        tails: breaker_tokens of the breakers; only with DRY.
+        tails: the result of breaker_tokens for the DRY breakers; None: no DRY.
 
     Raises:
         SamplingError: a bad word has no tokens.
@@ -74,13 +74,13 @@ class PreparedParams:
 
 
 class PreparedParamsCache:
-    """The PreparedParams of a model. Each is made once while its SamplingParams are in use. For one thread."""
+    """The PreparedParams of a model, up to _MOST_KEPT. Each is made once for its SamplingParams. For one thread."""
 
     def __init__(self, model: Vocabulary) -> None:
         self._model = model
         self._defaults = defaults_of(model.metadata)
         self._breakers: tuple[tuple[str, ...], Tails] | None = None
-        # by identity, because hashing long lists takes time
+        # by id() of SamplingParams, because hashing long lists takes time
         self._known: dict[int, tuple[SamplingParams, PreparedParams]] = {}
 
     def of(self, params: SamplingParams) -> PreparedParams:
@@ -96,7 +96,7 @@ class PreparedParamsCache:
         return prepared
 
     def _tails_of(self, params: FilledParams) -> Tails:
-        """Returns the tails of the breakers. Keeps the last, because making them reads the whole vocabulary."""
+        """Returns the tails of the breakers. Keeps the last result, because a new one reads the whole vocabulary."""
         if self._breakers is None or self._breakers[0] != params.breakers:
             model = self._model
             tails = breaker_tokens(params.breakers, model.n_vocab, model.all_bytes, model.tokenize_bytes)

@@ -1,7 +1,7 @@
-"""The thinking of a sequence, token by token: where it ends, and the tokens that end it when its budget is spent.
+"""Follows the thinking of a sequence token by token: finds its end, and forces this end when the budget is spent.
 
-A tag may be one token or several, and a token may hold the end of a tag and text behind it. So tags are searched for in
-the bytes of the tokens.
+A tag may be one token or several, and a token may contain the end of a tag and the text after it. The code therefore
+searches for tags in the bytes of the tokens.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import NamedTuple, Protocol
 
 from llamabatch.request.reasoning import CHANNEL, END, FINAL, GAP, MESSAGE, START, Reasoning, ReasoningTags, Thinking
 
-_KEPT = 128  # states of the last tokens that are kept, more than a step guesses
-_MOST_PIECES = 3  # tokens that may come after the budget to complete a character
+_KEPT = 128  # number of kept states, after the last tokens; more than the guesses of a step
+_MOST_PIECES = 3  # number of tokens after the budget that may complete a character
 _SPACE = b" \t\r\n"
-_MOST_HEADER = 2048  # bytes of the header of a message; a longer one counts as text
+_MOST_HEADER = 2048  # bytes of a message's header; a longer header counts as text
 ASSISTANT = f"{START}assistant"
 
 
 class Tokenizer(Protocol):
-    """The part of a Model that is used here."""
+    """The part of a Model that this module uses."""
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
 
@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
 
 
 class Phase(Enum):
-    """The place of the next token."""
+    """The part of the output to which the next token belongs."""
 
     BEFORE = auto()  # the thinking may begin; with channels: in the header of a message
     THINKING = auto()
@@ -43,11 +43,11 @@ class State(NamedTuple):
 
     Attributes:
         begin: in ANSWER, the number of output tokens before the answer.
-        rest: bytes of the token before `begin` that belong to the answer.
-        gap: bytes of white space between thinking and answer that may still come.
-        forced: tokens of the closing text that have come; None: the closing text is not being written.
-        n_thinking: tokens of thinking so far.
-        tail: bytes in which a mark may have begun.
+        rest: the last bytes of the token before `begin`, if they belong to the answer.
+        gap: number of line breaks that may still come between thinking and answer.
+        forced: number of tokens of the closing text so far; None: the closing text is not being written.
+        n_thinking: number of tokens of thinking so far.
+        tail: last bytes of the text, in which a mark may have begun.
     """
 
     phase: Phase
@@ -60,12 +60,12 @@ class State(NamedTuple):
 
 
 class ReasoningTokens:
-    """The marks of a family in the tokens of one model. Any number of sequences share it.
+    """The marks of a model family as tokens of one model. Any number of sequences share this object.
 
     Attributes:
         closing: tokens of the text that ends the thinking.
-        start: tokens of the tag that begins the thinking, as the model writes it.
-        openings: with channels, the tokens of a header behind "<|start|>assistant", for thinking and for the answer.
+        start: tokens of the tag that begins the thinking.
+        openings: with channels, the tokens of a header after "<|start|>assistant", for thinking and for the answer.
         sender: with channels, the tokens of "<|start|>assistant".
     """
 
@@ -78,7 +78,7 @@ class ReasoningTokens:
         self.openings = (self.start, spelled(FINAL, model)) if tags.channels else ()
         self.sender = spelled(ASSISTANT, model) if tags.channels else ()
         self.gap = 0 if tags.channels else len(GAP)
-        # a tag that is one special token counts wherever it stands
+        # a tag that is one special token begins thinking even within the answer
         special = len(self.start) == 1 and not model.token_bytes(self.start[0])
         self.reopens_at = self.start[0] if special and not tags.channels else None
 
@@ -102,24 +102,24 @@ class ReasoningTokens:
 
 
 class ReasoningTracker:
-    """Follows the thinking of one sequence. It keeps no tokens, so that preemption and dropped tokens need no care.
+    """Follows the thinking of one sequence. It stores no tokens: preemption and dropped tokens need no extra code.
 
     Args:
-        budget: tokens of thinking after which the closing text is forced; None: any number.
+        budget: number of thinking tokens after which the closing text is forced; None: no limit.
     """
 
     def __init__(self, tokens: ReasoningTokens, reasoning: Reasoning, budget: int | None = None) -> None:
         self.tokens = tokens
         self._budget = budget
         self._first = self._begun(reasoning)
-        self._from = 0  # output tokens before the first of _states
+        self._from = 0  # number of output tokens before the first of _states
         self._states = [self._first]
 
     def at(self, index: int, token_ids: Sequence[int]) -> State:
         """Returns the state before output token `index`.
 
         Args:
-            token_ids: prompt and output so far, up to output token index - 1.
+            token_ids: prompt and output, up to output token index - 1.
         """
         if index < self._from:
             self._from, self._states = 0, [self._first]
@@ -166,7 +166,8 @@ class ReasoningTracker:
         return self._answer(state, index, b"", max(0, self.tokens.gap - breaks))
 
     def _answer(self, state: State, index: int, rest: bytes, gap: int) -> State:
-        """Returns the state of an answer behind output token `index`, whose last bytes `rest` belong to it."""
+        """Returns the state of an answer after output token `index`. `rest`, the last bytes of this token, begin the
+        answer."""
         while gap and rest[:1] == b"\n":
             rest, gap = rest[1:], gap - 1
         return State(Phase.ANSWER, index + 1, rest, 0 if rest else gap, n_thinking=state.n_thinking)
@@ -219,14 +220,14 @@ class ReasoningTracker:
         return self._bounded(state, tail) if state.phase is Phase.THINKING else state._replace(tail=tail)
 
     def _bounded(self, state: State, tail: bytes) -> State:
-        """Returns a state of thinking. A spent budget forces the closing text, but not within a character."""
+        """Returns a state of thinking. Forces the closing text if the budget is spent, but not within a character."""
         n_over = -1 if self._budget is None else state.n_thinking - self._budget
         closes = n_over >= 0 and (n_over >= _MOST_PIECES or not within_character(tail))
         return state._replace(tail=tail, forced=0 if closes else None)
 
 
 def spelled(text: str, model: Tokenizer) -> tuple[int, ...]:
-    """Returns the tokens of a text with special tokens, as they stand in the middle of another text."""
+    """Returns the tokens that a text has within another text. Parses special tokens in it."""
     tokens = model.tokenize(text, add_special=False, parse_special=True)
     if b"".join(map(model.all_bytes, tokens)) != text.encode():
         tokens = behind_break(text, model) or tokens
@@ -234,9 +235,9 @@ def spelled(text: str, model: Tokenizer) -> tuple[int, ...]:
 
 
 def behind_break(text: str, model: Tokenizer, *, parse_special: bool = True) -> list[int]:
-    """Returns the tokens of a text behind a line break, without those of the break; [] if one token spans both.
+    """Returns the tokens of a text after a line break, without those of the break; [] if one token spans both.
 
-    Some vocabularies put a space before every text, but not within one.
+    Some vocabularies add a space, but only at the start of a text.
     """
     before, tokens = (
         model.tokenize(each, add_special=False, parse_special=parse_special) for each in ("\n", f"\n{text}")
@@ -245,10 +246,10 @@ def behind_break(text: str, model: Tokenizer, *, parse_special: bool = True) -> 
 
 
 def within_character(text: bytes) -> bool:
-    """True if UTF-8 text ends within a character."""
+    """Returns True if UTF-8 text ends within a character."""
     for length in range(1, min(3, len(text)) + 1):
         byte = text[-length]
-        if byte & 0xC0 != 0x80:  # not a continuation byte, so the first byte of a character
+        if byte & 0xC0 != 0x80:  # the first byte of a character
             needed = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4 if byte & 0xF8 == 0xF0 else 1
             return length < needed
     return False

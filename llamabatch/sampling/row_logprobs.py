@@ -1,6 +1,6 @@
-"""Logprobs of the rows of a call: compiled, or in numpy with the same values to 1e-6.
+"""Logprobs of the rows of a call, from the compiled helper or from numpy. The values are the same to 1e-6.
 
-The runner uses this module only for calls with a request that asks for logprobs.
+The runner uses this module only for calls in which a request asks for logprobs.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from llamabatch.scheduler.output import ScheduledSpan
 
 Floats = npt.NDArray[np.float32]
 
-NEVER = -9999.0  # the logprob of a token that could not be drawn, as in OpenAI's API: JSON has no -inf
-_MANY = 64  # above this many tokens, sorting the row once is faster than comparing it with each
+NEVER = -9999.0  # logprob of a token that could not be drawn, as in OpenAI's API: JSON has no -inf
+_MANY = 64  # tokens; for more, one sort of the row is faster than a comparison for each token
 
 
 def sample_with_logprobs(
     logits: Floats, spans: Sequence[ScheduledSpan], states: Sequence[SamplerState], n_threads: int
 ) -> list[tuple[int | None, tuple[RowLogprobs, ...]]]:
-    """Samples the rows of a call that have to be sampled, and reads the logprobs that its requests ask for.
+    """Samples the last row of each span with an output, and computes the logprobs that requests ask for.
 
     Args:
         logits: the output rows of `spans` in order: for each span its prompt rows, then the row that is sampled.
-        states: one for each span, at the token that is sampled.
+        states: one for each span, at the token to sample.
 
     Returns:
-        For each span its token, None if it samples none, and the logprobs of its rows, in their order.
+        For each span its token (None without an output) and the logprobs of its rows in order.
     """
     ends = list(itertools.accumulate(span.prompt_rows + span.output for span in spans))
     sampled = {end - 1: state for end, span, state in zip(ends, spans, states, strict=True) if span.output}
     tokens = _sample_some(logits, sampled, n_threads)
-    wanted: dict[int, tuple[int, int]] = {}  # row -> token, number of likeliest ones
+    wanted: dict[int, tuple[int, int]] = {}  # row -> token, number of likeliest tokens
     for end, span in zip(ends, spans, strict=True):
         record, token = span.logprobs, tokens.get(end - 1)
         if record is None:
@@ -77,8 +77,8 @@ def accepted_logprobs(
     """Returns the logprobs of the accepted tokens of each span of a call with guesses; () if its request asks for none.
 
     Args:
-        logits: the rows of each span one after another: the row of its known token, then the rows of its guesses.
-        states: one for each span, at the first of its tokens.
+        logits: the rows of all spans in order: for each span the row of its known token, then the rows of its guesses.
+        states: one for each span, at its first new token.
     """
     found: list[tuple[RowLogprobs, ...]] = []
     first = 0
@@ -86,7 +86,7 @@ def accepted_logprobs(
         record = span.logprobs
         if record is None or record.top is None:
             found.append(())
-        elif record.post_sampling:  # such a span has no guesses, so at most one token
+        elif record.post_sampling:  # such a span has no guesses and at most one token
             found.append(tuple(drawn_logprobs(logits[first], state, t, record.top, record.others) for t in tokens))
         else:
             rows = range(first, first + len(tokens))
@@ -101,7 +101,7 @@ def accepted_logprobs(
 
 
 def _sample_some(logits: Floats, states: dict[int, SamplerState], n_threads: int) -> dict[int, int]:
-    """Returns the token of each row that has a state. Neighbouring rows are sampled in one call, in place."""
+    """Returns the token of each row that has a state. Samples neighbouring rows in one call, without a copy."""
     tokens: dict[int, int] = {}
     for _, run in itertools.groupby(enumerate(states), key=lambda pair: pair[1] - pair[0]):
         rows = [row for _, row in run]
@@ -113,19 +113,19 @@ def _sample_some(logits: Floats, states: dict[int, SamplerState], n_threads: int
 def row_logprobs(
     logits: Floats, rows: Sequence[int], tokens: Sequence[int], tops: Sequence[int], n_threads: int = 1
 ) -> list[RowLogprobs]:
-    """Returns for each of `rows` the logprob of one token and of the likeliest ones; none where the logits are not
+    """Returns, for each of `rows`, the logprobs of one token and of the likeliest tokens; none if the logits are not
     numbers.
 
     Args:
         logits: shape (rows of the call, vocabulary), float32, read in place.
         rows: indices of rows, in any order.
         tokens: one token for each row.
-        tops: how many likeliest tokens follow it, at most the vocabulary; tokens of probability 0 are left out. With -1
-            the rank of the first token is not computed, and 0.
-        n_threads: for the compiled helper, if it has OpenMP and the rows are worth it.
+        tops: number of likeliest tokens for each row, without tokens of probability 0. -1: no likeliest tokens, and the
+            rank is 0 because it is not computed.
+        n_threads: most threads of the compiled helper; more than 1 only with OpenMP and enough rows.
     """
     if native.available():
-        if max(tops, default=0) > MAX_LOGPROBS:  # the whole vocabulary: its table holds one row at a time
+        if max(tops, default=0) > MAX_LOGPROBS:  # for the whole vocabulary, one row at a time saves memory
             return [
                 RowLogprobs(*found)
                 for row, token, top in zip(rows, tokens, tops, strict=True)
@@ -136,11 +136,12 @@ def row_logprobs(
 
 
 def drawn_logprobs(row: Floats, state: SamplerState, token: int, top: int, others: tuple[int, ...] = ()) -> RowLogprobs:
-    """Returns the logprobs of a token, of the likeliest and of others, in the distribution that a row is drawn from.
+    """Returns the logprobs of a token, the likeliest tokens and others in the distribution that the row is drawn from.
 
     Args:
-        state: at the token that the row is sampled for.
-        token, top: as in row_logprobs. others: ids of further tokens.
+        state: at the token for which the row is sampled.
+        token, top: as in row_logprobs.
+        others: ids of further tokens.
     """
     ids, probabilities = distribution(row, state)
     order = np.lexsort((ids, -probabilities))
@@ -163,7 +164,7 @@ def drawn_logprobs(row: Floats, state: SamplerState, token: int, top: int, other
 
 def _row_logprobs(row: Floats, token: int, top: int) -> RowLogprobs:
     largest = row.max()
-    if not -np.inf < largest <= np.finfo(np.float32).max:  # also true for a NaN, because `max` returns it
+    if not -np.inf < largest <= np.finfo(np.float32).max:  # also true with a NaN: `max` then returns NaN
         return RowLogprobs((), (), 0)
     ids: list[int] = [token]
     if top > 0:
@@ -172,7 +173,7 @@ def _row_logprobs(row: Floats, token: int, top: int) -> RowLogprobs:
 
 
 def _with_others(found: RowLogprobs, row: Floats, others: tuple[int, ...]) -> RowLogprobs:
-    """Adds logprobs and ranks of further tokens to a row's logprobs. Returns `found` as it is where the logits are not
+    """Adds logprobs and ranks of further tokens to a row's logprobs. Returns `found` unchanged if the logits are not
     numbers."""
     if not found.token_ids:
         return found

@@ -1,9 +1,9 @@
 """Samples all output rows of a call, with the compiled helper or with numpy. Both return the same tokens.
 
-Rows with uncommon samplers always go through numpy (sampler_chain.py).
+Rows with uncommon samplers always use numpy (sampler_chain.py).
 
-A row's token depends on its logits, its parameters, the tokens before it (penalties only), its mask, and (seed, index).
-Each row is read alone, in place, so that other rows of the call cannot change a token.
+A row's token depends on its logits, its parameters, its mask, (seed, index) and, with penalties, on the tokens before.
+Each row is read alone, in place. Other rows of the call cannot change its token.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class SamplerState:
         params: how to sample.
         seed: the request's seed, 0 .. 2**64-1.
         index: number of the output token that is sampled next, from 0.
-        counts: the tokens before it, needed for penalties only; ids outside the vocabulary are ignored.
-        mask: bit i % 32 of word i / 32 allows token i (llguidance's format), uint32, without gaps; None: no mask.
+        counts: counts of the tokens before, for penalties; ids outside the vocabulary are ignored.
+        mask: contiguous uint32 words; bit i % 32 of word i / 32 allows token i (llguidance's format). None: no mask.
             Tokens that params.allowed_token_ids forbids stay forbidden.
-        masks: the sources of each token's mask; None for most.
+        masks: the sources of each token's mask; None for most sequences.
         grammar: position in the grammar of structured_outputs, one of the sources of masks; None: no grammar.
-        chain: the uncommon samplers; None for most.
-        token_ids: prompt and output so far; kept up to date only if there is a chain.
-        error: message of the logits processor that failed for this token.
-        reasoning: place in the thinking, for a sequence with a thinking budget; None for most.
-        dictated: the token that replaces the sampled one, to close the thinking; None: the sampled token is used.
+        chain: the uncommon samplers; None for most sequences.
+        token_ids: prompt and output so far; updated only with a chain.
+        error: message of the logits processor that failed for this token; None: none failed.
+        reasoning: position in the thinking of a sequence with a thinking budget; None for most sequences.
+        dictated: the token that replaces the sampled token, to close the thinking; None: the sampled token is used.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class SamplerState:
 
     @property
     def prepared(self) -> native.Prepared:
-        """The parameters as the helper reads them."""
+        """The parameters in the form that the helper reads."""
         if self._prepared is None:
             self._prepared = native.Prepared(self.params)
         return self._prepared
@@ -97,7 +97,7 @@ class SamplerState:
         return NOTHING_MAY_COME
 
     def constrain(self, grammar: GrammarMatcher, n_vocab: int) -> None:
-        """Keeps the output to a grammar."""
+        """Restricts the output to a grammar."""
         self.grammar = grammar
         if self.masks is None:
             self.masks = Masks(n_vocab)
@@ -107,7 +107,7 @@ class SamplerState:
         """Moves to output token `index`. A second call for the same token changes nothing.
 
         Args:
-            token_ids: prompt and output so far, up to output token index - 1; not to be changed.
+            token_ids: prompt and output, up to output token index - 1; the state does not change the list.
         """
         self.index = index
         if self.counts is not None:
@@ -121,8 +121,8 @@ class SamplerState:
             self.dictated = self.reasoning.dictated(index, token_ids)
 
     def later(self, number: int) -> SamplerState:
-        """Returns the state for the output token that comes `number` tokens after this one, without masks. The chain is
-        shared: a request with guesses has no chain with a memory."""
+        """Returns the state `number` output tokens later, without sources of masks. Both states share the chain: a
+        request with guesses has no chain with a memory."""
         state = SamplerState(self.params, self.seed, self.index + number, self.counts, self.mask)
         state._prepared = self.prepared
         state.chain = self.chain
@@ -132,13 +132,13 @@ class SamplerState:
 def sample_rows(
     logits: npt.NDArray[np.float32], states: list[SamplerState], n_threads: int = 1, *, dictated: bool = True
 ) -> list[int]:
-    """Returns a token id for each row, or NO_TOKEN where the logits are not numbers or nothing is allowed.
+    """Returns a token id for each row, or NO_TOKEN if its logits are not numbers or nothing is allowed.
 
     Args:
         logits: shape (len(states), vocabulary), float32; not changed.
         states: one for each row.
-        n_threads: for the compiled helper, if it has OpenMP and the rows are worth it.
-        dictated: a token that a state dictates takes the place of the sampled one.
+        n_threads: most threads of the compiled helper; more than 1 only with OpenMP and enough rows.
+        dictated: True: a state's dictated token replaces the sampled token.
     """
     if native.available():
         tokens = native.sample_rows(logits, states, n_threads)
@@ -160,8 +160,8 @@ def distribution(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Returns the tokens that a row may draw, in order of their ids, and their probabilities, which sum to 1.
 
-    A token less than 2^-34 times as likely as the likeliest has probability 0. Both are empty where the logits are not
-    numbers or nothing is allowed.
+    A token less than 2^-34 times as likely as the likeliest has probability 0. Both arrays are empty if the logits are
+    not numbers or nothing is allowed.
     """
     if state.chain is None and native.available():
         raw_ids, raw_weights = native.candidates(row, state)

@@ -1,11 +1,11 @@
-"""Chain: the samplers that few requests ask for, one row at a time in numpy, with or without the compiled helper.
+"""Chain: the samplers that few requests ask for. It samples one row at a time in numpy, even with the compiled helper.
 
 Order and meaning are llama.cpp's (common/sampling.cpp, src/llama-sampler.cpp): bias, penalties, DRY, masks,
-top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature, one draw. With mirostat: temperature, then mirostat in
-place of all cuts. Logits processors come first. In an order that a request names, bias and masks still precede it.
-Four things differ on purpose. Temperature 0 is greedy with any other option. A token that cannot come is never counted,
-not for an entropy either. Mirostat keeps the penalties, which llama.cpp then leaves out. The weights of the draw are
-the whole numbers of numpy_sampler, so that one seed gives one text.
+top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature, one draw. With mirostat: temperature, then mirostat
+instead of all cuts. Logits processors come first. If a request names an order, bias and masks still come before it.
+Four things differ from llama.cpp on purpose. Temperature 0 is greedy with any other option. A forbidden token never
+counts, not even for an entropy. Penalties apply also with mirostat. The weights of the draw are the whole numbers of
+numpy_sampler, so that one seed gives one text.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from llamabatch.sampling.infill import Infill
 from llamabatch.sampling.numpy_sampler import COLDEST, NO_TOKEN, Floats, Ids, RowState, top_of, uniform, weights_of
 from llamabatch.utils.checks import show
 
-_MIROSTAT_M = 100  # mirostat 1 estimates from this many likeliest tokens how steep the distribution is
-_LOOKS = (512, 8192)  # tokens that typical_p sorts before it sorts them all
+_MIROSTAT_M = 100  # number of likeliest tokens from which mirostat 1 estimates the steepness
+_LOOKS = (512, 8192)  # numbers of tokens that typical_p sorts before it sorts all
 _XTC_SALT = 0x9E6C63D0876A9A47  # makes XTC's random number differ from the draw's
 _CUTS = CHAIN[2:-1]  # all but penalties, DRY and temperature
 _FLOAT_MAX = float(np.finfo(np.float32).max)
-_FLOAT_MAX_LOG = 88.7228391  # dry_base ** run stays below the largest float32
+_FLOAT_MAX_LOG = 88.7228391  # log of the largest float32, a limit of dry_base ** run
 
 
 class Chain:
-    """The samplers of one sequence, with their memory of its tokens.
+    """The samplers of one sequence, with the state of DRY and mirostat.
 
     Args:
-        dry: the repetitions that DRY penalises; None: no DRY.
-        infill: the sampler "infill" of the vocabulary; None: it does nothing.
+        dry: the repeated runs that DRY penalises; None: no DRY.
+        infill: the sampler "infill" of the vocabulary; None: "infill" has no effect.
     """
 
     def __init__(self, params: FilledParams, dry: DryPenalty | None = None, infill: Infill | None = None) -> None:
@@ -47,12 +47,12 @@ class Chain:
         self._dry = dry
         self._infill = infill
         self._cuts = [name for name in _CUTS if not is_off(name, vars(params))]
-        self._num_known: int | None = None  # output tokens that DRY knows; None: not even the prompt
-        self._is_torn = False  # an exception came while DRY took in tokens
+        self._num_known: int | None = None  # output tokens that DRY has read; None: not even the prompt
+        self._is_torn = False  # an exception has interrupted DRY while it read tokens
         self._mus = [2 * params.mirostat_tau]  # mirostat's bound before each output token
 
     def sample(self, row: Floats, state: RowState) -> int:
-        """Returns the token of one row, or NO_TOKEN; the same for each call with the same output token."""
+        """Returns the token of one row, or NO_TOKEN. Repeated calls for one output token return the same token."""
         if self._params.greedy and self._params.chain is None:
             values = self._edited(row, state)
             return NO_TOKEN if values is None else int(values.argmax())
@@ -66,7 +66,7 @@ class Chain:
         return int(ids[place])
 
     def candidates(self, row: Floats, state: RowState) -> tuple[Ids, Floats]:
-        """Returns the ids that the chain leaves, rising, and their weights in whole numbers; empty if none is left."""
+        """Returns the ids that the chain leaves, in rising order, and their whole-number weights. Both may be empty."""
         params = self._params
         if params.chain is not None:
             return self._in_order(params.chain, row, state)
@@ -82,7 +82,7 @@ class Chain:
         return ids, weights_of(left, left.max(), temperature)
 
     def _in_order(self, names: Sequence[str], row: Floats, state: RowState) -> tuple[Ids, Floats]:
-        """Returns the same as candidates, for samplers in an order of their own."""
+        """Returns the same as candidates, for samplers in an order that the request names."""
         start = self._start(row, state, penalised=False)
         if start is None:
             return np.empty(0, np.int64), np.empty(0)
@@ -105,15 +105,15 @@ class Chain:
             else:
                 ids = ids[self._places(name, values[ids], state)]
         left = values[ids]
-        if self._params.greedy:  # also where the chain has no temperature
+        if self._params.greedy:  # also if the chain does not name the temperature
             ids, left = ids[[left.argmax()]], left[[left.argmax()]]
         return ids, weights_of(left, left.max())
 
     def _temper(self, values: Floats, ids: Ids) -> Ids:
-        """Divides values by the temperature, in place. Returns the ids that stay: at temperature 0 the likeliest."""
+        """Divides values by the temperature, in place. Returns the ids that stay: at temperature 0 only one."""
         left = values[ids]
         temperature = dynamic_temperature(left, self._params)
-        if self._params.greedy or temperature < COLDEST:  # quotients so large that two values could become equal
+        if self._params.greedy or temperature < COLDEST:  # else two large quotients could become equal
             return ids[[left.argmax()]]
         values[ids] = np.clip(left.astype(np.float64) / temperature, -_FLOAT_MAX, _FLOAT_MAX)
         return ids
@@ -123,15 +123,15 @@ class Chain:
         return self._mus[min(index, len(self._mus) - 1)]
 
     def learn(self, index: int, probability: float) -> None:
-        """Records the probability that output token `index` had among the candidates. Drops the memory of later tokens,
-        so that a token that is sampled again counts once."""
+        """Records the probability that output token `index` had among the candidates. Drops the bounds of later tokens,
+        because a token that is sampled again counts once."""
         params = self._params
         mu = self.mu(index)
         del self._mus[index + 1 :]
         self._mus.append(mu - params.mirostat_eta * (-math.log2(probability) - params.mirostat_tau))
 
     def _edited(self, row: Floats, state: RowState) -> Floats | None:
-        """Returns the row with all changes before the cuts; None where nothing can come."""
+        """Returns the row with all changes before the cuts; None if no token can be sampled."""
         values = self._start(row, state)
         if values is None or self._dry is None:
             return values
@@ -154,7 +154,7 @@ class Chain:
         if self._dry is None:
             return
         if self._num_known != state.index:
-            start = 0 if self._num_known is None else self._num_known - state.index  # counted from the end
+            start = 0 if self._num_known is None else self._num_known - state.index  # negative: an offset from the end
             if self._is_torn:
                 raise EngineError("DRY has lost count of the tokens, after an exception")
             self._is_torn = True
@@ -170,11 +170,11 @@ class Chain:
         return np.float32(min(params.dry_multiplier * params.dry_base**run, _FLOAT_MAX))
 
     def _cut(self, values: Floats, state: RowState) -> Ids:
-        """Returns the ids that the cuts leave, rising."""
+        """Returns the ids that the cuts leave, in rising order."""
         params, first = self._params, 0
         if self._cuts[:1] == ["top_k"] and 0 < params.top_k < len(
             values
-        ):  # straight from the whole row, as most requests cut first with top_k
+        ):  # most requests cut first with top_k: it reads the whole row without a copy
             kept: Ids = np.sort(numpy_sampler.top_of(values, params.top_k))
             first = 1
         else:
@@ -184,10 +184,10 @@ class Chain:
         return kept
 
     def _places(self, name: str, left: Floats, state: RowState) -> Ids | slice:
-        """Returns the places, rising, of the values that a cut leaves.
+        """Returns the places of the values that a cut leaves, in rising order.
 
         Args:
-            left: the values that the samplers before left, at least one; none is -inf.
+            left: the values that earlier samplers left, at least one; none is -inf.
         """
         params = self._params
         if name == "top_n_sigma" and params.top_n_sigma > 0:
@@ -210,8 +210,8 @@ def top_n_sigma(values: Floats, n: float) -> Ids:
 
 
 def typical(values: Floats, mass: float) -> Ids:
-    """Returns the places of the fewest tokens whose surprise is nearest to the entropy and whose probabilities exceed
-    `mass` (Meister et al. 2022)."""
+    """Returns the places of the tokens whose surprise is nearest to the entropy: as few as possible with a sum of
+    probabilities above `mass` (Meister et al. 2022)."""
     weights = weights_of(values, values.max())
     places = np.flatnonzero(weights)
     probabilities = weights[places] / weights.sum()
@@ -230,18 +230,18 @@ def typical(values: Floats, mass: float) -> Ids:
 
 
 def xtc(values: Floats, threshold: float) -> Ids:
-    """Returns the places of the tokens less probable than the threshold, and of the least likely one above it."""
+    """Returns the places of all tokens below the probability `threshold`, and of the least likely token above it."""
     weights = weights_of(values, values.max())
     above = np.flatnonzero(weights >= threshold * weights.sum())
     if len(above) < 2:
         return np.arange(len(values))
     lowest = values[above].min()
-    stays = above[values[above] == lowest][-1]  # of equal tokens the higher id counts as less likely
+    stays = above[values[above] == lowest][-1]  # of equally likely tokens, the one with the highest id stays
     return np.delete(np.arange(len(values)), above[above != stays])
 
 
 def dynamic_temperature(values: Floats, params: FilledParams) -> float:
-    """Returns a temperature from temperature - range, if one token is certain, to + range, if all are equal."""
+    """Returns temperature - range if one token is certain, temperature + range if all are equal, or a value between."""
     if params.dynatemp_range <= 0 or len(values) < 2:
         return params.temperature
     low = max(0.0, params.temperature - params.dynatemp_range)
@@ -258,8 +258,8 @@ def entropy(values: Floats) -> float:
 
 
 def mirostat(values: Floats, params: FilledParams, mu: float) -> Ids:
-    """Returns the tokens of a whole row that mirostat leaves, at least one (Basu et al. 2021). Version 1 keeps as many
-    of the likeliest as it estimates to hold mu bits of surprise; version 2 keeps those of at most mu bits each."""
+    """Returns the tokens of a whole row that mirostat leaves, at least one (Basu et al. 2021). Version 1 estimates how
+    many of the likeliest tokens have mu bits of surprise. Version 2 keeps each token of at most mu bits."""
     if params.mirostat == 2:
         weights = weights_of(values, values.max(), params.temperature)
         bound = max(1.0, weights.sum() * 2.0**-mu)
@@ -272,7 +272,7 @@ def mirostat_k(likeliest: Floats, mu: float, n_vocab: int) -> int:
     """Returns the number of tokens that mirostat 1 keeps, 1 to n_vocab, if probabilities follow Zipf's law.
 
     Args:
-        likeliest: the logits of the _MIROSTAT_M likeliest tokens, falling.
+        likeliest: the logits of the _MIROSTAT_M likeliest tokens, largest first.
     """
     if len(likeliest) < 2:
         return 1
@@ -283,7 +283,7 @@ def mirostat_k(likeliest: Floats, mu: float, n_vocab: int) -> int:
     try:
         scale = excess / (1 - float(n_vocab) ** -excess) if excess else 1 / math.log(n_vocab)
         k = (scale * 2.0**mu) ** (1 / slope)
-    except (OverflowError, ZeroDivisionError):  # nearly flat
+    except (OverflowError, ZeroDivisionError):  # the distribution is nearly flat
         k = math.inf
     return max(1, int(min(k, n_vocab)))
 
@@ -296,7 +296,7 @@ def processed(row: Floats, processors: Sequence[LogitsProcessor], output: Sequen
     """Returns the row after all logits processors, one after another. The row itself is not changed.
 
     Args:
-        output: the output tokens so far. Each function gets its own copy of the list and of the row.
+        output: the output tokens so far. Each processor gets its own copy of the list and of the row.
 
     Raises:
         ProcessorError.
@@ -306,7 +306,7 @@ def processed(row: Floats, processors: Sequence[LogitsProcessor], output: Sequen
         try:
             given = process(list(output), row.copy())
             made = np.asarray(given)
-        except BaseException as error:  # SystemExit, too: the function runs on the engine's thread
+        except BaseException as error:  # also SystemExit, because it would end the engine's thread
             raise ProcessorError(
                 f"logits_processors: {name} raised {type(error).__name__}: {show(str(error))}"
             ) from error
@@ -315,6 +315,6 @@ def processed(row: Floats, processors: Sequence[LogitsProcessor], output: Sequen
             raise ProcessorError(f"logits_processors: {name} gave {what}; give numbers of shape {row.shape}")
         with np.errstate(over="ignore", invalid="ignore"):
             row = made.astype(np.float32)
-        if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf; `max` of a row with a NaN is NaN
+        if not row.max() <= np.finfo(np.float32).max:  # a NaN or +inf: `max` of a row with a NaN is NaN
             raise ProcessorError(f"logits_processors: {name} gave NaN or +inf; give finite numbers or -inf")
     return row

@@ -1,5 +1,5 @@
-"""TokenCounts: the distinct tokens of a sequence, or of a window of it, with their numbers in its output, for
-penalties."""
+"""TokenCounts: the distinct tokens of a sequence or of its last tokens, and how often each is in the output. Penalties
+use them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 
 
 class TokenCounts:
-    """Two parallel arrays, which the sampler reads in place. The cost of an addition does not grow with the text.
+    """Two parallel arrays of tokens and counts. The sampler reads them in place. The text's length does not slow `add`.
 
     Attributes:
         ids: the distinct tokens of prompt and output; int32.
-        counts: how often each is in the output; int32. 0 for tokens of the prompt alone.
-        num_output: tokens of the output that are counted.
+        counts: how often each token is in the output; 0 for tokens that are only in the prompt; int32.
+        num_output: number of output tokens added so far.
     """
 
     def __init__(self, prompt_token_ids: Iterable[int] = ()) -> None:
@@ -36,7 +36,7 @@ class TokenCounts:
         self.counts[place] += is_output
 
     def take_back(self, token_ids: Iterable[int], n_distinct: int) -> None:
-        """Removes the tokens that were added last. `n_distinct`: the number of ids before they were added."""
+        """Removes the tokens that were added last. `n_distinct`: the length of `ids` before these additions."""
         for token_id in token_ids:
             self.counts[self._places[token_id]] -= 1
             self.num_output -= 1
@@ -46,8 +46,8 @@ class TokenCounts:
 
 
 class WindowCounts(TokenCounts):
-    """Counts of the last tokens of prompt and output. A token that leaves the window leaves the arrays, too, and the
-    last token of the arrays takes its place.
+    """Counts of the last tokens of prompt and output. If no copy of a token is left in the window, the last entry of
+    the arrays replaces the token's entry.
 
     Args:
         window: the number of tokens that count, above 0.
@@ -57,9 +57,9 @@ class WindowCounts(TokenCounts):
         tail = prompt_token_ids[-window:]
         super().__init__(tail)
         self._window = window
-        self._text = list(tail)  # all tokens since the first that counted
+        self._text = list(tail)  # the prompt's tail and the whole output
         self._num_prompt = len(tail)
-        self._times = Counter(tail)  # in the window, as prompt or output
+        self._times = Counter(tail)  # how often each token is in the window, as prompt or output
 
     def add(self, token_id: int) -> None:
         self._text.append(token_id)

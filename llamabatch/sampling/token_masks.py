@@ -1,7 +1,7 @@
-"""Masks: the tokens that may come next in a sequence. Masks of several sources are combined into one for the sampler.
+"""Masks: the tokens that may come next in a sequence. Combines the masks of several sources into one for the sampler.
 
 A mask has llguidance's format: bit i % 32 of word i / 32 allows token i; uint32, one word for 32 tokens of the
-vocabulary. A source that allows everything returns None. A sequence without sources has no Masks, at no cost.
+vocabulary. A source that allows all tokens returns None. A sequence without sources has no Masks object.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _ALL = np.uint32(0xFFFFFFFF)
 
 class MaskSource(Protocol):
     def mask(self, index: int, token_ids: Sequence[int]) -> Bitmask | None:
-        """Returns the mask for output token `index`, or None for all tokens. The mask is read before the next call.
+        """Returns the mask for output token `index`; None: all tokens. The caller reads the mask before the next call.
 
         Args:
-            token_ids: prompt and output so far, up to output token index - 1; not to be changed.
+            token_ids: prompt and output, up to output token index - 1; must not be changed.
         """
 
 
@@ -37,7 +37,7 @@ class Masks:
         self._sources.append(source)
 
     def next(self, index: int, token_ids: Sequence[int]) -> Bitmask | None:
-        """Returns the mask for output token `index`, which is valid until the next call."""
+        """Returns the mask for output token `index`; None: all tokens. The mask is valid until the next call."""
         given = [words for source in self._sources if (words := source.mask(index, token_ids)) is not None]
         if len(given) < 2:
             return given[0] if given else None
@@ -61,20 +61,20 @@ def all_but(token_ids: Iterable[int], n_vocab: int) -> Bitmask:
 
 
 def forbid(words: Bitmask, token_id: int) -> None:
-    """Takes a token out of a mask."""
+    """Removes a token from a mask."""
     words[token_id // 32] &= ~np.uint32(1 << token_id % 32)
 
 
 def allow(words: Bitmask, token_id: int) -> None:
-    """Puts a token into a mask."""
+    """Adds a token to a mask."""
     words[token_id // 32] |= np.uint32(1 << token_id % 32)
 
 
 class NotBefore:
-    """Forbids tokens in the first part of the output: with min_tokens, the tokens that would end the text.
+    """Forbids tokens in the first part of the output. For min_tokens, these are the tokens that would end the text.
 
     Args:
-        min_tokens: length of the first part.
+        min_tokens: number of tokens of the first part.
         words: the mask for the first part.
     """
 
@@ -87,7 +87,7 @@ class NotBefore:
 
 
 class BadWords:
-    """Forbids the last token of each of these runs while the output ends with the run's earlier tokens.
+    """Forbids the last token of each run while the output ends with the run's earlier tokens.
 
     Args:
         runs: lists of token ids, none empty.
@@ -97,7 +97,7 @@ class BadWords:
         runs = set(runs)
         self._always = all_but((run[0] for run in runs if len(run) == 1), n_vocab)
         self._forbids_always = any(len(run) == 1 for run in runs)
-        self._after: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # token before the last -> the runs
+        self._after: dict[int, list[tuple[tuple[int, ...], int]]] = {}  # by second last token: its runs
         for *before, last in sorted(runs):
             if before:
                 self._after.setdefault(before[-1], []).append((tuple(before), last))

@@ -1,9 +1,9 @@
-"""Rows of which a device returns only the likeliest tokens: decides which requests they suffice for, and samples them.
+"""Samples rows of which a device returns only the likeliest tokens, and decides for which requests these suffice.
 
 The samplers see such a row as a vocabulary of DEVICE_TOP tokens, in order of their ids. top_k is the first cut of the
-chain: below DEVICE_TOP it leaves the same tokens as of the whole vocabulary, so that top_p, min_p, temperature and the
-draw work with the same numbers. Other options need the whole row: the ones that change the order of tokens before top_k
-(logit_bias, penalties, masks), the ones that read all tokens (top_n_sigma, a logits processor), and logprobs.
+chain. Below DEVICE_TOP it leaves the same tokens as in the whole vocabulary, so top_p, min_p, temperature and the draw
+use the same numbers. Three kinds of options need the whole row: options that change the order of tokens before top_k
+(logit_bias, penalties, masks), options that read all tokens (top_n_sigma, a logits processor), and logprobs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Logits = npt.NDArray[np.float32]
 
 
 def is_enough(request: Request, state: SamplerState) -> bool:
-    """True if the DEVICE_TOP likeliest tokens of a row are all that this request's next token depends on."""
+    """Returns True if this request's next token depends only on the DEVICE_TOP likeliest tokens of its row."""
     params = state.params
     if params.wants_logprobs or params.logprobs is not None or params.prompt_logprobs is not None:
         return False
@@ -41,7 +41,7 @@ class TopRows:
     """
 
     def __init__(self, ids: Ids, logits: Logits) -> None:
-        # one sort of whole numbers instead of an argsort: the id in the high bits, the logit's bits in the low ones
+        # sorts int64 instead of an argsort: the id in the high 32 bits, the logit in the low 32 bits
         pairs = ids.astype(np.int64) << 32 | logits.view(np.uint32)
         pairs.sort(axis=1)
         self.ids: Ids = (pairs >> 32).astype(np.int32)
@@ -56,14 +56,14 @@ class TopRows:
         return part
 
     def is_ambiguous(self, states: Sequence[SamplerState]) -> bool:
-        """True if the last of these tokens ties with one that top_k keeps, so that an equal token of a lower id may be
-        missing. Also True if a row holds no numbers."""
+        """Returns True if the least likely of these tokens ties with one that top_k keeps: an equal token of a lower id
+        may be missing. Also True if the logits of a row are not numbers."""
         wanted = [1 if state.params.greedy else state.params.top_k for state in states]
         n_better = (self.logits > self.logits.min(axis=1, keepdims=True)).sum(axis=1)
         return bool((n_better < wanted).any())
 
     def sample(self, states: list[SamplerState], n_threads: int) -> list[int]:
-        """Samples the rows; see sample_rows."""
+        """Returns a token id for each row, or NO_TOKEN; see sample_rows."""
         places = sample_rows(self.logits, states, n_threads, dictated=False)
         tokens = [
             NO_TOKEN if place == NO_TOKEN else row[place] for place, row in zip(places, self.ids.tolist(), strict=True)

@@ -1,6 +1,6 @@
-"""Verifies guessed tokens. Each position is sampled as without guesses, and guesses are accepted while they agree.
+"""Verifies guessed tokens. Samples each position as without guesses, and accepts guesses while they equal the samples.
 
-The text is that of one token a step, sampled or greedy: a token depends on its row, its request and its index alone.
+Guesses do not change the text, sampled or greedy: a token depends on its row, its request and its index alone.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from llamabatch.scheduler.output import ScheduledSpan
 def accepted_tokens(
     logits: npt.NDArray[np.float32], spans: Sequence[ScheduledSpan], states: Sequence[SamplerState], n_threads: int
 ) -> list[tuple[int, ...]]:
-    """Returns the tokens that each span yields: its accepted guesses, and the token that the sampler drew behind them.
+    """Returns the tokens that each span yields: its accepted guesses, and the token that the sampler drew after them.
 
     Args:
-        logits: the rows of each span one after another: the row of its known token, then the rows of its guesses.
-        states: one for each span, set to the first of its tokens.
+        logits: the rows of all spans in order: for each span the row of its known token, then the rows of its guesses.
+        states: one for each span, at its first new token.
 
     Returns:
-        For each span 1 to 1 + len(draft) tokens; none if the first cannot be sampled. A guessed end-of-generation token
-        does not end the run here: the sequence stops at it.
+        For each span 1 to 1 + len(draft) tokens; none if the first cannot be sampled. Tokens after a guessed
+        end-of-generation token are included; the sequence drops them.
     """
     chosen = _sample_at_once(logits, spans, states, n_threads)
     results, at = [], 0
@@ -42,7 +42,7 @@ def accepted_tokens(
 def _sample_at_once(
     logits: npt.NDArray[np.float32], spans: Sequence[ScheduledSpan], states: Sequence[SamplerState], n_threads: int
 ) -> list[int]:
-    """Samples all rows in one call. Rows behind a wrong guess are wasted, at microseconds each, as a call costs."""
+    """Samples all rows in one call, also those after a wrong guess: a row takes microseconds, as another call would."""
     each = []
     for span, state in zip(spans, states, strict=True):
         each.append(state)
@@ -64,8 +64,8 @@ def _run(guesses: tuple[int, ...], chosen: list[int]) -> tuple[int, ...]:
 def _sample_in_turn(
     rows: npt.NDArray[np.float32], guesses: tuple[int, ...], state: SamplerState, token_ids: list[int]
 ) -> tuple[int, ...]:
-    """Samples one position after another, for a request with penalties, with masks that depend on the tokens before, or
-    with thinking that has to end. Restores the state and token_ids, which is prompt and output so far."""
+    """Samples one position after another, for a request with penalties, masks or a thinking budget. These depend on the
+    tokens before. `token_ids` is prompt and output so far. Restores the state and `token_ids`."""
     counts, first, n_known = state.counts, state.index, len(token_ids)
     n_distinct, n_counted = (0, 0) if counts is None else (len(counts.ids), counts.num_output)
     tokens: list[int] = []

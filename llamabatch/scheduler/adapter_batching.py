@@ -1,7 +1,7 @@
 """Gives turns to adapter sets where requests with different adapters are in flight at once. Pure Python.
 
-llama.cpp applies adapters to a whole context, so a step computes sequences of one adapter set. Changing the set takes
-time (2 ms on the bundled model, where a step of 32 rows takes 5), so a set keeps its turn for several steps.
+llama.cpp applies adapters to a whole context, so a step computes sequences of one adapter set. A change of the set
+takes time (2 ms on the bundled model; a step of 32 rows takes 5 ms), so a set keeps its turn for several steps.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call
 
-# A turn lasts for this many steps. Each TOKENS_A_STEP prompt tokens count as a further step, so that sequences of other
-# sets wait no longer when the current set reads long prompts.
+# A turn lasts for this many steps. Each TOKENS_A_STEP prompt tokens count as a further step. Otherwise sequences of
+# other sets would wait longer while the current set reads long prompts.
 STEPS_A_TURN = 8
 TOKENS_A_STEP = 64
 
 
 class AdapterScheduler:
-    """Gives turns to the adapter sets in flight, in order of first use. Each set gets a turn before any gets another.
+    """Gives turns to the adapter sets in flight, in order of first use. Each set gets a turn before any gets a second.
 
-    It is told about all requests in flight, so that it costs nothing while none of them uses adapters.
+    It costs nothing while no request uses adapters, because `add` and `remove` count the adapters in flight.
 
     Attributes:
         current: the set that has the turn.
@@ -41,7 +41,7 @@ class AdapterScheduler:
             self._names.update(name for name, _ in request.adapters)
 
     def remove(self, request: Request) -> None:
-        """Removes the adapters of a request that has ended from the count."""
+        """Subtracts the adapters of a request that has ended."""
         if request.adapters:
             self._names -= Counter(name for name, _ in request.adapters)
 
@@ -55,16 +55,18 @@ class AdapterScheduler:
         return name in self._names
 
     def neighbours(self, sequence: Sequence, running: Iterable[Sequence]) -> list[int] | None:
-        """Returns the slots of running sequences with the same adapter set; None where no adapters are in use.
+        """Returns the slots of running sequences with the same adapter set; None if no adapters are in use, or no
+        sequence runs.
 
-        Rows of a set in neighbouring slots stay in one pass over the weights.
+        Rows of one set need only one pass over the weights if their slots are neighbours.
         """
         others = [s for s in running if s.slot is not None] if self.in_use else []
         own = [s.slot for s in others if s.request.adapters == sequence.request.adapters and s.slot is not None]
         return own if others else None
 
     def choose(self, ready: list[Sequence]) -> list[Sequence]:
-        """Returns the sequences of the current set, which compute in this step. Passes an expired turn on first."""
+        """Returns the sequences that compute in this step: those of the current set. If the turn of this set has
+        expired, the next set gets its turn first."""
         here = dict.fromkeys(s.request.adapters for s in ready)
         if not here:
             return ready

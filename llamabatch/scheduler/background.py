@@ -1,6 +1,6 @@
 """Decides how much of a step background sequences get beside foreground ones. Pure Python.
 
-Background work fills the machine without being noticed: shared steps are hardly longer than steps without it.
+Background work fills the machine unnoticed: a step with background tokens is hardly longer than a step without.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from llamabatch.scheduler.output import Limits
 
 # A step that background sequences share is at most this many times as long as a step without them.
 MOST_LONGER = 1.1
-# One step in this many runs without background sequences, to measure it; until that time is known, one step in two.
+# One step in this many runs without background sequences, so that its duration can be measured. Until the duration is
+# known, every second step does.
 STEPS_WITH = 8
-# Where a background row costs a pass of its own, this many steps lie between two shared steps once that cost is known.
-# Fewer than 1 gap in 100 is then longer because of background work. Until the cost is known, steps are shared more
-# often, because background rows may turn out to be cheap.
+# The steps between two shared steps where a background row costs a pass of its own. Fewer than 1 gap in 100 is then
+# longer because of background work. Until the cost is known, steps are shared more often, because background rows may
+# turn out to be cheap.
 BACKGROUND_STEPS_BETWEEN = 119
 BACKGROUND_STEPS_UNTIL_KNOWN = 29
 # The most background prompt tokens in a shared step. The limit also holds in a step of background sequences alone, if
@@ -27,8 +28,8 @@ BACKGROUND_CHUNK = 128
 STEPS_ALONE = 100
 # A token never counts as cheaper than this part of a step, whatever the measured times say.
 _LEAST_COST = 0.001
-_MOST_GROWTH = 2  # growth of the background tokens from one step to the next
-_ROWS_CHANGED = 0.25  # after this change of the foreground rows, older times of steps say nothing
+_MOST_GROWTH = 2  # the background tokens grow at most by this factor from one shared step to the next
+_ROWS_CHANGED = 0.25  # older times of steps are dropped if the foreground rows change by more than this share
 _SAMPLES = 15
 _FEWEST_SAMPLES = 5
 
@@ -37,17 +38,17 @@ class BackgroundTurn(Enum):
     """The part of a step that background sequences get beside foreground ones."""
 
     NONE = auto()  # background sequences compute nothing, or run alone
-    SHARE = auto()  # some tokens of the sequences that have waited longest, in the pass of the foreground
-    DECODE = auto()  # rows of decoding sequences
-    PREFILL = auto()  # rows, and a chunk of prompts
+    SHARE = auto()  # a few tokens of the sequences that have waited longest, in the pass of the foreground
+    DECODE = auto()  # one row of each decoding background sequence
+    PREFILL = auto()  # the rows of DECODE, and a chunk of background prompts
 
 
 class BackgroundPacer:
     """Decides which steps background sequences share with foreground ones, and how much of these steps they get.
 
-    Where a pass takes any rows, background sequences get a few tokens in nearly all steps, as many as make a step
-    MOST_LONGER times as long. Elsewhere background rows may cost a pass of their own, and share few steps, or nearly
-    all if they turn out to cost next to nothing.
+    Where a pass accepts any rows, background sequences get a few tokens in nearly all steps: as many as make a step
+    MOST_LONGER times as long. Elsewhere background rows may cost a pass of their own. They then share few steps, or
+    nearly all steps if they turn out to cost next to nothing.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -60,7 +61,7 @@ class BackgroundPacer:
         self._n_rows = 0  # foreground rows in the last step
         self._n_tokens = 1  # background tokens in a shared step
         self._without: deque[float] = deque(maxlen=_SAMPLES)  # seconds of steps without background tokens
-        self._with: deque[float] = deque(maxlen=_SAMPLES)  # seconds of steps with them
+        self._with: deque[float] = deque(maxlen=_SAMPLES)  # seconds of steps with background tokens
         self._costs: deque[float] = deque(maxlen=_SAMPLES)  # seconds of a background token
 
     def turn(self, n_foreground: int, n_background: int) -> BackgroundTurn:
@@ -94,7 +95,8 @@ class BackgroundPacer:
         return 0 < statistics.median(self._with) <= MOST_LONGER * statistics.median(self._without)
 
     def sharing(self, behind: abc.Iterable[Sequence]) -> list[Sequence]:
-        """Returns the background sequences that share this step, longest waiting first, up to the step's tokens."""
+        """Returns the background sequences that share this step. They are chosen, longest waiting first, until their
+        tokens reach the number that a shared step may have."""
         chosen, left = [], self._n_tokens
         for sequence in sorted(behind, key=lambda s: s.last_step):
             if left <= 0:
@@ -104,12 +106,12 @@ class BackgroundPacer:
         return chosen
 
     def chunk(self, n_rows: int, plain_s: float | None, token_s: float | None) -> int:
-        """Returns the background prompt tokens of a step that is shared.
+        """Returns the number of background prompt tokens in a shared step.
 
         Args:
-            n_rows: background sequences that decode in it.
-            plain_s, token_s: seconds of a step without prompt tokens, and of a prompt token; None: not known yet. Where
-                background prompts are computed in few steps, a chunk takes no longer than a plain step.
+            n_rows: background sequences that decode in the step.
+            plain_s, token_s: seconds of a step without prompt tokens, and of a prompt token; None: not known yet. A
+                chunk takes no longer than such a step, unless background sequences share nearly all steps.
         """
         if self._turn is BackgroundTurn.SHARE:
             return max(1, self._n_tokens - n_rows)
@@ -118,12 +120,12 @@ class BackgroundPacer:
 
     @property
     def alone_chunk(self) -> int:
-        """Prompt tokens of a step in which only background sequences run."""
+        """The most prompt tokens of a step in which only background sequences run."""
         most = self._limits.prefill_budget
         return most if self._steps_alone >= STEPS_ALONE else min(most, BACKGROUND_CHUNK)
 
     def observe(self, seconds: float, n_rows: int, n_tokens: int) -> None:
-        """Records the duration of this step, which had no prompt tokens of foreground sequences.
+        """Records the duration of this step. Call it only for steps without prompt tokens of foreground sequences.
 
         Args:
             n_rows: foreground sequences that decoded.

@@ -1,7 +1,8 @@
 """Packs rows into calls so that llama.cpp needs few passes over the weights. Pure functions.
 
-With a split KV cache, a pass takes consecutive seq ids with equally many tokens each (llama-batch.cpp, split_equal).
-With a unified one, or with the patched build's ragged passes, it takes any tokens up to n_ubatch (Limits.packs_any).
+With a split KV cache, a pass needs consecutive seq ids with equally many tokens each (llama-batch.cpp, split_equal).
+With a unified cache, or with the patched build's ragged passes, a pass accepts any tokens up to n_ubatch
+(Limits.packs_any).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from types import MappingProxyType
 from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Call, Limits, ScheduledSpan
 
-# An idle slot between two running ones either gets a dummy row or cuts the call in two, and a cut costs a pass over
+# The most idle slots in a row that get dummy rows. Without dummy rows they cut the call in two, which costs a pass over
 # the weights. A row costs about a tenth of a pass (0.5B Q8_0: 23 ms with 1 row, 95 ms with 32).
 MAX_DUMMY_GAP = 8
 # Prompt chunks up to this length share a call even if their lengths differ: a separate pass would cost more.
@@ -27,11 +28,11 @@ MIN_STEPS_TO_MOVE = 16
 def decode_calls(
     sequences: abc.Sequence[Sequence], occupied: abc.Set[int], limits: Limits, max_gap: int = MAX_DUMMY_GAP
 ) -> list[Call]:
-    """Returns a call with a row for each sequence. Dummy rows fill holes in the slot ids where that is cheaper than a
-    cut.
+    """Returns one call with a row for each sequence; no call without sequences. Dummy rows fill holes in the slot ids
+    where they are cheaper than a cut of the call.
 
     Args:
-        occupied: slots that hold cells. A dummy row there would widen the attention of all rows.
+        occupied: slots that contain cells. A dummy row there would widen the attention of all rows.
         max_gap: the longest hole that is filled, in slots.
     """
     spans = decode_spans(sequences)
@@ -72,14 +73,14 @@ def prefill_calls(
     """Returns calls with prompt chunks of `budget` tokens in all, oldest sequence first.
 
     Chunks of one length in neighbouring slots share a call. A chunk with many rows to read is cut into several chunks,
-    because a call has few output rows.
+    because the number of output rows in a call is limited.
 
     llama.cpp cuts a call of unequal chunks into many passes of few tokens each. It cuts a call larger than n_ubatch
-    into passes that take a few tokens of every sequence. Both run at half the speed or less. A call takes token ids or
+    into passes with a few tokens of every sequence. Both ways reach half the speed or less. A call has token ids or
     embeddings, never both (llama-batch.cpp), so a chunk ends where a picture begins or ends.
 
     Args:
-        stops: the token counts at which a chunk of a sequence ends at the latest.
+        stops: sequence -> the token count at which its chunk ends at the latest.
     """
     spans: list[ScheduledSpan] = []
     for sequence in sequences:
@@ -112,7 +113,8 @@ def group_spans(spans: abc.Sequence[ScheduledSpan], limits: Limits) -> list[Call
 
 
 def joined(calls: list[Call], limits: Limits) -> list[Call]:
-    """Joins decode rows and the first prompt chunks into one call where one pass takes both: weights are read once.
+    """Joins decode rows and the first prompt chunks into one call where one pass can compute both. The pass then reads
+    the weights once for both.
 
     Args:
         calls: the calls of a step; a call with decode rows comes first.
@@ -136,10 +138,11 @@ def joined(calls: list[Call], limits: Limits) -> list[Call]:
 def moves(
     sequences: Iterable[Sequence], free: Iterable[int], *, up: bool = False, min_steps: int = MIN_STEPS_TO_MOVE
 ) -> list[tuple[Sequence, int]]:
-    """Returns sequences to move, each with a free slot, so that all stand in neighbouring slots and need one pass.
+    """Returns sequences to move, each with its new free slot. After the moves all sequences need only one pass,
+    because their slots are neighbours.
 
     Args:
-        up: the lowest sequences move up; otherwise the highest move down.
+        up: the sequences in the lowest slots move up; otherwise those in the highest slots move down.
         min_steps: steps that a sequence must have left to be moved.
     """
     at = {s.slot: s for s in sequences if s.slot is not None}
@@ -193,13 +196,13 @@ def _span(sequence: Sequence, count: int) -> ScheduledSpan:
 
 
 def _pieces(sequence: Sequence, count: int, limits: Limits) -> Iterator[ScheduledSpan]:
-    """Yields the next `count` tokens of a sequence in chunks that each have few enough prompt rows to read."""
+    """Yields the next `count` tokens of a sequence in chunks. Each chunk has few enough prompt rows for one call."""
     whole, record = _span(sequence, count), sequence.logprobs
     assert record is not None
     start = whole.start + whole.shift
     end = start + count
     while start < end:
-        # no row up to next_row is read; the last row of a piece may be the one that is sampled
+        # only rows from next_row on are read; the last row of the last piece may be the one that is sampled
         stop = min(end, max(start, record.next_row) + limits.prompt_rows) if record.rows_of(start, end) else end
         output, at = stop == end and whole.output, start - whole.shift
         yield whole._replace(start=at, length=stop - start, output=output, prompt_rows=record.rows_of(start, stop))

@@ -14,24 +14,26 @@ from llamabatch.request.sequence import Sequence
 from llamabatch.scheduler.output import Limits
 from llamabatch.scheduler.step_costs import StepCosts
 
-# Tokens of the first chunk, whose cost is not known yet, and the fewest of any chunk: a pass over the weights costs the
-# same for one token as for a few. A share of time that pays for fewer is saved up for a later step. On a GPU the fewest
-# cost half a pass, which saved time can pay for: it may reach two passes.
+# FIRST_CHUNK: tokens of the first chunk, while the cost of a token is not known. LEAST_CHUNK: the fewest tokens of any
+# chunk, because a pass over the weights costs the same for one token as for a few. Time that pays for fewer tokens is
+# saved up for a later step. On a GPU the fewest tokens are those that cost half a pass. Saved time can pay for them,
+# because it may reach two passes.
 FIRST_CHUNK = 16
 LEAST_CHUNK = 16
-# The most time that may be saved up, in plain steps. If prefill_share is at most two thirds, a gap is then at most
-# three plain steps long.
+# The most time that may be saved up, as a multiple of a plain step's time. A gap between two tokens is then at most
+# three plain steps long, if prefill_share is at most two thirds.
 MOST_SAVED = 2.0
-# A chunk is at most this many times as long as the one before, because one measured time may be off.
+# A chunk has at most this many times as many tokens as the chunk before, because one measured time may be wrong.
 MOST_GROWTH = 2.0
-# A chunk takes the whole rest of a prompt if the rest is at most this many times as long as the chunk.
+# A chunk includes the whole rest of a prompt if the rest is at most this many times as long as the chunk.
 TAIL = 1.25
-# Prompts up to this length are computed at once, prefill_budget tokens a step: a decode step of 16 rows takes 45 ms, 64
-# prompt tokens 80 ms (0.5B Q8_0). Longer prompts get their share of the time, to their last token. On a GPU the limit
-# is as many tokens as cost a pass: together with the pass that they need, they take about the same part of a step.
+# Prompts of at most this many tokens are computed at once, up to prefill_budget tokens a step. On a CPU, 64 prompt
+# tokens take 80 ms, and a decode step of 16 rows takes 45 ms (0.5B Q8_0). A longer prompt gets only its share of the
+# time, also for its last tokens. On a GPU the limit is the number of prompt tokens that take as long as one decode
+# step, so a short prompt lengthens a step by about the same factor as on a CPU.
 SHORT = 64
-# After this many steps with prompt tokens comes a step without, which shows how long a decode step takes. That time is
-# also measured again once the number of decoding sequences has changed by the share ROWS_CHANGED.
+# A step without prompt tokens follows this many steps with some, to measure how long a decode step takes. The time of a
+# decode step is also measured again once the number of decoding sequences has changed by the share ROWS_CHANGED.
 STEPS_BETWEEN_PLAIN = 15
 ROWS_CHANGED = 0.25
 _LATEST = 5  # the median of this many measured times counts
@@ -42,7 +44,7 @@ class PrefillTimes:
 
     def __init__(self) -> None:
         self._plain: deque[float] = deque(maxlen=_LATEST)  # seconds of steps without prompt tokens
-        self._token: deque[float] = deque(maxlen=_LATEST)  # seconds of a prompt token in the steps with some
+        self._token: deque[float] = deque(maxlen=_LATEST)  # seconds of a prompt token, from steps with prompt tokens
         self._rows = 0  # decoding sequences of the last step without prompt tokens
         self.n_since_plain = 0  # steps with prompt tokens since the last one without
 
@@ -53,7 +55,7 @@ class PrefillTimes:
         return self.n_since_plain > 0 and abs(n_rows - self._rows) > ROWS_CHANGED * self._rows
 
     def observe(self, seconds: float, n_rows: int, n_prompt_tokens: int) -> None:
-        """Records the duration of a step, by what it computed."""
+        """Records the duration of a step with `n_rows` decode rows and `n_prompt_tokens` prompt tokens."""
         if n_prompt_tokens == 0:
             if abs(n_rows - self._rows) > ROWS_CHANGED * self._rows:
                 self._plain.clear()
@@ -61,7 +63,7 @@ class PrefillTimes:
             self._rows, self.n_since_plain = n_rows, 0
             return
         self.n_since_plain += 1
-        if self._plain:  # a chunk that seems free was compared with a plain step that was too slow
+        if self._plain:  # the cost is at least 5 % of the step: a chunk seems free if the plain steps were delayed
             cost = max(seconds - statistics.median(self._plain), 0.05 * seconds)
             self._token.append(cost / n_prompt_tokens)
 
@@ -80,7 +82,7 @@ class PrefillPacer:
     """Decides how many prompt tokens a step computes, and of which sequences.
 
     Args:
-        limits: n_batch is the limit while no token is awaited; prefill_share and prefill_budget apply while one is.
+        limits: prefill_share and prefill_budget limit a step while a caller waits for a token; else n_batch does.
         costs: measured costs of rows and passes.
 
     Attributes:
@@ -93,8 +95,8 @@ class PrefillPacer:
         self._costs = costs or StepCosts(limits)
         self._chunk = 0  # tokens of the last chunk of a long prompt
         self._n_long = 0  # tokens of long prompts in this step
-        self._long: set[Sequence] = set()  # prompts that began as long ones
-        self._saved_s = 0.0  # time that prompts have earned and not used
+        self._long: set[Sequence] = set()  # prompts that were long when they began
+        self._saved_s = 0.0  # seconds that prompts have earned and not used
 
     def observe(self, seconds: float, n_rows: int, n_prompt_tokens: int, token_was_awaited: bool) -> None:
         """Records the duration of this step.
@@ -107,7 +109,7 @@ class PrefillPacer:
         if token_was_awaited and n_rows:
             self.times.observe(seconds, n_rows, n_prompt_tokens)
             plain = self.times.plain_s or 0.0
-            if self._n_long and n_prompt_tokens:  # a step that other work delayed must not stop prompts for long
+            if self._n_long and n_prompt_tokens:  # the debt is bounded: one delayed step must not stop prompts for long
                 cost = max(0.0, seconds - plain) * min(1.0, self._n_long / n_prompt_tokens)
                 self._saved_s = max(self._saved_s - cost, -MOST_SAVED * plain)
 
@@ -120,15 +122,15 @@ class PrefillPacer:
         is_streamed: bool = True,
         takes_long: bool = True,
     ) -> tuple[list[Sequence], int]:
-        """Returns the sequences that may compute prompt tokens in this step, in order, and the number of tokens.
+        """Returns the sequences that may compute prompt tokens in this step, in order, and the most tokens in all.
 
         Args:
             token_is_awaited: this step decodes, and a caller waits for its next token.
             n_rows: sequences that decode in this step.
-            takes_long: long prompts may have a chunk while a token is awaited.
+            takes_long: long prompts may get a chunk while a token is awaited.
             is_streamed: the answer of a decoding sequence is read token by token. If all answers are read whole, nobody
-                sees a gap between two tokens, and answers end earlier if prompts are computed soon, because later steps
-                have more rows.
+                sees a gap between two tokens. Answers then end earlier if prompts are computed soon, because later
+                steps have more rows.
         """
         self._n_long = 0
         most_short = max(SHORT, self._costs.pass_in_rows(SHORT))
@@ -152,11 +154,11 @@ class PrefillPacer:
             chunk = max(chunk, long[0].num_pending)
         n_short = sum(s.num_pending for s in short)
         self._n_long = chunk
-        # where a pass takes only equal lengths, a second long prompt would cost a pass of its own
+        # where a pass accepts only equal lengths, a second long prompt would cost a pass of its own
         return [*short, *(long if self._limits.packs_any else long[:1])], min(n_short + chunk, most)
 
     def _affordable_chunk(self) -> int:
-        """Returns how many prompt tokens the saved time pays for, after this step's share is added to it."""
+        """Adds this step's share to the saved time. Returns how many prompt tokens the saved time pays for."""
         plain_s, token_s = self.times.plain_s, self.times.token_s
         assert plain_s is not None
         earned = self._limits.prefill_share / (1 - self._limits.prefill_share)
@@ -167,6 +169,6 @@ class PrefillPacer:
 
     @property
     def _least_chunk(self) -> int:
-        """The fewest tokens of a chunk. On a GPU at most a quarter of prefill_budget, so that it can be paid for."""
+        """The fewest tokens of a chunk. On a GPU they cost half a pass, but are at most a quarter of prefill_budget."""
         half = self._costs.pass_in_rows(2 * LEAST_CHUNK) // 2
         return max(LEAST_CHUNK, min(half, self._limits.prefill_budget // 4))

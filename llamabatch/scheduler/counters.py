@@ -9,10 +9,11 @@ from llamabatch.utils.histogram import Tally
 
 
 class SequenceCounters:
-    """Tokens and durations. The engine's thread counts; another thread that reads meanwhile sees a part of a step.
+    """Counts of tokens and histograms of durations. The engine's thread counts; another thread that reads during a step
+    sees a part of the step.
 
-    Most rows of a step continue a sequence whose last token came in the step before. All of them have the same gap, so
-    that it is looked up in the histogram once a step.
+    Most rows of a step continue a sequence whose last token came in the step before. All these rows have the same gap,
+    so the histogram is updated once for all of them.
 
     Attributes:
         prompt_tokens, generated_tokens: as in EngineStats.
@@ -33,10 +34,10 @@ class SequenceCounters:
         self._queue.add(now - sequence.request.arrival_s)
 
     def count_tokens(self, sequence: Sequence, n: int, before: float | None, now: float) -> None:
-        """Counts `n` more tokens of a sequence, all known now.
+        """Counts `n` more tokens of a sequence, which all became known at the time `now`.
 
         Args:
-            before: when its previous token was known; None if these are its first tokens.
+            before: time at which the sequence's previous token was known; None: the sequence had no token.
         """
         self.generated_tokens += n
         if before is None:

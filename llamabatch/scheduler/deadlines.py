@@ -11,12 +11,12 @@ from llamabatch.request.request import Request
 from llamabatch.request.sequence import Sequence
 from llamabatch.utils.checks import counted
 
-_FEW = 64  # with fewer entries, sequences that have ended are not removed
+_FEW = 64  # with fewer entries in the heap, sequences that have ended are not removed from it
 
 
 class Deadlines:
-    """The sequences in flight that have a deadline, earliest deadline first. They are not kept alive, because most end
-    long before their deadlines."""
+    """The sequences in flight that have a deadline, earliest deadline first. The references are weak, because most
+    sequences end long before their deadlines."""
 
     def __init__(self) -> None:
         self.num_missed = 0
@@ -72,7 +72,7 @@ def deadline_message(request: Request, now: float, where: str) -> str:
     """Returns the error of a request that missed its deadline.
 
     Args:
-        where: how far the request had come.
+        where: end of the message: how far the request had come.
     """
     after = now - request.arrival_s
     return f"{DEADLINE_EXCEEDED}deadline_s is {request.params.deadline_s}; it was ended after {after:.3f} s, {where}"

@@ -1,7 +1,7 @@
 """The slots of a context: leases, cells that finished sequences have left in free slots, copies and cuts.
 
 Pure Python. The cells of a finished sequence stay in its slot until another sequence needs the slot. A request that
-begins with the same tokens starts from these cells. Only free slots hold cached cells, so that caching never spreads
+begins with the same tokens starts from these cells. Only free slots have cached cells, so that caching never spreads
 the running ids apart.
 """
 
@@ -18,14 +18,14 @@ from llamabatch.scheduler.output import Cut, Limits, PrefixCopy
 from llamabatch.scheduler.step_costs import StepCosts
 
 # A copy of a slot costs as much as computing this many tokens (0.5B Q8_0: 6 ms with slots of 512 cells, 15 to 35 ms
-# with 4,096, and 770 tokens/s). Cached cells move to another slot if they are expected to save more.
+# with 4,096, and 770 tokens/s). Cached cells move to another slot if they are expected to save more tokens than this.
 COPY_IN_TOKENS = 16
 # The most tokens that a template writes behind the last turn, to open the model's answer.
 MOST_OPENING = 32
-# The chance that a prefix is used again, before anything is known: one in eight.
+# The chance that a prefix is used again, assumed before any use is counted: one in eight.
 _FIRST_USES = (1, 8)
-# The chance that more than the beginning of a prefix is used again, before anything is known. It changes more slowly:
-# the next turns of many chats come only after the first turns of all chats.
+# The chance that more than the beginning of a prefix is used again, assumed before any use is counted. Its larger
+# counts let it change more slowly: the next turns of many chats come only after the first turns of all chats.
 _FIRST_CONTINUED = (4, 32)
 _REMEMBERED = 256  # after this many cached prefixes, both counts of a chance are halved
 
@@ -39,7 +39,7 @@ class CachedPrefix:
         n_prompt: how many of the `count` tokens belong to the prompt.
         least_cut: the cells cannot be cut to fewer tokens; see Sequence.
         key: only requests with this key may use the cells.
-        used: when the cells were last used, as a number that rises.
+        used: number of the last use of the cells; later uses have higher numbers.
     """
 
     token_ids: abc.Sequence[int]
@@ -52,12 +52,13 @@ class CachedPrefix:
 
 @dataclass(frozen=True)
 class Placement:
-    """Slots near which a sequence should stand, so that the ids of each call are dense.
+    """The slots near which a sequence should get its slot, so that the slot ids of each call are dense.
 
     Attributes:
-        peers: leased slots of the sequences that share its passes; None: all leased slots.
-        from_top: search from the highest slot down, where background sequences stand.
-        neighbours: take the free slot nearest to these, or the highest one if the list is empty; None: any.
+        peers: leased slots of the sequences that share passes with the new one; None: all leased slots.
+        from_top: True: the search begins at the highest slot, because background sequences use the highest slots.
+        neighbours: the sequence gets the free slot nearest to these, or the highest free slot if the list is empty;
+            None: neighbours do not count.
     """
 
     peers: abc.Sequence[int] | None = None
@@ -69,12 +70,12 @@ ANYWHERE = Placement()
 
 
 class KVCacheManager:
-    """Leases slots, caches the cells of finished sequences, and collects a step's copies (in their order) and cuts.
+    """Leases slots, caches the cells of finished sequences, and collects the copies and cuts of a step.
 
     Attributes:
         slots: the seq ids.
         cached: slot -> cells that a finished sequence has left there.
-        on_loss: called before cached cells are lost, while the slot still holds them. Its arguments are the slot, its
+        on_loss: called before cached cells are lost, while the slot still has them. Its arguments are the slot, its
             cached cells, and how many of them stay in use.
     """
 
@@ -95,11 +96,11 @@ class KVCacheManager:
 
     @property
     def n_cached_cells(self) -> int:
-        """Cells that finished sequences hold."""
+        """The number of cells that finished sequences have left in slots."""
         return sum(cached.count for cached in self.cached.values())
 
     def find(self, sequence: Sequence) -> tuple[int, int] | None:
-        """Returns the slot of a finished sequence that saves the most tokens, and how many; None if none does."""
+        """Returns the slot whose cached cells save the most tokens, and how many; None if no slot saves enough."""
         most = sequence.most_shared
         if not self.cached or most < MIN_SHARED:
             return None
@@ -112,7 +113,7 @@ class KVCacheManager:
             shared = sequence.whole(min(common_length(known, cached.token_ids), cached.count, most))
             if shared < (cached.least_cut if self._can_cut else cached.count):
                 continue
-            rank = (shared, -cached.count, slot)  # of two that save as much, the one with fewer cells
+            rank = (shared, -cached.count, slot)  # of two slots that save as many tokens, the one with fewer cells wins
             if shared >= MIN_SHARED and (best is None or rank > best):
                 best = rank
         return None if best is None else (best[2], best[0])
@@ -126,16 +127,18 @@ class KVCacheManager:
         return None
 
     def grow(self, n_slots: int, carried: abc.Set[int]) -> None:
-        """Adds the slots of a larger context, which has taken over only the cells of the slots `carried`."""
+        """Adds the slots of a larger context. Evicts the cached cells of slots that are not in `carried`, because the
+        new context does not have them."""
         self.slots.grow(n_slots)
         for slot in self.cached.keys() - carried:
             self.evict(slot, is_lost=True)
 
     def lease(self, placement: Placement = ANYWHERE, *, spared: int | None = None) -> int:
-        """Leases and empties a free slot that keeps the ids dense. Of several, the one of least value is taken.
+        """Leases and empties a free slot that keeps the slot ids dense. Of several such slots it leases the one whose
+        cached cells have the least value.
 
         Args:
-            spared: a slot that is not taken.
+            spared: a slot whose cells must stay; None: there is none.
         """
         neighbours, top = placement.neighbours, placement.from_top
         if neighbours is not None:
@@ -144,7 +147,7 @@ class KVCacheManager:
         if not self.cached:
             return self.slots.lease(top=top)
         leased: abc.Collection[int] = self.slots.leased if placement.peers is None else placement.peers
-        if self._is_unified:  # a unified cache takes any ids into a pass
+        if self._is_unified:  # with a unified cache, a pass accepts any slot ids
             leased = ()
         low, high = min(leased, default=self.slots.n_slots if top else 0), max(leased, default=self.slots.n_slots)
 
@@ -154,7 +157,7 @@ class KVCacheManager:
         return self.lease_this(min((slot for slot in self.slots.free if slot != spared), key=cost), spared)
 
     def lease_this(self, slot: int, spared: int | None = None) -> int:
-        """Leases a given free slot. Its cached cells move to a slot of less value if that pays, or are lost."""
+        """Leases a free slot. Its cached cells move to a slot of less value if the move pays; else they are lost."""
         cached = self.cached.get(slot)
         if cached is not None and self.expected_saving(slot) >= self._costs.copy_in_rows(COPY_IN_TOKENS):
             value, leased = self.value(slot), self.slots.leased
@@ -170,9 +173,10 @@ class KVCacheManager:
         return self.slots.lease(slot)
 
     def lease_prefix(self, slot: int, count: int, placement: Placement = ANYWHERE) -> int:
-        """Leases a slot that begins with `count` tokens cached in the free slot `slot`.
+        """Leases a slot for a sequence that begins with the first `count` tokens cached in the free slot `slot`.
 
-        That slot itself is leased, unless the rest of its cells may be of use and a slot of less value is free.
+        `slot` itself is leased, unless the rest of its cells may be of use and a slot of less value is free. Then the
+        tokens are copied to the other slot.
         """
         cached = self.cached[slot]
         self._uses += 1
@@ -229,7 +233,7 @@ class KVCacheManager:
 
     @property
     def continued(self) -> float:
-        """The share of kept prefixes whose text was continued, 0 to 1. Others were used in part, or not again."""
+        """The share of kept prefixes whose text was continued, 0 to 1. The others were used in part or never again."""
         return min(1.0, self._n_continued / self._n_kept)
 
     def expected_saving(self, slot: int) -> float:
@@ -238,10 +242,10 @@ class KVCacheManager:
         return 0.0 if cached is None else cached.count * min(1.0, self._n_used_again / self._n_ever_cached)
 
     def evict(self, slot: int, *, is_lost: bool = False) -> None:
-        """Gives up the cells cached in a slot, if there are any.
+        """Drops the cells cached in a slot, if there are any.
 
         Args:
-            is_lost: the cells cannot be used any more, or are already gone.
+            is_lost: the cells cannot be used any more, or are already gone, so that on_loss is not called.
         """
         cached = self.cached.pop(slot, None)
         if cached is None:
@@ -255,12 +259,12 @@ class KVCacheManager:
             self.on_loss(slot, cached, kept)
 
     def evict_keys(self, unwanted: Callable[[ShareKey], bool]) -> None:
-        """Gives up all cells cached under an unwanted key."""
+        """Drops all cells cached under an unwanted key."""
         for slot in [slot for slot, cached in self.cached.items() if unwanted(cached.key)]:
             self.evict(slot, is_lost=True)
 
     def evict_to(self, n_cells: int) -> None:
-        """Gives up the least valuable cached cells until no more than `n_cells` are left."""
+        """Drops the least valuable cached cells until no more than `n_cells` are left."""
         excess = self.n_cached_cells - n_cells
         if excess > 0:
             for slot in sorted(self.cached, key=self.value):
@@ -272,7 +276,7 @@ class KVCacheManager:
         """Copies the first `count` tokens of slot `source` to slot `target` in this step."""
         self._copies.append(PrefixCopy(source, target, count))
         self._unsettled.add(target)
-        self._cuts.pop(target, None)  # the copy replaces all that stood there
+        self._cuts.pop(target, None)  # the copy replaces all cells of the target
 
     def fill(self, slot: int) -> None:
         """Notes that the cells of a slot come from a stored prefix in this step."""
@@ -291,7 +295,7 @@ class KVCacheManager:
         self._cuts.setdefault(slot, count)
 
     def pop_actions(self) -> tuple[tuple[PrefixCopy, ...], tuple[Cut, ...]]:
-        """Returns the copies and cuts since the last call."""
+        """Returns the copies, in the order in which they must happen, and the cuts since the last call."""
         copies, self._copies = tuple(self._copies), []
         cuts = tuple(Cut(slot, count) for slot, count in sorted(self._cuts.items())) if self._cuts else ()
         self._cuts.clear()
@@ -308,8 +312,8 @@ class KVCacheManager:
 class SlotPool:
     """The seq ids of a context, 0 .. n_slots - 1.
 
-    Sequences lease the lowest free id, so that running ids stay dense; background ones lease the highest, so that the
-    foreground ones stay dense without them. Raises ValueError on misuse: a bug of ours, never of a caller.
+    Foreground sequences lease the lowest free id, so that their ids stay dense. Background sequences lease the highest
+    free id. The methods raise ValueError on misuse, which is a bug of llamabatch, never of its caller.
     """
 
     def __init__(self, n_slots: int) -> None:
@@ -331,7 +335,7 @@ class SlotPool:
         return sorted(self._free)
 
     def lease(self, slot: int | None = None, *, top: bool = False) -> int:
-        """Takes the free id `slot`, or by default the lowest free id, or the highest if `top`."""
+        """Leases and returns the free id `slot`; without `slot` the lowest free id, or the highest if `top`."""
         if not self._free:
             raise ValueError("no slot is free")
         if slot is None and top:

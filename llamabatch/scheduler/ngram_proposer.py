@@ -13,7 +13,7 @@ LONGEST_RUN = 3
 
 
 class NgramProposer:
-    """A Proposer that computes nothing: it looks guesses up in the text itself."""
+    """A Proposer that computes nothing: it finds guesses in the text itself."""
 
     is_free = True
 
@@ -37,7 +37,7 @@ class NgramProposer:
 class RunIndex:
     """Index of one text: for each run of 1 to LONGEST_RUN tokens, the place of the token that followed it last.
 
-    A token adds LONGEST_RUN entries at most, so that a step of a long text costs as much as one of a short text.
+    A token adds at most LONGEST_RUN entries. A step of a long text therefore costs as much as a step of a short text.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class RunIndex:
                 found = list(token_ids[place : place + n])
                 if min(found) < 0:  # a negative id is a picture, which cannot be guessed
                     return found[: next(at for at, token_id in enumerate(found) if token_id < 0)]
-                # the text repeats itself up to its end: the repetition goes on
+                # the found tokens reach the end of the text, so the guess is that they repeat
                 for at in range(n - len(found)):
                     found.append(found[at])
                 return found

@@ -26,10 +26,11 @@ class ScheduledSpan(NamedTuple):
         output: the row of the last token is sampled.
         draft: guessed tokens in a verify call, else None. The one pending token comes first, then the guesses, then
             padding up to `length`. The rows of the pending token and of the guesses are output rows.
-        shift: the token at position p is token p + shift of the sequence; above 0 once a full slot has forgotten some.
+        shift: the token at position p is token p + shift of the sequence; above 0 once a full slot has forgotten some
+            tokens.
         prompt_rows: how many rows are read for logprobs of the prompt: the rows just before the sampled row, or the
             last rows if `output` is False.
-        media: the run of a picture that the tokens belong to; None: they are text.
+        media: the run of a picture that the tokens belong to; None: the tokens are text.
     """
 
     sequence: Sequence
@@ -44,12 +45,12 @@ class ScheduledSpan(NamedTuple):
 
     @property
     def request_id(self) -> str:
-        """Id under which the runner keeps the sampler state of the sequence."""
+        """Id under which the runner stores the sampler state of the sequence."""
         return self.sequence.request.request_id
 
     @property
     def token_ids(self) -> list[int]:
-        """Prompt and output so far; not to be changed."""
+        """Token ids of prompt and output so far. Callers must not change the list."""
         return self.sequence.token_ids
 
     @property
@@ -59,7 +60,7 @@ class ScheduledSpan(NamedTuple):
 
     @property
     def logprobs(self) -> LogprobRecord | None:
-        """Logprobs that the request asks for; None: it asks for none."""
+        """Logprobs that the request asks for; None: the request asks for none."""
         return self.sequence.logprobs
 
     @property
@@ -69,7 +70,7 @@ class ScheduledSpan(NamedTuple):
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens at the positions of the span; with a draft only the first of them is known."""
+        """Tokens at the positions of the span; with a draft only the first token, because the others are guesses."""
         first = self.start + self.shift
         return self.sequence.token_ids[first : first + self.length]
 
@@ -80,10 +81,11 @@ class Call:
 
     Attributes:
         dummy_slots: the slots of dummy rows, rising.
-        n_guesses: in a verify call, the rows of each span behind its known token. Where spans differ
-            (Limits.packs_any), the most that a span has; elsewhere each dummy has as many rows as a span.
-        dummy_starts: how many tokens each of dummy_slots holds before and after the call; (): all are empty.
-        is_padded: dummy rows are output rows, too, so that the call has the shape of one without dummy rows; see
+        n_guesses: in a verify call, the number of rows of each span behind its known token; 0 in other calls. If spans
+            differ (Limits.packs_any), it is the largest of their numbers; otherwise each dummy has as many rows as a
+            span.
+        dummy_starts: how many tokens each of dummy_slots contains before and after the call; (): all slots are empty.
+        is_padded: dummy rows are also output rows, so that the call has the shape of a call without dummy rows; see
             RowLadder.
     """
 
@@ -116,7 +118,7 @@ class Call:
 
 @dataclass(frozen=True)
 class PrefixCopy:
-    """A copy of the first `count` tokens from slot `source` to slot `target`, which loses its own."""
+    """A copy: slot `target` loses its tokens, and gets the first `count` tokens of slot `source`."""
 
     source: int
     target: int
@@ -142,11 +144,11 @@ class Shift:
 
 @dataclass(frozen=True)
 class Save:
-    """A save: the model runner puts the contents of slot `slot` into `prefix.state`, if they are the tokens of
-    `prefix`. Extra cells are cut off first where cells can be cut, because the slot is about to be emptied.
+    """A save: the model runner copies the state of slot `slot` to `prefix.state`, if the slot contains just the tokens
+    of `prefix`. Where cells can be cut, it cuts off extra cells first, because the slot is about to be emptied.
 
     Attributes:
-        make_room: see PrefixStore; called with the bytes of the state before it is copied.
+        make_room: PrefixStore.make_room, called with the size of the state in bytes before the state is copied.
     """
 
     slot: int
@@ -182,7 +184,7 @@ class SchedulerOutput:
 
     @property
     def plain_rows(self) -> int:
-        """The rows of a step that only continues sequences, in one call without guesses; 0 for every other step."""
+        """The number of rows if the step only continues sequences, in one call without guesses; 0 for other steps."""
         if (
             len(self.calls) != 1
             or self.copies
@@ -197,7 +199,7 @@ class SchedulerOutput:
     @property
     def has_media(self) -> bool:
         """True if a call computes tokens of a picture."""
-        return any([call.spans[0].media for call in self.calls])  # noqa: C419  # a generator is a call for each
+        return any([call.spans[0].media for call in self.calls])  # noqa: C419  # a list is faster than a generator
 
     @property
     def spans(self) -> list[ScheduledSpan]:
@@ -209,16 +211,16 @@ class DecodeStatus(Enum):
 
     OK = auto()
     NO_ROOM = auto()  # no free cells; nothing of the span was computed
-    NOT_YET = auto()  # its picture is still being encoded; nothing of the span was computed
+    NOT_YET = auto()  # the span's picture is still being encoded; nothing of the span was computed
     FAILED = auto()  # the span itself cannot be computed
 
 
 class SpanOutput(NamedTuple):
-    """The status of a span, and the zero to k tokens that were sampled after it.
+    """The status of a span, and the tokens that were sampled after it, if any.
 
     Attributes:
-        logprobs: if asked for: one entry for each of the span's prompt rows, then one for each token.
-        encoder_s: seconds that the encoder of its picture took.
+        logprobs: one entry for each of the span's prompt rows, then one for each token; empty unless asked for.
+        encoder_s: seconds that the encoder of the span's picture took.
     """
 
     status: DecodeStatus
@@ -236,26 +238,26 @@ class Limits:
         n_slots: the most seq ids of the context.
         start_slots: the seq ids that the context starts with; None: n_slots. The context grows once.
         n_batch: the most tokens in one call. n_ubatch: the most tokens in one pass over the weights.
-        prefill_share: part of the time, 0.05 to 1, that prompts have while other requests wait for their next token.
-        prefill_budget: the most prompt tokens a step while other requests wait for their next token.
+        prefill_share: part of the time, 0.05 to 1, that prompts get while other requests wait for their next token.
+        prefill_budget: the most prompt tokens in a step while other requests wait for their next token.
         n_outputs: the most output rows in one call.
         n_cells: cells of a unified KV cache, which all slots share; None: a split cache, in which each slot has its
             own.
         can_share: the cells of a slot can be copied to another slot.
         can_cut: a copy can be cut at any position. False: the contents of a slot can be used only at their very end
             (recurrent state, sliding windows).
-        has_window: some layers attend over a sliding window; its older cells are not part of a saved state.
+        has_window: some layers attend over a sliding window. A saved state lacks their cells outside the window.
         state_bytes: bytes of main memory that saved states of slots may take.
-        can_pad: dummy rows are harmless (not with recurrent state).
+        can_pad: dummy rows are harmless. With recurrent state they are not.
         can_shift: the positions of cells can change (overflow="shift").
         keeps_prefixes: finished sequences leave their cells to requests that begin alike; needs can_share.
         prompt_rows: the most output rows of a call in which one sequence has several; each is a row of logits.
-        is_ragged: a pass takes any slots, with any number of tokens each; else consecutive slots with equally many
-            each.
+        is_ragged: a pass accepts any slots, with any number of tokens each. Otherwise a pass needs consecutive slots
+            with equally many tokens each.
         on_device: a GPU computes, so that costs of rows and passes are measured; see StepCosts.
         row_ladder: "off", "auto" or "on": see RowLadder.
         is_unified: the KV cache is a unified one; follows from n_cells.
-        packs_any: a pass takes any slots, with any number of tokens each: is_unified or is_ragged is set.
+        packs_any: a pass accepts any slots, with any number of tokens each: is_unified or is_ragged is set.
     """
 
     n_slots: int

@@ -28,8 +28,8 @@ class Policy:
         summary: one line for help texts.
         key: sorts the waiting sequences; the lowest is admitted first. The key starts with the group, so that later
             calls cannot overtake a request forever.
-        admits: (running, free slots) -> how many sequences may be admitted now.
-        select: running sequences that could compute -> those that do in this step.
+        admits: (number of running sequences, number of free slots) -> how many sequences may be admitted now.
+        select: running sequences that could compute -> the sequences that compute in this step.
         one_slot: the policy uses one slot only.
         by_family: the key uses Sequence.family.
     """
@@ -52,7 +52,7 @@ def shortest_prompt_first(sequence: Sequence) -> tuple[Any, ...]:
 
 
 def longest_first(sequence: Sequence) -> tuple[Any, ...]:
-    """Sorts by expected output, longest first: short requests fill the tail, where slots would otherwise stand empty.
+    """Sorts by expected output, longest first. Short requests then fill slots that would be empty at the end.
 
     Prompts that begin alike stay together, so that later ones can copy from the first. Requests with the same adapters
     also stay together, because other adapters need calls of their own.
@@ -116,7 +116,8 @@ POLICIES: dict[str, Policy] = {
     )
 }
 
-# Two names choose how engines are made, not what a step computes; see planning/capacity.py and client/connect.py.
+# The last two names choose how engines are made, not what a step computes; see planning/capacity.py and
+# client/connect.py.
 STRATEGIES: tuple[str, ...] = (*POLICIES, "multi-instance", "auto")
 
 
@@ -126,6 +127,6 @@ def has_one_slot(strategy: str) -> bool:
 
 
 def policy(name: str) -> Policy:
-    """Returns the policy of that name. Raises ConfigError with the known names."""
+    """Returns the policy of that name. Raises ConfigError, which lists the known names, for any other name."""
     choice(ConfigError, "strategy", name, POLICIES)
     return POLICIES[name]

@@ -16,34 +16,34 @@ def foreground(running: list[Sequence]) -> list[Sequence]:
 
 def copy_candidates(sequence: Sequence, running: Iterable[Sequence]) -> Iterator[Sequence]:
     """Returns the sequences whose prefix `sequence` may wait for. A foreground sequence does not wait for the prompt of
-    a background one, which computes in few steps."""
+    a background one, because only few steps compute background prompts."""
     return (s for s in running if sequence.background or not s.background or s.num_pending == 1)
 
 
 def peer_slots(sequence: Sequence, running: Iterable[Sequence]) -> list[int]:
-    """Returns the slots of all background sequences, or of all foreground ones, whichever `sequence` computes with."""
+    """Returns the slots of the sequences that compute with `sequence`: all background ones, or all foreground ones."""
     return [s.slot for s in running if s.slot is not None and s.background == sequence.background]
 
 
 def victims(
     waiting: Sequence, running: abc.Sequence[Sequence], n_free: int, n_cells: int | None, preempt: bool
 ) -> list[Sequence]:
-    """Returns the sequences to preempt so that `waiting` gets a slot; none if that would not be enough.
+    """Returns the sequences to preempt so that `waiting` gets a slot; no sequences if preemption would not be enough.
 
-    The worst tier goes first, and within a tier the youngest sequence. Background sequences go from the lowest slot up,
-    so that foreground ones stay in neighbouring slots.
+    Sequences of the worst tier come first, and within a tier the youngest one. Background sequences are preempted from
+    the lowest slot up, so that foreground sequences stay in neighbouring slots.
 
     Args:
         n_free: free slots.
         n_cells: cells of a unified KV cache; None: each slot has enough of its own.
-        preempt: foreground sequences may be preempted, too.
+        preempt: True: foreground sequences may also be preempted, not only background ones.
     """
     tier = waiting.request.tier
     worse = [
         s
         for s in reversed(running)
         if s.request.tier > tier
-        and s.overtaken + PREEMPTION_COUNTS < MAX_OVERTAKEN  # else it would be the next to enter, before `waiting`
+        and s.overtaken + PREEMPTION_COUNTS < MAX_OVERTAKEN  # else this sequence would enter again before `waiting`
         and (preempt or s.background > waiting.background)
     ]
     worse.sort(key=lambda s: (s.request.tier, s.background and -(s.slot or 0)), reverse=True)

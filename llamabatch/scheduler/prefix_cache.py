@@ -21,13 +21,13 @@ from llamabatch.scheduler.step_costs import StepCosts
 
 # A second pass over the weights costs as much as this many prompt tokens (0.5B Q8_0: 23 ms, and 770 tokens/s).
 PASS_IN_TOKENS = 18
-# Copying a cell to main memory takes this part of the time of computing it. The value holds until both times are
-# measured (0.5B Q8_0 on two cores: 12 kB a token, 4 to 12 us to copy, 1.3 ms to compute).
+# The time of copying a cell to main memory, as a share of the time of computing the cell. The value is used until both
+# times are measured (0.5B Q8_0 on two cores: 12 kB a token, 4 to 12 us to copy, 1.3 ms to compute).
 _COPY_SHARE = 1 / 150
 
 
 class PrefixCache:
-    """Gives each admitted sequence the slot, or the copy, that saves the most of its prompt.
+    """Gives each admitted sequence the cached slot, copy or stored prefix that saves the most of its prompt.
 
     Args:
         n_slots: slots that the context starts with.
@@ -38,9 +38,9 @@ class PrefixCache:
         store: prefixes loaded from files, and checkpoints.
         cuts_anywhere: the contents of a slot can be cut to any number of tokens.
         num_shared_tokens: tokens copied from running sequences.
-        num_prefix_hits, num_prefix_tokens: sequences that began with cells of finished ones or with a stored prefix,
-            and the tokens that these gave them. num_restored_tokens: the tokens from the store. num_read_tokens: the
-            tokens from its disk.
+        num_prefix_hits: sequences that began with cells of a finished sequence, or with a stored prefix.
+            num_prefix_tokens: tokens that they did not compute for this reason. num_restored_tokens: the part of
+            num_prefix_tokens that came from the store. num_read_tokens: the part that came from the store's disk.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PrefixCache:
         if self.store.keeps_checkpoints:
             self.kv_cache.on_loss = self._on_loss
         self._stops_early = self.store.keeps_checkpoints and not limits.can_cut and limits.keeps_prefixes
-        # request id -> tokens at which a checkpoint of its sequence is made, rising
+        # request id -> the token counts at which checkpoints of its sequence are made, rising
         self._places: dict[str, list[int]] = {}
         self._saves: list[Save] = []
         self.num_shared_tokens = 0
@@ -68,11 +68,11 @@ class PrefixCache:
         self.num_restored_tokens = 0
         self.num_read_tokens = 0
         self._limits = limits
-        # request id -> the stored prefix that a later step fills its slot with, and how many tokens of it
+        # request id -> the stored prefix that a later step puts into the sequence's slot, and how many tokens of it
         self._restoring: dict[str, tuple[StoredPrefix, int]] = {}
         self._fetched: set[StoredPrefix] = set()  # prefixes read from the disk for sequences in _restoring
         self._tried: dict[int, CachedPrefix] = {}  # slot -> the cells that were last offered to the disk
-        # request id -> the sequence whose prefix it will copy, None once that sequence was preempted; how many tokens
+        # request id -> the sequence whose prefix will be copied (None: it was preempted), and how many tokens of it
         self._sources: dict[str, tuple[Sequence | None, int]] = {}
 
     def stats(self) -> dict[str, Any]:
@@ -87,7 +87,8 @@ class PrefixCache:
         }
 
     def admit(self, sequence: Sequence, running: abc.Sequence[Sequence], placement: Placement) -> None:
-        """Leases a slot for a sequence. Picks a finished, running or stored prefix for it to begin with."""
+        """Leases a slot for a sequence. Chooses the cells that the sequence begins with: those of a finished sequence,
+        of a running one, or a stored prefix."""
         cached = source = stored = None
         if self._limits.can_share and sequence.request.params.skip_reading_prefix_cache:
             source = self._best_source(sequence, siblings(sequence, running))
@@ -97,7 +98,7 @@ class PrefixCache:
             stored = self.store.find(sequence, known, sequence.most_cells if self._limits.is_unified else None)
             if self._stops_early and not sequence.scores:
                 self._choose_places(sequence, running, known if stored is None else stored[1])
-        if stored is not None:  # a later step fills the slot, when no copy from or to it is left
+        if stored is not None:  # a later step fills the slot, once no copy from or to the slot is left
             if stored[0].is_on_disk and self.store.disk is not None:
                 self._fetched.add(stored[0])
                 self.store.disk.fetch(stored[0])
@@ -123,7 +124,8 @@ class PrefixCache:
         return sequence.request.request_id in self._sources or sequence.request.request_id in self._restoring
 
     def restores(self, running: abc.Sequence[Sequence]) -> tuple[Restore, ...]:
-        """Returns stored prefixes in main memory for the slots of sequences that were admitted before this step."""
+        """Returns the restores of this step, for sequences that an earlier step admitted. Their stored prefixes are in
+        main memory by now."""
         if not self._restoring:
             return ()
         restores = []
@@ -148,7 +150,7 @@ class PrefixCache:
         return any(prefix.state is None and not prefix.is_dropped for prefix, _ in self._restoring.values())
 
     def settle(self) -> None:
-        """Ends the step: stores the saved checkpoints, and frees states from the disk that no sequence waits for."""
+        """Ends the step: stores the saved checkpoints. Frees states read from disk that no sequence waits for."""
         self.store.settle()
         if self._fetched and self.store.disk is not None:
             awaited = {prefix for prefix, _ in self._restoring.values()}
@@ -157,7 +159,8 @@ class PrefixCache:
                 self.store.disk.release(prefix)
 
     def next_write(self) -> Save | None:
-        """Returns a save of a finished sequence's cells that deserve a file on disk, or None. Called when idle."""
+        """Returns a save for cells of a finished sequence that are worth a file on disk; None if there are none. The
+        engine calls it while it has nothing to compute."""
         disk = self.store.disk
         if disk is None or disk.is_busy or self.store.write_next():
             return None
@@ -174,7 +177,7 @@ class PrefixCache:
         return None
 
     def copy_ready(self, running: abc.Sequence[Sequence]) -> None:
-        """Copies prefixes whose sources have computed enough tokens. Finds another source where the source is lost."""
+        """Copies prefixes whose sources have computed enough tokens. Finds other sources in place of lost ones."""
         if not self._sources:
             return
         for sequence in running:
@@ -212,8 +215,8 @@ class PrefixCache:
         return found
 
     def save_reached(self, running: abc.Sequence[Sequence]) -> None:
-        """Makes checkpoints of sequences that have reached their places. Call it before slots get other cells in a
-        step."""
+        """Makes checkpoints of sequences that have reached a token count from `_choose_places`. Call it in each step
+        before slots get other cells."""
         if not self._places:
             return
         for sequence in running:
@@ -236,7 +239,7 @@ class PrefixCache:
         return saves
 
     def _save(self, sequence: Sequence, gain: int) -> None:
-        """Makes a checkpoint of a sequence's computed tokens, if it saves `gain` tokens more than others."""
+        """Makes a checkpoint of a sequence's computed tokens, if it saves `gain` tokens more than the store does."""
         slot, count = sequence.slot, sequence.num_computed
         if slot is None or not self.kv_cache.is_settled(slot):
             return
@@ -250,9 +253,8 @@ class PrefixCache:
             self._saves.append(Save(slot, prefix, self.store.make_room))
 
     def _on_loss(self, slot: int, cached: CachedPrefix, kept: int) -> None:
-        """Makes a checkpoint of a finished sequence whose cells are about to be overwritten. With a sliding window,
-        whose saved state cannot be cut, only the prompt is saved: the next turn of a chat may leave out the
-        thinking."""
+        """Makes a checkpoint of a finished sequence whose cells are about to be overwritten. With a sliding window only
+        the prompt is saved: the next turn of a chat may leave out the thinking, and a saved state cannot be cut."""
         if self.cuts_anywhere:
             gain = self._least_gain(cached.count, self.kv_cache.continued)
             if cached.count - kept >= gain:
@@ -261,19 +263,20 @@ class PrefixCache:
         cuts = self._limits.can_cut and self._limits.has_window
         count = cached.n_prompt if cuts and cached.n_prompt >= cached.least_cut else cached.count
         if kept or count < MIN_CHECKPOINT or (count < cached.count and self.kv_cache.is_copied(slot)):
-            return  # is_copied: another slot copies all of these cells, and the save would cut them before that
+            return  # is_copied: another slot copies all of these cells, and the save would cut them before the copy
         self._save_tokens(slot, cached.token_ids[:count], cached.key, cached.n_prompt, MIN_GAIN)
 
     def _least_gain(self, count: int, chance: float) -> int:
-        """Returns how many tokens a copy of `count` cells must save: enough that computing them, times the chance that
-        their text continues, takes longer than the copy."""
+        """Returns how many tokens a copy of `count` cells must save. The time to compute these tokens, multiplied by
+        the chance that their text continues, must be longer than the time of the copy."""
         compute_s, copy_s = self._token_s(), self.store.token_s
         share = _COPY_SHARE if compute_s is None or copy_s is None else copy_s / compute_s
         return max(MIN_SHARED, math.ceil(count * share / chance))
 
     def _choose_places(self, sequence: Sequence, running: abc.Sequence[Sequence], known: int) -> None:
         """Chooses the token counts at which checkpoints of a sequence are made: the end of its prompt, or of the last
-        turn in it, because a template may write other tokens after that turn later; and where other sequences differ.
+        turn in the prompt, and the place where other sequences begin to differ. The tokens after the last turn are left
+        out, because a template may write other tokens there in the next request.
 
         Args:
             known: tokens that the sequence does not have to compute.
@@ -296,7 +299,7 @@ class PrefixCache:
             self._places[sequence.request.request_id] = sorted(places)
 
     def source_slot(self, sequence: Sequence) -> int | None:
-        """Returns the slot that computes the prefix which `sequence` will copy; None if it waits for none."""
+        """Returns the slot of the sequence whose prefix `sequence` will copy; None if `sequence` waits for no copy."""
         source, _ = self._sources.get(sequence.request.request_id, (None, 0))
         return None if source is None else source.slot
 
@@ -306,7 +309,7 @@ class PrefixCache:
         return {source.slot for source in sources if source.slot is not None}
 
     def forget(self, sequence: Sequence) -> None:
-        """Drops the waits and the checkpoint places of a sequence that has ended or lost its slot."""
+        """Drops the planned copies, restores and checkpoints of a sequence that has ended or lost its slot."""
         self._stop_waiting(sequence)
         self._places.pop(sequence.request.request_id, None)
 
@@ -315,27 +318,27 @@ class PrefixCache:
         self._restoring.pop(sequence.request.request_id, None)
 
     def on_preempted(self, sequence: Sequence) -> None:
-        """Cancels copies from a preempted sequence. It is admitted again after the sequences that wait for it, so that
-        it could wait for one of them, and neither would ever run."""
+        """Cancels copies from a preempted sequence. Once this sequence is admitted again, it could wait for another
+        sequence that waits for the copy, and neither would ever run."""
         self.forget(sequence)
         for request_id, (source, count) in self._sources.items():
             if source is sequence:
                 self._sources[request_id] = (None, count)
 
     def reset(self) -> None:
-        """Gives up the cells of all finished sequences, and all checkpoints. Cells of running sequences and loaded
+        """Drops the cells of all finished sequences, and all checkpoints. Cells of running sequences and loaded
         prefixes stay."""
         self.drop(lambda key: True)
 
     def drop(self, unwanted: Callable[[ShareKey], bool]) -> None:
-        """Gives up cells of finished sequences and checkpoints with an unwanted key, also on disk."""
+        """Drops cells of finished sequences and checkpoints with an unwanted key, including those on disk."""
         self.kv_cache.evict_keys(unwanted)
         self.drop_checkpoints(unwanted)
         if self.store.disk is not None:
             self.store.disk.discard(lambda prefix: unwanted(prefix.key))
 
     def drop_checkpoints(self, unwanted: Callable[[ShareKey], bool]) -> None:
-        """Gives up checkpoints with an unwanted key, also evicted ones that a slot still waits for."""
+        """Drops checkpoints with an unwanted key, including evicted ones that a slot still waits for."""
         self.store.drop(unwanted)
         for prefix, _ in self._restoring.values():
             if prefix.path is None and not prefix.is_on_disk and unwanted(prefix.key):
@@ -343,10 +346,10 @@ class PrefixCache:
 
     def evict_between(self, decoding: abc.Sequence[Sequence], occupied: set[int]) -> None:
         """Evicts cached cells between the slots of decoding sequences, so that dummy rows can close the gap. Cells stay
-        if they are expected to save more than a second pass in each step until the longest sequence ends.
+        if they are expected to save more time than a second pass in each step takes until the longest sequence ends.
 
         Args:
-            occupied: slots that hold cells. The slots of cached cells that stay are added.
+            occupied: slots that contain cells. This method adds the slots whose cached cells stay.
         """
         cached = self.kv_cache.cached
         slots = sorted([s.slot for s in decoding if s.slot is not None]) if cached else []
@@ -383,8 +386,8 @@ class PrefixCache:
         return source.num_shareable >= count >= self._least_cut(source)
 
     def _find_other_source(self, sequence: Sequence, running: abc.Sequence[Sequence]) -> None:
-        """Finds other cells for a sequence whose source is lost: cached ones, or those of a sequence that was admitted
-        earlier. Two sequences that wait for each other would wait forever."""
+        """Finds other cells for a sequence whose source is lost: cached cells, or cells of a sequence that was admitted
+        earlier. Sequences admitted later are left out, because two sequences could wait for each other forever."""
         assert sequence.slot is not None
         earlier: abc.Iterator[Sequence] = itertools.takewhile(lambda other: other is not sequence, running)
         cached = None

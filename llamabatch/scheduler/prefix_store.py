@@ -38,17 +38,18 @@ class StoredPrefix:
 
     Attributes:
         token_ids: the tokens of the prefix.
-        state: all that a slot holds for these tokens, in a form that only the model runner reads; None: not saved yet.
+        state: the contents of a slot with these tokens, in a form that only the model runner reads; None: not saved
+            yet.
         key: only requests with this key may use the prefix.
         path: the file that the prefix was loaded from; None: it is a checkpoint.
-        used: when the prefix was last used, as a number that rises.
+        used: number of the last use of the prefix; later uses have higher numbers.
         n_prompt: how many of the tokens belong to the prompt that the prefix began with.
         save_s: seconds that copying the state took; 0: not measured.
         is_dropped: True once the prefix was unloaded, discarded, or dropped with its key. It then fills no slot any
             more. An evicted prefix is not dropped: it still fills a slot that already waits for it.
         is_refused: llama.cpp did not accept the state.
         media_runs: the pictures among the tokens that take fewer positions than cells.
-        is_on_disk: the state is in a file of the DiskTier, and in `state` only between `fetch` and `release`.
+        is_on_disk: the state is in a file of the DiskTier; `state` has a copy only between `fetch` and `release`.
     """
 
     token_ids: abc.Sequence[int]
@@ -76,7 +77,7 @@ class DiskTier(Protocol):
     """Checkpoints in a folder (engine/prefix_folder.py). A separate thread reads and writes the files."""
 
     def alike(self, token_ids: abc.Sequence[int], key: ShareKey) -> abc.Iterable[StoredPrefix]:
-        """Returns the prefixes on disk that may begin with the same tokens."""
+        """Returns the prefixes on disk that may begin with the same tokens as `token_ids`."""
 
     @property
     def is_busy(self) -> bool:
@@ -103,7 +104,7 @@ class PrefixStore:
 
     Args:
         most_bytes: the limit in bytes for all checkpoints in main memory; 0: no checkpoints are kept.
-        is_exact: True: a state can be used only at its very end. False: it can also be cut to fewer tokens.
+        is_exact: True: a state can be used only at its very end. False: a state can also be cut to fewer tokens.
         disk: a tier below main memory; None: there is none.
 
     Attributes:
@@ -118,12 +119,12 @@ class PrefixStore:
         self._is_exact = is_exact
         self._files: dict[str, StoredPrefix] = {}
         self._checkpoints: dict[tuple[ShareKey, tuple[int, ...]], list[StoredPrefix]] = {}
-        self._pending: list[StoredPrefix] = []  # the model runner saves them in this step
-        self._pending_bytes = 0  # bytes that _pending may take
+        self._pending: list[StoredPrefix] = []  # checkpoints that the model runner saves in this step
+        self._pending_bytes = 0  # bytes of the checkpoints in _pending for which make_room has made room
         self.disk = disk
-        self._unwritten: dict[StoredPrefix, None] = {}  # checkpoints that may still go to the disk, newest last
+        self._unwritten: dict[StoredPrefix, None] = {}  # checkpoints that may still be written to disk, newest last
         self._uses = 0
-        self._token_times: deque[float] = deque(maxlen=_LATEST)  # seconds a token of the latest state copies
+        self._token_times: deque[float] = deque(maxlen=_LATEST)  # copies of states to memory: seconds for each token
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -135,7 +136,7 @@ class PrefixStore:
         return statistics.median(self._token_times) if self._token_times else None
 
     def load(self, path: str, token_ids: abc.Sequence[int], state: bytes) -> None:
-        """Holds a prefix until it is unloaded. Replaces an earlier prefix of the same path."""
+        """Stores a prefix until it is unloaded. Replaces an earlier prefix of the same path."""
         self._let_go(path)
         self._files[path] = StoredPrefix(token_ids, state, PLAIN, path)
 
@@ -152,12 +153,13 @@ class PrefixStore:
         return prefix is not None
 
     def find(self, sequence: Sequence, known: int, most: int | None = None) -> tuple[StoredPrefix, int] | None:
-        """Returns the prefix that saves the most tokens, and how many of its tokens are used; None if none does.
+        """Returns the prefix that saves the most tokens, and how many of its tokens are used; None: none saves enough.
 
         Args:
-            known: tokens that the sequence gets without the store. A prefix must save MIN_SHARED more (from disk
-                MIN_READ).
-            most: the most tokens of a prefix, because all of them fill cells before they are cut; None: no limit.
+            known: tokens that the sequence gets without the store. A prefix must save MIN_SHARED tokens more; a prefix
+                on disk must save MIN_READ more.
+            most: the most tokens that a prefix may have, because all of them fill cells before the prefix is cut; None:
+                no limit.
         """
         best = None
         token_ids = array("i", sequence.token_ids)
@@ -178,7 +180,7 @@ class PrefixStore:
         return best
 
     def longest_common(self, token_ids: abc.Sequence[int], key: ShareKey) -> int:
-        """Returns the length of the longest beginning shared with a stored prefix, usable there or not."""
+        """Returns the length of the longest beginning shared with a stored prefix, even if it cannot be cut there."""
         ids = array("i", token_ids)
         return max((common_length(ids, prefix.token_ids) for prefix in self._alike(ids, key)), default=0)
 
@@ -189,7 +191,7 @@ class PrefixStore:
             gain: tokens that the checkpoint must save beyond what the store already has.
 
         Returns:
-            None if the checkpoint would save fewer tokens.
+            None if the checkpoint would save fewer than `gain` tokens.
         """
         count = len(token_ids)
         if not self.keeps_checkpoints or count < max(gain, MIN_SHARED):
@@ -211,7 +213,7 @@ class PrefixStore:
 
         Args:
             prefix: a checkpoint that `checkpoint` has returned in this step.
-            n_bytes: size of its state, which is copied next.
+            n_bytes: size of the checkpoint's state, which the caller copies next.
         """
         needed = self._pending_bytes + prefix.n_bytes + n_bytes
         if needed > self._most_bytes:
@@ -230,7 +232,7 @@ class PrefixStore:
         self.write_next()
 
     def write_next(self) -> bool:
-        """Gives the disk the newest checkpoint that it wants. Returns True if there was one."""
+        """Passes the newest checkpoint that the disk wants to the disk. Returns True if there was such a checkpoint."""
         while self.disk is not None and self._unwritten:
             prefix = next(reversed(self._unwritten))
             if self.disk.is_busy:
@@ -268,7 +270,7 @@ class PrefixStore:
             prefix.is_dropped = prefix.is_dropped or unwanted(prefix.key)
 
     def discard(self, prefix: StoredPrefix) -> None:
-        """Frees a checkpoint that cannot be used, also on disk. It fills no slot any more."""
+        """Frees a checkpoint that cannot be used, in memory and on disk. It fills no slot any more."""
         prefix.is_dropped = True
         if prefix.is_on_disk and self.disk is not None:
             self.disk.discard(lambda other: other is prefix)
@@ -282,7 +284,7 @@ class PrefixStore:
             raise ValueError(f"checkpoints have {total} bytes; {self.n_bytes} are counted of {self._most_bytes}")
 
     def _alike(self, token_ids: abc.Sequence[int], key: ShareKey) -> Iterator[StoredPrefix]:
-        """Yields the prefixes that may begin with the same tokens."""
+        """Yields the prefixes that may begin with the same tokens as `token_ids`."""
         if key == PLAIN:
             yield from self._files.values()
         if self._checkpoints and len(token_ids) >= MIN_SHARED:
@@ -294,7 +296,8 @@ class PrefixStore:
         return (prefix for alike in self._checkpoints.values() for prefix in alike)
 
     def _evict_to(self, n_bytes: int) -> None:
-        """Evicts checkpoints until `n_bytes` are left, the lowest value first: tokens per byte, divided by age."""
+        """Evicts checkpoints until at most `n_bytes` are left, the lowest value first. The value is the number of
+        tokens per byte, divided by the age."""
         if self.n_bytes <= n_bytes:
             return
         for prefix in sorted(self._all(), key=self._value):

@@ -1,7 +1,7 @@
 """The waiting queue: better priorities first, then a policy's order, common prefixes together. Overtaking is bounded.
 
 A later request passes an earlier one if its tier is better (Request.tier), or if a unified KV cache has room for the
-later one but not for the earlier one. MAX_OVERTAKEN bounds both.
+later one but not for the earlier one. MAX_OVERTAKEN limits how often an earlier request is passed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from llamabatch.scheduler.common_prefix import prefix_families
 
 # A request is overtaken at most this many times. It is then the next to be admitted, and is not preempted.
 MAX_OVERTAKEN = 64
-# A preemption counts as being overtaken this many times, because computed cells are lost. It happens three times at
-# most.
+# A preemption counts as being overtaken this many times, because computed cells are lost. A request is preempted at
+# most three times.
 PREEMPTION_COUNTS = 16
 # At most this many requests are checked for one that fits, so that a step costs the same however long the queue is.
 LOOK_AHEAD = 16
@@ -31,16 +31,16 @@ class RequestQueue:
     """Sequences that wait for a slot.
 
     Args:
-        key: the policy's order within a tier; the lowest goes first, equal ones in order of arrival.
+        key: the policy's order within a tier. The lowest key is admitted first; equal keys are in order of arrival.
         find_families: look for common beginnings among requests that arrive together, so that the key can use them.
     """
 
     def __init__(self, key: Key, find_families: bool) -> None:
         self._key = key
         self._find_families = find_families
-        self._arrivals: list[Sequence] = []  # not yet in the heap: a list is ordered as a whole
-        self._heap: list[_Entry] = []  # may still hold sequences that have left
-        self._by_age: deque[Sequence] = deque()  # oldest first; may still hold sequences that have left
+        self._arrivals: list[Sequence] = []  # not yet in the heap, because families are found among all new arrivals
+        self._heap: list[_Entry] = []  # may still contain sequences that have left the queue
+        self._by_age: deque[Sequence] = deque()  # oldest first; may still contain sequences that have left the queue
         self._numbers = itertools.count()
         self._entries = itertools.count()
         self._members: set[int] = set()  # numbers of the waiting sequences
@@ -49,7 +49,7 @@ class RequestQueue:
         return len(self._members)
 
     def add(self, sequence: Sequence) -> None:
-        """Adds a new sequence, or a preempted one, which keeps its place."""
+        """Adds a new sequence, or a preempted one. A preempted sequence gets its old place back."""
         if sequence.number is None:
             sequence.number = next(self._numbers)
             self._arrivals.append(sequence)
@@ -60,17 +60,17 @@ class RequestQueue:
         self._members.add(sequence.number)
 
     def forget(self, sequence: Sequence) -> None:
-        """Removes a sequence that ended while it waited. The queue skips its entry from now on."""
+        """Removes a sequence that ended while it waited. Its entry stays in the heap, and the queue skips it."""
         self._leave(sequence)
 
     def head(self, count: int) -> list[Sequence]:
         """Returns at most `count` waiting sequences in the order of admission; the latest arrivals come last.
 
-        May be called from any thread. Apart from one copy of the queue, the time depends on `count` alone.
+        May be called from any thread. The queue is copied once; the time of all other work depends on `count` alone.
         """
         heap, arrivals = list(self._heap), list(self._arrivals)
         found: list[Sequence] = []
-        ahead = [(heap[0], 0)] if heap else []  # entries whose parents in the heap are all listed
+        ahead = [(heap[0], 0)] if heap else []  # entries to visit, each after its parent in the heap
         while ahead and len(found) < count:
             entry, at = heapq.heappop(ahead)
             if self._is_waiting(entry[-1]):
@@ -91,7 +91,8 @@ class RequestQueue:
         return self._heap[0][-1] if self._heap else None
 
     def pop(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
-        """Takes the first sequence that fits. Returns None if none fits, or if an overtaken one has to come first."""
+        """Removes and returns the first sequence that fits. Returns None if no sequence fits, or if the oldest one does
+        not fit and must not be overtaken again."""
         self._sort_in()
         oldest = self._oldest()
         if oldest is None:
@@ -107,7 +108,8 @@ class RequestQueue:
         return found
 
     def _search(self, fits: Callable[[Sequence], bool]) -> Sequence | None:
-        """Takes the first sequence that fits, in the order of tiers and policy. It overtakes those before it."""
+        """Removes and returns the first sequence that fits, in the order of tiers and policy. Counts each sequence
+        before it as overtaken."""
         passed: list[_Entry] = []
         found = None
         while self._heap and len(passed) < LOOK_AHEAD:
@@ -153,7 +155,7 @@ class RequestQueue:
     def _leave(self, sequence: Sequence) -> None:
         if sequence.number is not None:  # None: adding the sequence failed
             self._members.discard(sequence.number)
-        if not self._members:  # an idle engine holds no finished sequences
+        if not self._members:  # an idle engine must not keep finished sequences in memory
             self._arrivals.clear()
             self._heap.clear()
             self._by_age.clear()

@@ -1,9 +1,9 @@
 """Gives decode calls few different shapes, so that llama.cpp reuses its last graph. Pure Python.
 
-llama.cpp builds a new graph for a pass unless the last one had the same sequences, as many tokens and output rows, and
-as many cells, rounded up to 256 (llama-graph.h, allow_reuse). CUDA then launches some thousand kernels one by one, and
-records them again. On a GPU a row costs a small part of a pass, so dummy rows are added instead: a call covers a window
-of slots, which stays the same while sequences end and begin in it.
+llama.cpp builds a new graph for a pass unless the last pass had the same sequences and the same numbers of tokens,
+output rows, and cells rounded up to 256 (llama-graph.h, allow_reuse). For a new graph CUDA launches some thousand
+kernels one by one, and records them again. On a GPU a row costs only a small part of a pass. So a call covers a window
+of slots, with dummy rows in its idle slots. The window stays the same while sequences end and begin in it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from llamabatch.scheduler.batch_builder import MAX_DUMMY_GAP, decode_spans
 from llamabatch.scheduler.output import Call, Limits
 from llamabatch.scheduler.step_costs import StepCosts
 
-# Dummy rows may make a step longer by the share PADDING. The present window may keep _TO_KEEP times as many dummy rows.
+# Dummy rows may make a step longer by at most the share PADDING. The window of the last call may have _TO_KEEP times as
+# many dummy rows as a new one.
 PADDING = 0.05
 _TO_KEEP = 1.5
-_STEPS = (32, 16, 8, 4, 2, 1)  # rungs: powers of two up to one of these, then its multiples
+_STEPS = (32, 16, 8, 4, 2, 1)  # a ladder's rungs are powers of two up to its step, then multiples of the step
 _CELLS = 256  # llama.cpp rounds the cells that a pass attends to up to a multiple of this
 
 
 class RowLadder:
-    """Fills decode calls up to a rung of a ladder, with dummy rows in slots that no decoding sequence holds.
+    """Fills decode calls up to a rung of a ladder, with dummy rows in slots where no sequence decodes.
 
-    A dummy row stands behind the cells of its slot, if it has any, and does not change them. A dummy row that would
-    widen the attention of all rows is not added.
+    A dummy row comes after the cells of its slot, and does not change these cells. A dummy row that would widen the
+    attention of all rows is not added.
     """
 
     def __init__(self, limits: Limits, costs: StepCosts) -> None:
@@ -72,12 +73,12 @@ class RowLadder:
         return self._costs.rows_in(PADDING, n_rows, default=0)
 
     def _windows(self, low: int, high: int, n_rows: int, n_slots: int) -> Iterator[range]:
-        """Yields windows of slots that hold all from `low` to `high`, the best first."""
+        """Yields windows that contain all slots from `low` to `high`, the best window first."""
         padding, last = self._padding(n_rows), self._window
         most = min(self._limits.n_ubatch, self._limits.n_batch, self._limits.n_outputs)
         if low in last and high in last and last.stop <= n_slots and len(last) - n_rows <= _TO_KEEP * padding:
             yield last
-        if low == high:  # a single row costs a whole pass with or without dummy rows
+        if low == high:  # a window of one slot needs no dummy row, and its call only one pass
             yield range(low, low + 1)
         # the dummy rows in holes may cost as much as the second pass of a cut call
         holes = max(padding, self._costs.pass_in_rows(MAX_DUMMY_GAP))
@@ -90,5 +91,5 @@ class RowLadder:
 
 
 def _rung(n_rows: int, step: int) -> int:
-    """Returns the smallest rung that holds `n_rows` rows."""
+    """Returns the smallest rung of at least `n_rows` rows."""
     return 1 << (n_rows - 1).bit_length() if n_rows <= step else -(-n_rows // step) * step

@@ -67,7 +67,7 @@ class Scheduler:
             sequences lose their slots.
         max_wait_s: seconds that the first request waits for more requests when nothing runs; see `wait_s`.
         on_admit: is called with each sequence that gets a slot.
-        disk: holds prefixes beyond main memory; None: no disk does.
+        disk: stores prefixes that main memory has no room for; None: there is no such disk.
     """
 
     def __init__(
@@ -132,14 +132,14 @@ class Scheduler:
         return request_id in self._sequences
 
     def add(self, sequence: Sequence) -> None:
-        """Adds a sequence. If that raises, nothing of the sequence stays."""
+        """Adds a sequence. If this raises, the scheduler does not contain the sequence."""
         request_id = sequence.request.request_id
         if request_id in self._sequences:
             raise InputError(f"request id {request_id!r} is already in flight")
         if not self._sequences:
             self._first_s = self._clock()
         with contextlib.ExitStack() as undo:
-            undo.callback(sequence.fail, "it could not be queued")  # a finished sequence is skipped by the queues
+            undo.callback(sequence.fail, "it could not be queued")  # the queues skip a finished sequence
             undo.callback(self._waiting.forget, sequence)
             undo.callback(self._shifting.discard, sequence)
             self.adapters.add(sequence.request)
@@ -191,10 +191,12 @@ class Scheduler:
         return sorted(self._computed_slots() | self._kv_cache.cached.keys() | self.prefix_cache.source_slots())
 
     def grow(self, n_slots: int, carried: abc.Set[int]) -> None:
-        """Adapts to a new context of `n_slots` slots. If these are no more than before, there is no memory for more.
+        """Adapts to a new context of `n_slots` slots. If the number has not grown, memory has no room for more slots,
+        and the scheduler asks for no more.
 
         Args:
-            carried: slots whose cells the context has taken over. If one of held_slots is missing, all is recomputed.
+            carried: slots whose cells the context has taken over. If one of held_slots is missing, all running
+                sequences are computed again.
         """
         if n_slots <= self.slots.n_slots:
             self.most_slots = n_slots
@@ -204,7 +206,7 @@ class Scheduler:
                 self._preempt(sequence, is_lost=True)
             carried = frozenset()
         self._kv_cache.grow(n_slots, carried)
-        if not self.prefix_cache.cuts_anywhere:  # such a state fits only a context with as many slots
+        if not self.prefix_cache.cuts_anywhere:  # a state that cannot be cut fits only a context with as many slots
             self.prefix_cache.drop_checkpoints(lambda key: True)
 
     def cached_slot(self, token_ids: abc.Sequence[int]) -> int | None:
@@ -212,7 +214,7 @@ class Scheduler:
         return self._kv_cache.slot_of(token_ids)
 
     def load_prefix(self, path: str, token_ids: abc.Sequence[int], state: bytes) -> None:
-        """Holds a prefix for requests that begin with it; see PrefixStore."""
+        """Stores a prefix for requests that begin with it; see PrefixStore."""
         self.prefix_cache.store.load(path, token_ids, state)
 
     def unload_prefix(self, path: str) -> None:
@@ -220,7 +222,7 @@ class Scheduler:
         self.prefix_cache.store.unload(path)
 
     def reset_prefix_cache(self) -> None:
-        """Gives up the cells of finished sequences; see PrefixCache."""
+        """Drops the cells of finished sequences, and all checkpoints; see PrefixCache."""
         self.prefix_cache.reset()
 
     def uses_adapter(self, name: str) -> bool:
@@ -228,7 +230,7 @@ class Scheduler:
         return self.adapters.uses(name)
 
     def forget_adapter(self, name: str) -> None:
-        """Evicts cached cells of an adapter that is about to be unloaded, because another adapter may take its name."""
+        """Evicts cached cells of an adapter that is about to be unloaded, because another adapter may get its name."""
         self.prefix_cache.drop(lambda key: any(name == used for used, _ in key.adapters))
 
     def stats(self) -> dict[str, Any]:
@@ -269,7 +271,8 @@ class Scheduler:
         return tuple(states.get(state.id, state) for state in free)
 
     def waiting_states(self, count: int, ids: Callable[[str], tuple[str, int]]) -> tuple[WaitingState, ...]:
-        """Returns at most `count` waiting sequences, in the order of the queue; otherwise as slot_states."""
+        """Returns the states of at most `count` waiting sequences, in the order of the queue. May be called from any
+        thread. `ids` is as in slot_states."""
         now, reason = self._clock(), "step"
         if self._is_full:
             reason = "cells"
@@ -299,10 +302,11 @@ class Scheduler:
         return SchedulerOutput(copies, cuts, tuple(calls), shifts, restores, self.prefix_cache.pop_saves(), share)
 
     def _admit(self) -> tuple[Restore, ...]:
-        """Gives slots to waiting sequences, and prefixes to all that wait for them. Returns this step's restores."""
+        """Gives slots to waiting sequences, and prefixes to running ones that wait for a prefix. Returns this step's
+        restores."""
         self.prefix_cache.save_reached(self.running)
         restores = self.prefix_cache.restores(self.running)
-        # copied before the first admission, while a source that has just finished still holds its slot's cells
+        # the first copy comes before the first admission: the slot of a source that has just finished still has cells
         self.prefix_cache.copy_ready(self.running)
         self._admit_waiting()
         self.prefix_cache.copy_ready(self.running)
@@ -332,7 +336,7 @@ class Scheduler:
 
     def _decode_calls(self, selection: Selection) -> list[Call]:
         """Returns calls with one row for each decoding sequence, or with guesses behind each row."""
-        # decode calls come before prefill calls, so that slots that are still empty can take a dummy row
+        # decode calls come before prefill calls, so that slots that are still empty can get a dummy row
         if self._ladder.is_on and self._spec_decoder is None and selection.decoding:
             call = self._ladder.call(selection.decoding, self._held_cells(selection.decoding), self.slots.n_slots)
             if call is not None:
@@ -346,7 +350,8 @@ class Scheduler:
         return self._spec_decoder.calls(selection.decoding, occupied)
 
     def _prefill_calls(self, selection: Selection) -> list[Call]:
-        """Returns calls with chunks of prompts: the selected ones, and background prompts in their turn."""
+        """Returns calls with chunks of the selected prompts, and of background prompts if the step has a share for
+        them."""
         # a policy may select one sequence at a time: a step without decoding sequences delays no token
         self._delays_token = selection.token_is_awaited and bool(selection.decoding)
         prompts, budget = self._prefill_pacer.choose(
@@ -363,7 +368,7 @@ class Scheduler:
             budget = min(budget, self.limits.prefill_budget)
         ends_soon = bool(prompts) and prompts[0].num_pending <= self.limits.n_ubatch
         if self.limits.packs_any and (selection.decoding or (selection.packs_rows and ends_soon)):
-            # one pass a step, so that rows share a pass with prompts, also the rows of prompts that end in this step
+            # the step fits in one pass, so that rows share it with prompts, even rows of prompts that end in this step
             budget = min(budget, max(LEAST_CHUNK, self.limits.n_ubatch - len(selection.decoding)))
         stops = self.prefix_cache.stops(self.running)
         calls = prefill_calls(prompts, budget, self.limits, stops)
@@ -385,7 +390,7 @@ class Scheduler:
             assert admitted
 
     def _preempt_for_next(self) -> bool:
-        """Preempts sequences for the next waiting one, if that lets it in. Returns True if any was preempted."""
+        """Preempts sequences so that the next waiting one gets a slot. Returns False if preemption would not help."""
         first = self._waiting.first()
         if first is None or not self.policy.admits(len(self.running) - 1, 1):
             return False
@@ -398,7 +403,7 @@ class Scheduler:
     def _has_cells_for(self, sequence: Sequence) -> bool:
         """True if the KV cache has room for all cells that the running sequences and this one may use.
 
-        A split cache always has room: the n_ctx cells of a slot bound the request.
+        A split cache always has room, because no request needs more than the n_ctx cells of its slot.
         """
         return self.limits.n_cells is None or sequence.most_cells <= self.limits.n_cells - self._claimed_cells
 
@@ -423,7 +428,7 @@ class Scheduler:
         self.running.append(sequence)
         if self._on_admit is not None:
             self._on_admit(sequence)
-        if self.limits.n_cells is not None:  # cached cells give way to all cells that running sequences may use
+        if self.limits.n_cells is not None:  # cached cells are evicted for cells that running sequences may use
             self._kv_cache.evict_to(self.limits.n_cells - self._claimed_cells)
         return True
 
@@ -446,16 +451,18 @@ class Scheduler:
                 self._kv_cache.vacate(old)
 
     def _shift_full_slots(self) -> tuple[Shift, ...]:
-        """Shifts full slots, which forget some cells, each at the same token whatever runs beside it."""
+        """Returns the shifts of full slots, in which slots forget some cells. A slot is shifted at the same token
+        whatever runs beside it."""
         full = [s for s in self._shifting if s.slot is not None and s.num_room == 0]
         return tuple(Shift(s.slot, *s.shift()) for s in full if s.slot is not None)
 
     def _computed_slots(self) -> set[int]:
-        """Returns the slots of running sequences that hold cells."""
+        """Returns the slots of running sequences that have cells."""
         return {s.slot for s in self.running if s.num_computed and s.slot is not None}
 
     def _held_cells(self, decoding: abc.Sequence[Sequence]) -> dict[int, int]:
-        """Returns slot -> tokens, for slots that do not decode in this step and slots that cache a prefix."""
+        """Returns slot -> tokens in it, for slots that cache a prefix. If some running sequences do not decode in this
+        step, the slots of all running sequences are included."""
         held = {slot: cached.count for slot, cached in self._kv_cache.cached.items()}
         if len(decoding) < len(self.running):
             held.update((s.slot, s.num_cells) for s in self.running if s.slot is not None)
@@ -496,8 +503,8 @@ class Scheduler:
         return outputs
 
     def _recompute_unfilled(self, batch: SchedulerOutput) -> None:
-        """Drops the checkpoints that llama.cpp refused. Sequences whose slots lack their cells wait again, and are
-        computed from the beginning."""
+        """Drops the checkpoints that llama.cpp refused. Sequences that lack the cells of these checkpoints are queued
+        again, and computed from the beginning."""
         unfilled: set[int] = set()
         for restore in batch.restores:
             if restore.prefix.is_refused and restore.prefix.path is None:
@@ -512,7 +519,7 @@ class Scheduler:
             self._preempt(sequence, is_lost=True)
 
     def _observe(self, spans: list[ScheduledSpan], seconds: float) -> None:
-        """Records how long a step took, by what it computed: foreground tokens, and background tokens beside them."""
+        """Passes the duration of a step to the pacers, with the numbers of its foreground and background tokens."""
         turn, n_background = self._turn, 0
         if turn is not BackgroundTurn.NONE:
             n_background = sum(span.length for span in spans if span.sequence.background)
@@ -525,9 +532,9 @@ class Scheduler:
             self._background_pacer.observe(seconds, n_rows, n_background)
 
     def _make_room(self, results: abc.Sequence[SpanOutput]) -> bool:
-        """Frees cells if a span found none: cached cells first, else the cells of a victim.
+        """Frees cells if a span found no free cell. Frees cached cells, or, if there are none, those of a victim.
 
-        Returns True if a retry can succeed, and False if the sequence without room had every cell to itself.
+        Returns True if a retry can succeed; False if the only running sequence has no room.
         """
         alone = len(self.running) == 1
         if not [result for result in results if result.status is _NO_ROOM]:
@@ -575,7 +582,7 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 break
         self.counters.count_tokens(sequence, n_accepted, before, now)
-        if span.draft is not None:  # behind the accepted tokens, the cells hold wrong guesses
+        if span.draft is not None:  # the cells behind the accepted tokens contain wrong guesses
             sequence.num_computed = span.start + n_accepted + span.shift
         accepted, record, logprobs = sampled[:n_accepted], sequence.logprobs, None
         if record is not None:
@@ -593,7 +600,7 @@ class Scheduler:
     def _failed(self, sequence: Sequence, error: Exception) -> SequenceOutput:
         """Ends a sequence whose result could not be applied. Other sequences continue."""
         if sequence.request.request_id not in self._sequences or sequence not in self.running:
-            raise error  # it failed while it was being removed: slots and queues may be wrong
+            raise error  # the sequence failed while it was being removed: slots and queues may be wrong
         logger.warning("the result of a step could not be applied to a request", exc_info=error)
         sequence.fail(describe(error))
         return self._retire(sequence, (), "")
@@ -619,10 +626,10 @@ class Scheduler:
         return SequenceOutput(request_id, token_ids, text, _output_of(sequence), logprobs=logprobs)
 
     def _preempt(self, sequence: Sequence, *, is_lost: bool = False) -> None:
-        """Takes the slot of a running sequence, and lets the sequence wait again.
+        """Frees the slot of a running sequence, and queues the sequence again.
 
         Args:
-            is_lost: the slot does not hold the sequence's cells any more.
+            is_lost: the slot does not contain the sequence's cells any more.
         """
         assert sequence.slot is not None
         self.running.remove(sequence)
@@ -645,5 +652,5 @@ class Scheduler:
 def _output_of(sequence: Sequence) -> RequestOutput:
     try:
         return sequence.output()
-    except Exception as error:  # its text or logprobs failed; the rest of its output is lost as well
+    except Exception as error:  # the text or the logprobs could not be made; the rest of the output is lost as well
         return RequestOutput.failed(sequence.request, sequence.error or describe(error))

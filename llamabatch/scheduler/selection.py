@@ -13,25 +13,25 @@ from llamabatch.scheduler.background import BackgroundTurn
 class Selection:
     """Running sequences that compute in one step, by the kind of call that computes them.
 
-    The attributes behind the first five are derived from these five.
+    The first five attributes are given; the others are derived from them.
 
     Attributes:
         runnable: sequences that the policy lets compute. None of them waits for a prefix; all are of one adapter set.
-        foreground: running sequences that are not background; all of them where there are no others.
+        foreground: running sequences that are not background, or all running sequences if all are background.
         background: part of the step that background sequences get beside the foreground ones.
         rotates_adapters: requests in flight use adapters, so that adapter sets take turns.
         packs_rows: one pass computes decode rows and prompt chunks together, so that a row beside prompts costs about
             as much as one more prompt token.
         is_background: True if only background sequences run.
         token_is_awaited: True if a caller waits for the next token of a foreground sequence, so that prefill must not
-            block decode. Where all sequences belong to one generate() call, its caller sees nothing before the last one
-            ends.
+            block decode. False if all sequences belong to one generate() call, because its caller sees no token before
+            the last sequence ends.
         is_streamed: True if the caller of a decoding foreground sequence reads each of its tokens as it comes.
         prompts: sequences with prompt tokens to compute, except background ones that share the step.
         background_prompts: sequences with prompt tokens to compute that share the step with foreground ones.
-        decoding: sequences that compute one row each. While no caller waits for a token and rows would need a pass of
-            their own, foreground sequences pause until all prompts are computed, so that each later pass serves as many
-            rows as there are slots.
+        decoding: sequences that compute one row each. Foreground sequences pause until all prompts are computed, if no
+            caller waits for a token and rows would need a pass of their own. Each later pass then serves as many rows
+            as there are slots.
         n_foreground_rows: number of decoding sequences, except background ones that share the step.
     """
 
@@ -49,7 +49,7 @@ class Selection:
     n_foreground_rows: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        # loops instead of properties and comprehensions, which would cost a call for each row of each step
+        # properties and comprehensions would cost a Python call for each row of each step, so these are loops
         sequences = self.foreground
         self.is_background = bool(sequences) and sequences[0].background
         decodes = False

@@ -9,23 +9,23 @@ from llamabatch.request.sequence import Sequence
 
 @dataclass(frozen=True)
 class SlotState:
-    """One slot, and the continuation that has it.
+    """One slot, and the continuation that uses it.
 
     Attributes:
-        id: its number, 0 .. n_slots - 1; llama.cpp's seq id.
+        id: number of the slot, 0 .. n_slots - 1; llama.cpp's seq id.
         request_id: id of the request; None: the slot is free, and all fields below except `n_cells` are empty.
         index: number of the continuation among those of its request.
         number: order of arrival at the engine.
         background, priority: as in SamplingParams.
         n_prompt: tokens of the prompt. n_prompt_done: the prompt tokens that are computed or copied.
         n_cached: the prompt tokens that were copied when the continuation first began.
-        n_output: tokens of the output so far. max_output: the most output tokens there can be.
+        n_output: tokens of the output so far. max_output: the most output tokens that the continuation can have.
         n_cells: cells in use; in a free slot, the cells that a finished request has left for other requests.
         prefix: continuations that copied cells from one another share this number; a continuation without copies has
             its own.
-        waits_for: the slot that computes the prefix which this one will copy; None: it waits for none.
-        adapters: names of its adapters.
-        age_s: seconds since the request arrived. running_s: since it first had a slot.
+        waits_for: the slot whose prefix this slot will copy once the prefix is computed; None: no copy is planned.
+        adapters: names of the request's adapters.
+        age_s: seconds since the request arrived. running_s: seconds since the continuation first got a slot.
     """
 
     id: int
@@ -80,7 +80,7 @@ class WaitingState:
 def slot_state(
     slot: int, sequence: Sequence, prefix: int, waits_for: int | None, now: float, ids: tuple[str, int]
 ) -> SlotState:
-    """Returns the state of a slot that a running sequence has.
+    """Returns the state of a slot that a running sequence uses.
 
     Args:
         ids: id of the request, and number of the continuation.

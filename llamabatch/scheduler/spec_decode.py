@@ -26,7 +26,7 @@ LEAST_GAIN = 1.05
 STEPS_TO_RETRY = 128
 # After this many plain steps in a row, only every fourth step looks for guesses: looking takes 5 us a row.
 STEPS_TO_REST = 16
-# Weight of the engine's rate of acceptance, in guesses, for a sequence that has few of its own.
+# In the rate of acceptance of a sequence, the rate of the whole engine counts as much as this many guesses.
 _PRIOR_WEIGHT = 4.0
 _FADE = 0.95  # factor of old observations at each new one, so that the rate follows the text
 
@@ -44,16 +44,16 @@ class Proposer(Protocol):
         """Returns up to n guessed tokens that follow each sequence's last token."""
 
     def close(self) -> None:
-        """Frees its resources."""
+        """Frees the resources of the proposer."""
 
 
 @dataclass
 class SpeculationCounts:
-    """Sums since the start.
+    """Counts of speculative decoding since the start, and whether it pays now.
 
     Attributes:
         verify_calls: calls with guesses in them.
-        drafted_tokens, accepted_tokens: guesses that were computed; guesses that the sampler also drew.
+        drafted_tokens: guesses that were computed. accepted_tokens: guesses that the sampler also drew.
         speculating: 1 if drafts pay by the latest measurements, else 0.
     """
 
@@ -64,13 +64,13 @@ class SpeculationCounts:
 
 
 class SpecDecoder:
-    """Makes the decode calls of each step, with guesses where they pay.
+    """Makes the decode calls of each step, with guesses where guesses pay.
 
     Args:
         proposer: source of the guesses.
         n_draft: the most guesses for a sequence in a step.
-        n_ctx: tokens that one sequence may hold.
-        always: guess even if it does not pay.
+        n_ctx: tokens that one sequence may have.
+        always: guess even if guesses do not pay.
         clock: returns the time in seconds.
     """
 
@@ -124,7 +124,7 @@ class SpecDecoder:
     def _drafts(self, decoding: abc.Sequence[Sequence], most: int) -> list[list[int]]:
         """Returns the guesses for each row. Some rows, or all, may have none."""
         states = [self._state_of(s) for s in decoding]
-        # a guess in the last place that the text can have would never be checked
+        # a step yields one token more than its accepted guesses, so the last token of a text needs no guess
         pairs = zip(decoding, states, strict=True)
         lengths = [min(most, s.most_steps_left - 1) if state.can_draft else 0 for s, state in pairs]
         if not any(lengths) or self._skips_step():
@@ -156,14 +156,14 @@ class SpecDecoder:
         ]
 
     def _best_length(self, states: list[DraftState], lengths: list[int], costs: bool) -> int:
-        """Returns the number of guesses a row that brings the most tokens a second; 0 if a plain step does."""
+        """Returns the number of guesses for each row that brings the most tokens a second; 0: a plain step does."""
         longest = max(lengths)
         if self._always or not longest:
             self.counts.speculating = int(self._always)
             return longest
         rows, plain = len(lengths), self._step_times.seconds(len(lengths))
         if plain is None:
-            return 0  # one plain step comes first, to compare with
+            return 0  # a plain step comes first, because steps with guesses are compared with its time
         prior = self._acceptance.rate(0.5)
         rates = [state.acceptance.rate(prior) for state in states]
         best, most_tps = 0, LEAST_GAIN * rows / plain
@@ -194,7 +194,7 @@ class SpecDecoder:
         return state
 
     def observe(self, batch: SchedulerOutput, results: abc.Sequence[SpanOutput]) -> None:
-        """Learns from a step: its time, and the accepted guesses.
+        """Records the time of a step, and how many of its guesses were accepted.
 
         Args:
             results: one for each span, in the order of `batch.spans`.
@@ -233,11 +233,12 @@ class Acceptance:
 def can_draft(params: SamplingParams) -> bool:
     """True if several tokens of a request can be sampled in one step.
 
-    A sampler that learns from each drawn token cannot do that. Its request runs beside other requests, without drafts.
+    A sampler whose state changes with each drawn token can sample only one. Its request runs beside other requests,
+    without drafts.
     """
     return not (
         params.mirostat
-        or params.overflow == "shift"  # guesses must not cross the end of its slot
+        or params.overflow == "shift"  # guesses must not cross the end of the slot
         or params.logits_processors
         or params.post_sampling_probs  # the probabilities of wrong guesses would be computed in vain
         or params.dry_multiplier
@@ -246,7 +247,7 @@ def can_draft(params: SamplingParams) -> bool:
 
 
 class DraftState:
-    """Drafts of one sequence: possible or not, and how many guesses were accepted."""
+    """State of one sequence: True if it can have drafts, and the share of its accepted guesses."""
 
     __slots__ = ("acceptance", "can_draft")
 
@@ -269,5 +270,5 @@ def _candidates(longest: int) -> list[int]:
 
 
 def _expected(rate: float, n: int) -> float:
-    """Returns how many of n guesses are expected to be accepted, at this rate for each guess after an accepted one."""
+    """Returns how many of n guesses are expected to be accepted, if each guess after an accepted one has this rate."""
     return n if rate >= 1 else rate * (1 - rate**n) / (1 - rate)

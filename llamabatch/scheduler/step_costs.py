@@ -1,4 +1,4 @@
-"""Measures the costs of a step: of a pass over the weights, of a row in it, of the copy of a slot. Pure Python.
+"""Measures the costs in a step: of a pass over the weights, of a row, and of the copy of a slot. Pure Python.
 
 The scheduler's constants that weigh these costs were measured on a CPU, where a row costs a tenth of a pass. On a GPU a
 row may cost a 250th of a pass, so the costs are measured there while the engine runs. The constants hold until the
@@ -12,8 +12,8 @@ from collections import deque
 
 from llamabatch.scheduler.output import Limits, SchedulerOutput
 
-# The time of a step is the least of its last samples: the first step of a shape builds the graph, and other work on the
-# machine may delay others.
+# The time of a step is the least of its last samples: the first step of a shape also builds the graph, and other work
+# on the machine may delay some of the steps.
 _SAMPLES = 4
 # The cost of a row is measured between steps whose rows differ by at least this factor: closer steps differ by noise.
 _LEAST_SPREAD = 1.25
@@ -24,7 +24,8 @@ _COPIES = 5  # the median of this many measured copies counts
 
 
 class StepTimes:
-    """Measured seconds of a step by its number of rows, grouped in stairs of half an octave of rows."""
+    """Measured seconds of steps by their numbers of rows. The numbers are grouped in stairs of half an octave: two
+    stairs between a power of two and the next."""
 
     def __init__(self) -> None:
         self._stairs: dict[int, tuple[int, deque[float]]] = {}  # stair -> rows of its last sample, seconds
@@ -37,8 +38,8 @@ class StepTimes:
     def seconds(self, rows: int) -> float | None:
         """Returns the seconds of a step with `rows` rows, interpolated between stairs; None without measurements.
 
-        Outside the measured stairs the nearest counts: more rows than ever tried seem to cost nothing, so that they are
-        tried.
+        Outside the measured stairs the nearest stair counts. More rows than ever measured therefore seem to cost
+        nothing more, so that they are tried.
         """
         own = stair(rows)
         below = max((s for s in self._stairs if s <= own), default=None)
@@ -110,7 +111,7 @@ class StepCosts:
         return max(1, int(statistics.median(self._copies) / row_s))
 
     def rows_in(self, share: float, n_rows: int, default: int) -> int:
-        """Returns how many rows make a step of `n_rows` rows longer by this share of its time."""
+        """Returns how many additional rows make a step of `n_rows` rows longer by the given share of its time."""
         row_s, seconds = self.row_s, self._times.seconds(n_rows)
         if row_s is None or seconds is None:
             return default

@@ -1,23 +1,23 @@
-"""Chooses the threads of a step: all, or fewer while fewer are faster. Pure Python.
+"""Chooses the number of threads of a step: all, or fewer while fewer are faster. Pure Python.
 
-The threads of a pass meet some hundred times. If another process wants a core, one of the threads does not run for a
-while and the other threads wait for it, so fewer threads may be faster. The measured times of steps decide, as they do
-for guesses (spec_decode.py). One thread fewer or more is tried now and then, and sooner after steps have become slower.
+The threads of a pass wait for each other some hundred times. If another process uses a core, one of the threads does
+not run for a while, and the other threads wait for it. Fewer threads may then be faster. The measured times of steps
+decide. One thread fewer or more is tried now and then, and sooner after steps have become slower.
 """
 
 from __future__ import annotations
 
 from llamabatch.scheduler.step_costs import stair
 
-# Another number of threads must promise this many times the speed, because times are noisy.
+# Another number of threads must be at least this many times as fast in a trial, because times are noisy.
 LEAST_GAIN = 1.05
 # Steps that became this many times as long are a reason to try fewer threads.
 SLOWER = 1.25
 # A trial has at least this many steps and seconds: a process gets a core for some milliseconds at once.
 TRIAL_STEPS, TRIAL_S = 3, 0.03
-# The least steps and seconds between two trials. The wait doubles after each trial that brings nothing.
+# The least steps and seconds between two trials. The wait doubles after each trial that brings no gain.
 LEAST_STEPS, LEAST_S = 16, 0.25
-MOST_S = 60.0  # the longest wait
+MOST_S = 60.0  # the longest wait between two trials
 MOST_BELOW_S = 10.0  # the longest wait while fewer than all threads compute: the other process may have ended
 _AVERAGED_STEPS, _AVERAGED_S = 8, 0.1
 
@@ -27,7 +27,7 @@ class ThreadChoice:
 
     Args:
         most: threads that the engine may use.
-        tries: try fewer threads; otherwise all compute each step.
+        tries: True: fewer threads are tried. False: all threads compute each step.
     """
 
     def __init__(self, most: int, tries: bool = True) -> None:
@@ -36,15 +36,15 @@ class ThreadChoice:
         self._tries = tries and most > 1
         # range of row counts -> average seconds of its steps with the current number of threads
         self._seconds: dict[int, float] = {}
-        self._usual: dict[int, float] = {}  # the same at the end of the last trial
+        self._usual: dict[int, float] = {}  # the averages at the end of the last trial
         self._steps, self._since_s = 0, 0.0  # steps and seconds since the last trial
         self._wait_s = LEAST_S
-        self._before: int | None = None  # the number of threads before the trial under way
+        self._before: int | None = None  # the number of threads before the current trial; None: no trial runs
         self._trial: list[tuple[int, float]] = []
         self._went_up = False
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Learns from a step of `rows` decoding sequences; `threads` may change."""
+        """Records the duration of a step of `rows` decoding sequences. May change `threads`."""
         if not self._tries:
             return
         at = stair(rows)

@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's, llama-server's and vLLM's HTTP endpoints over one loaded model. Needs llamabatch[server].
+"""The HTTP server: endpoints of OpenAI, Anthropic, llama-server, vLLM and ollama. Needs llamabatch[server].
 
 ::
 
@@ -19,13 +19,13 @@ __all__ = ["app"]
 def app(model: str | os.PathLike[str], **options: Any) -> Starlette:
     """Returns the server as an ASGI application.
 
-    The model is loaded in the lifespan, or at the first request if the application is mounted in another one and gets
-    no lifespan. The application answers 503 until the model is loaded.
+    The model is loaded in the lifespan. An application that is mounted in another application may get no lifespan, and
+    then loads the model at the first request. The application answers 503 until the model is loaded.
 
     Args:
         model: as for LLM.
         **options: options of LLM and of ServerOptions. isolate is True by default: the engine runs in a child process,
-            whose crash ends no other request.
+            so that a request that crashes the engine ends no other request.
 
     Raises:
         ConfigError: an option is wrong or unknown. SetupError: starlette is not installed.

@@ -66,7 +66,7 @@ from llamabatch.server.vllm import rerank, status, tokenize
 
 _OWN = frozenset(each.name for each in fields(ServerOptions))
 
-# Clients of these dialects need their own shape also for errors of keys, sizes and unknown paths.
+# Clients of these dialects need the dialect's shape also for errors of keys, sizes and unknown paths.
 ERROR_SHAPES = {each.PATHS: each.error_document for each in (anthropic, ollama)}
 
 ROUTES: tuple[Sequence[BaseRoute], ...] = (
@@ -134,7 +134,7 @@ def make_pool_app(
     """Returns an application of several models. Its `state.serving` is the ModelPool.
 
     Args:
-        models: the first serves requests that name no model. Each has its own options for its requests.
+        models: the models, each with options for its own requests. The first serves requests that name no model.
         options: options that all requests share: keys, limits, logs.
         connect: starts an engine; tests pass their own.
         look_again: finds new models for GET /models?reload=1; None: the models never change.
@@ -181,13 +181,13 @@ def _passed(
     """Returns an application with the checks, limits, logs and counts of all requests. Its lifespan runs `serving`.
 
     Args:
-        counted: further routes that get their own handler in the counts.
+        counted: further routes that HttpCounts counts by their own paths.
     """
     keys = KeyRing(options.keys) if options.api_keys else None
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        serving.start()  # loads on a thread; requests for the model get 503 meanwhile
+        serving.start()  # loads on a thread; requests for the model get 503 until then
         watching = None
         if keys is not None and options.api_key_file is not None:
             ring, path = keys, options.api_key_file

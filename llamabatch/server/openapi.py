@@ -1,4 +1,4 @@
-"""/openapi.json: an OpenAPI 3.1 document, made from the routes of the application and the tables of their fields."""
+"""/openapi.json: an OpenAPI 3.1 document, made from the application's routes and the tables of their body fields."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Operation:
     """The request body of a path.
 
     Attributes:
-        fields: the table of its fields.
+        fields: the table of the body's fields.
         required: names of required fields.
         examples: valid bodies by name.
         streams: the media type of a streamed answer; "": answers are never streamed.
@@ -249,7 +249,7 @@ _GENERATE = Operation(
     streams=_LINES,
 )
 
-# Each operation stands under one path of its endpoint, and applies to the other paths of the endpoint, too.
+# The operations, each under one path of its endpoint. An operation applies to all other paths of the endpoint, too.
 OPERATIONS: dict[str, Operation] = {
     "/v1/responses": _RESPONSES,
     "/v1/responses/input_tokens": Operation(RESPONSES, ["input"], {"count": {"input": "Hello"}}),
@@ -303,8 +303,9 @@ def document(routes: Sequence[BaseRoute], has_key: bool = False, root_path: str 
     """Returns the OpenAPI document of an application.
 
     Args:
-        routes: of the application. HTTP routes are listed, with the first line of their handlers' docstrings.
-        has_key: requests need a key.
+        routes: routes of the application. The document lists HTTP routes, with the first line of the handler's
+            docstring.
+        has_key: True if requests need a key.
         root_path: the path prefix of a proxy.
     """
     paths: dict[str, Json] = {}

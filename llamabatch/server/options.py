@@ -1,7 +1,7 @@
 """Options of the server: address, keys, hosts, CORS, limits, and defaults for requests.
 
 ServerOptions is frozen and checked once; an unknown option is refused by name. EngineConfig has the options of the
-engine; `split` separates the two. The command line's options are generated from the fields, so that both always agree.
+engine, and `split` separates both. The command line's options are generated from the fields of ServerOptions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ANY, LOCALHOST = "*", "localhost"  # special values of cors_origins and allowed_
 _MOST_NAMES = 1000
 _MOST_KEYS = 10_000
 _LONGEST_KEY = 4096
-_LONGEST_SOCKET = 107  # bytes: sun_path of Linux, without its end
+_LONGEST_SOCKET = 107  # bytes: the size of sun_path on Linux, without the final NUL
 _LARGEST_KEY_FILE = 2**20  # bytes
 _KEY = re.compile(r"[\x21-\x7e]+")  # characters that an HTTP header can carry, without blanks
 _KEY_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
@@ -54,7 +54,7 @@ _INTEGERS = (
     ("max_file_bytes", 1024, 2**45),
     ("threads", 1, 512),
 )
-_SECONDS = (  # 0: none, except of header_timeout_s
+_SECONDS = (  # (name, least, most)
     ("header_timeout_s", 0.05, 86_400),
     ("body_timeout_s", 0.05, 86_400),
     ("keep_alive_s", 0, 86_400),
@@ -75,8 +75,9 @@ class ApiKey(NamedTuple):
 
     Attributes:
         key: the secret that a request sends.
-        name: stands for the key in logs and metrics.
-        rpm, tpm: POST requests, and tokens of prompts and outputs, allowed in a minute; None: any number.
+        name: the name of the key in logs and metrics.
+        rpm: POST requests allowed in a minute; None: any number.
+        tpm: tokens of prompts and outputs allowed in a minute; None: any number.
     """
 
     key: str
@@ -90,11 +91,11 @@ class ApiKey(NamedTuple):
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Options of the server, beside those of the engine. Raises ConfigError.
+    """Options of the server, without the options of the engine. Raises ConfigError.
 
-    Paths are made absolute at once. Keys of `api_key_file` are read at once, too, and join `api_keys`.
+    The constructor makes paths absolute, and adds the keys in `api_key_file` to `api_keys`.
 
-    Attributes: the help text of each field, which `llamabatch serve --help` prints.
+    Attributes: see the help text of each field, which `llamabatch serve --help` prints.
     """
 
     host: str = _option(LOOPBACK, "addresses to listen on, with commas between them, or a UNIX socket ending in .sock")
@@ -152,7 +153,7 @@ class ServerOptions:
     strict: bool = _option(
         False, "refuse requests with unknown or unsupported optional fields, which are ignored otherwise"
     )
-    sampling: Mapping[str, Any] = _option(None, "default values of SamplingParams for requests")  # None: {} below
+    sampling: Mapping[str, Any] = _option(None, "default values of SamplingParams for requests")  # None becomes {}
     chat_template: str | None = _option(None, "a file with a jinja2 template, or its text, in place of the model's")
     chat_template_kwargs: Mapping[str, Any] = _option(None, "values for the chat template; a request's go first")
     enable_thinking: bool | None = _option(
@@ -307,7 +308,7 @@ class ServerOptions:
 
     @property
     def sockets(self) -> tuple[str, ...]:
-        """Absolute paths of the UNIX sockets to listen on: `uds`, or those in `host`."""
+        """Absolute paths of the UNIX sockets to listen on: `uds`, or else the sockets in `host`."""
         return (self.uds,) if self.uds is not None else tuple(absolute(each) for each in self.hosts if _is_socket(each))
 
     @property
@@ -330,7 +331,7 @@ class ServerOptions:
 
 
 def has_too_many_logprobs(wanted: int | None, most: int) -> bool:
-    """True if a number of logprobs at each place, -1 for the whole vocabulary, is above max_logprobs."""
+    """True if `wanted` logprobs at each place (-1: the whole vocabulary) are more than `most` (-1: no limit)."""
     return wanted is not None and most >= 0 and not 0 <= wanted <= most
 
 
@@ -362,7 +363,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_keys(path: str) -> tuple[str, ...]:
-    """Reads the keys of a file, one a line, without comments and empty lines. Raises ConfigError."""
+    """Returns the lines of a file, each a key, without comments and empty lines. Raises ConfigError."""
     try:
         with open(path, "rb") as file:
             data = file.read(_LARGEST_KEY_FILE + 1)
@@ -381,11 +382,11 @@ def read_keys(path: str) -> tuple[str, ...]:
 
 
 def _read_key(entry: str, place: int) -> ApiKey:
-    """Reads a key with its settings. Raises ConfigError, whose message never shows a key.
+    """Reads a key with its settings. Raises ConfigError, but its message never shows a key.
 
     Args:
         entry: the key, followed by name=, rpm= and tpm= after blanks.
-        place: number of the key from 1 on, which becomes the name of a key without one.
+        place: number of the key, from 1 on. A key without a name gets the name "key" and this number.
     """
     key, *settings = entry.split(" ")
     if not 0 < len(key) <= _LONGEST_KEY or not _KEY.fullmatch(key):
@@ -410,7 +411,7 @@ def _read_key(entry: str, place: int) -> ApiKey:
 
 
 def _names(name: str, value: object, longest: int | None) -> tuple[str, ...]:
-    """Reads texts from a list, or from a text with commas. Raises ConfigError; `longest` None hides the values."""
+    """Reads texts from a list, or from a text with commas. Raises ConfigError, without values if longest is None."""
     shown = "hidden" if longest is None else show(value)
     text = string(value)
     parts: Iterable[Any] | None = text.split(",") if text is not None else items(value, _MOST_KEYS + 1)
@@ -433,13 +434,13 @@ _FIELDS = tuple(f.name for f in fields(ServerOptions))
 
 
 def split(options: Mapping[str, Any], engine: Iterable[str]) -> tuple[ServerOptions, dict[str, Any]]:
-    """Returns the ServerOptions, and the remaining options, which are the engine's.
+    """Returns the ServerOptions, and the options of the engine.
 
     Args:
         engine: names of the engine's options.
 
     Raises:
-        UnknownOptionError: neither has an option of this name. ConfigError: a value is refused.
+        UnknownOptionError: neither server nor engine has an option of this name. ConfigError: a value is refused.
     """
     known = set(engine)
     for name in options:

@@ -3,7 +3,7 @@
 uvicorn stops accepting connections when it is told to end, so a load balancer could not learn that the server is
 draining. Therefore the first signal drains the Serving, while /readyz still answers 503, and only then ends uvicorn. A
 second signal ends the process at once, and the engine's child process with it. Several signals within a second count
-as one: `timeout`, `npm` and `uv run` send a signal to the process and to its group, so it arrives twice.
+as one: `timeout`, `npm` and `uv run` send a signal to the process and to its group, so the signal arrives twice.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _run(
             server.on_ready = lambda: ready(time.perf_counter() - began)
         with server.handling_signals(), _short_turns():
             server.run(sockets=sockets)
-            serving.close()  # needed if the lifespan did not close it
+            serving.close()  # in case the lifespan did not close it
     finally:
         for each in sockets:
             each.close()
@@ -162,7 +162,7 @@ def _refuse_passphrase() -> str:
 
 
 def uvicorn_config(application: Any, options: ServerOptions) -> uvicorn.Config:
-    """Returns uvicorn's options for ours."""
+    """Returns uvicorn's configuration for our options."""
     return uvicorn.Config(
         application,
         http=bounded(options, application.state.http_counts),
@@ -216,9 +216,11 @@ class DrainingServer(uvicorn.Server):
             self.on_started()
 
     def _load_certificate(self) -> None:
-        """Reads the certificate again for later connections. Runs on a thread. Raises OSError. The certificate goes
-        into a new TLS context. The present context would also keep the old certificate if its key has another type, and
-        it would keep a new pair that does not match."""
+        """Reads the certificate again into a new TLS context, for later connections. Runs on a thread. Raises OSError.
+
+        The present context is of no use: if the new key has another type, it would keep the old certificate as well,
+        and it would keep a new pair that does not match.
+        """
         config = self.config
         assert config.ssl is not None
         assert config.ssl_certfile is not None
@@ -238,7 +240,7 @@ class DrainingServer(uvicorn.Server):
     async def _end_unless_loaded(self) -> None:
         try:
             await asyncio.wrap_future(self._serving.start())
-        except Exception:  # serve() raises it
+        except Exception:  # _run raises it again, as serving.load_error
             self.should_exit = True
             return
         if self.on_ready is not None and self._serving.state == "ready":
@@ -246,7 +248,7 @@ class DrainingServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Handles signals until everything is closed: a signal that arrives twice must not break the shutdown."""
+        """Handles signals until all is closed, because a signal that arrives twice must not break the shutdown."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

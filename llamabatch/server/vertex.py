@@ -1,4 +1,5 @@
-"""Vertex AI's /predict, as in llama-server: exists if AIP_MODE is PREDICTION. A body holds requests to other endpoints.
+"""Vertex AI's /predict, as in llama-server. The route exists if AIP_MODE is PREDICTION. A body contains requests to
+other endpoints.
 
 https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
 """
@@ -28,11 +29,12 @@ _STREAMS = ("/api/chat", "/api/generate")  # these stream by default
 def with_vertex_routes(routes: Sequence[BaseRoute], environment: Mapping[str, str]) -> list[BaseRoute]:
     """Returns the routes, and on Vertex AI also the routes that the AIP_… variables name.
 
-    AIP_HEALTH_ROUTE comes first, because it may be "/", which has a route already. AIP_PREDICT_ROUTE may name one of
-    `routes`, which then keeps its own bodies.
+    AIP_HEALTH_ROUTE comes first, because it may be "/", and "/" has a route already. If AIP_PREDICT_ROUTE is the path
+    of one of `routes`, that route still answers its requests.
 
     Args:
-        routes: the endpoints that an instance may name, by the path or by its parts in camel case ("chatCompletions").
+        routes: the endpoints. An instance names one by its path, or by the parts of the path in camel case
+            ("chatCompletions").
     """
     if environment.get("AIP_MODE") != "PREDICTION":
         return list(routes)
@@ -40,7 +42,7 @@ def with_vertex_routes(routes: Sequence[BaseRoute], environment: Mapping[str, st
     names = {_camel(path): path for path in reversed(paths)} | {path: path for path in paths}
 
     async def predict(request: HttpRequest) -> Any:
-        """Answers each instance by the endpoint that it names, in the order of the instances."""
+        """Sends each instance to the endpoint that the instance names. Returns the answers in the same order."""
         instances = read_json(await request.body(), request.headers).get("instances")
         if not isinstance(instances, list) or len(instances) > MAX_INSTANCES:
             what = f"{len(instances)} of them" if isinstance(instances, list) else show(instances)
@@ -90,7 +92,7 @@ async def _call(request: HttpRequest, path: str, body: bytes) -> bytes:
     async def receive() -> Any:
         if messages:
             return messages.pop()
-        return await asyncio.Event().wait()  # a disconnect cancels the outer request
+        return await asyncio.Event().wait()  # no message for a disconnect: it cancels the outer request
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":

@@ -1,4 +1,4 @@
-"""FakeRequest, and Script, which holds the answers, vectors and scores of a test."""
+"""FakeRequest: one request to a FakeLLM. Script: the answers, vectors and scores of a test."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class FakeRequest:
     """One request of a FakeLLM: the argument of an answer function, and an item of `FakeLLM.requests`.
 
     Attributes:
-        kind: the verb: "generate" or "chat" (also for stream and as_completed), "embed", "score", "rerank", "classify".
-        prompt: the text that the model reads: for a conversation, the result of the chat template; for "rerank", the
+        kind: the called method of LLM. For stream and as_completed: "generate", or "chat" for a conversation.
+        prompt: the text that the model reads. For a conversation: the result of the chat template. For "rerank": the
             query.
         messages: the conversation; None for any other request.
-        params: how to sample.
+        params: the sampling parameters.
         prompt_token_ids: the prompt as ids of the fake vocabulary.
         index: number of the continuation, from 0 to n - 1.
-        adapters: name -> scale.
+        adapters: pairs of an adapter's name and its scale.
         continuation: the text to score, or the document to rank; "" for any other request.
     """
 
@@ -63,7 +63,7 @@ class Script:
         answers, embeddings, scores, relevance, classes: as for FakeLLM.
 
     Raises:
-        AssertionError: by each method, if the test gave no answer for the request, or an answer of a wrong type.
+        AssertionError: each method raises it if the test gave no answer for the request, or one of a wrong type.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Script:
         self._lock = threading.Lock()
 
     def answer(self, request: FakeRequest) -> str:
-        """Returns the text that continues the prompt. Raises the exception if the test gave one instead."""
+        """Returns the text that continues the prompt. If the test gave an exception instead, raises the exception."""
         answer = self._answer(request)
         if isinstance(answer, Exception):
             raise answer
@@ -126,8 +126,8 @@ class Script:
         return -1.0 * n_tokens
 
     def relevance(self, request: FakeRequest) -> float:
-        """Returns the raw score of a document: the logit of its relevance. By default the relevance is the share of the
-        query's words that the document has."""
+        """Returns the raw score of a document: the logit of its relevance. By default, the relevance is the share of
+        the query's words that the document contains."""
         if callable(self._relevance):
             share = float(self._relevance(request))
         elif self._relevance is not None:
@@ -138,7 +138,7 @@ class Script:
         return _log(_checked("relevance", share, request.continuation)) - _log(1 - share)
 
     def classes(self, request: FakeRequest, labels: Sequence[str]) -> list[float]:
-        """Returns the raw scores of a text's classes. Their softmax gives the probabilities, by default all equal."""
+        """Returns the raw scores of a text's classes: logarithms of their probabilities, by default all equal."""
         if self._classes is None:
             return [0.0] * len(labels)
         given = self._classes(request) if callable(self._classes) else None

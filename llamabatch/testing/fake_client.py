@@ -1,4 +1,4 @@
-"""FakeClient: an EngineClient without an engine. Requests end before `submit` returns."""
+"""FakeClient: an EngineClient without an engine. All requests of a `submit` call end before the call returns."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from llamabatch.testing.answers import FakeRequest, Kind, Script
 from llamabatch.testing.fake_model import EOS, LABELS, N_EMBD, N_VOCAB, FakeModel, messages_of
 from llamabatch.utils.checks import show
 
-# A model of 1 GB on a machine with room for it: "auto" gives 32 slots of 4096 tokens.
+# A model of 1 GiB on a machine with 1 TiB of free memory. The plan for "auto" is 32 slots of 4096 tokens.
 _FACTS = ModelFacts("fake", 2**30, N_EMBD, N_EMBD, N_EMBD, 1, N_VOCAB, 2**17, has_head=True)
 _MACHINE = Machine(cores=8, available_bytes=2**40)
 
-# `submit` raises these errors, as an engine does. Any other exception ends only its own request.
+# `submit` raises these errors of an answer. Any other exception ends only its own request.
 _OF_THE_CALL = (AssertionError, QueueFull, EngineClosedError)
 
 
@@ -221,7 +221,7 @@ class FakeClient:
         return FakeRequest(kind, prompt, messages, request.params, ids, index, request.adapters, continuation)
 
     def _step(self, run: _Run, copies: ParallelSampling) -> SequenceOutput:
-        """Returns one token of a continuation, or its end."""
+        """Runs one step of a continuation. Returns its next token, or its output if it ends."""
         sequence, request = run.sequence, run.sequence.request
         now = time.perf_counter()
         if self._is_closed or copies.request_of(request.request_id) in self._aborted:
@@ -251,7 +251,7 @@ class FakeClient:
 
 
 class _Run:
-    """A running continuation: its next tokens, or the score or vector that is its result."""
+    """A running continuation, with its next tokens or, if it generates none, its score or vector."""
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -261,7 +261,7 @@ class _Run:
         self.is_over = False
 
     def read_prompt(self) -> None:
-        """Records the logprobs of the prompt: 0 for each token, or equal parts of the score."""
+        """Records the logprobs of the prompt's tokens, if requested. Each is an equal part of the score, or 0."""
         record, request = self.sequence.logprobs, self.sequence.request
         if record is None:
             return
@@ -280,7 +280,7 @@ class _Run:
 
 
 _UNLIKELY = -100.0  # the logprob of a token that is not in the answer
-_HALF = -0.6931471805599453  # log(1/2): a token with more than half of the probability is the likeliest
+_HALF = -0.6931471805599453  # log(1/2): a token with a higher logprob is surely the likeliest
 
 
 def _embedded(request: Request, embedding: array[float]) -> RequestOutput:
@@ -291,7 +291,7 @@ def _embedded(request: Request, embedding: array[float]) -> RequestOutput:
 
 
 def _tokens(answer: list[int], sequence: Sequence) -> Iterator[int]:
-    """Yields the answer, then the end token; repeats the answer while min_tokens or ignore_eos prevents the end."""
+    """Yields the answer and then EOS, again and again, because min_tokens or ignore_eos may prevent the end."""
     params = sequence.request.params
     while True:
         before = sequence.num_output

@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class FakeLLM(LLM):
-    """An LLM without a model and without llama.cpp. It gives the answers of a test at once.
+    """An LLM without a model and without llama.cpp. It returns the answers of a test at once.
 
-    Prompts, conversations, SamplingParams, options and adapters are checked as LLM checks them, and the results are of
-    the same types: RequestOutput, Score, numpy vectors. The vocabulary has words as tokens, and an answer is cut at
+    Prompts, conversations, SamplingParams, options and adapters are checked as LLM checks them. The results have the
+    same types as LLM's: RequestOutput, Score, numpy vectors. The vocabulary has words as tokens. An answer is cut at
     max_tokens and at stop strings. Sampling settings, structured_outputs and logits_processors have no effect.
 
     Args:
         model: any name; no file is read.
         answers: the text that continues a prompt. A function of a FakeRequest; a mapping from the prompt, or from the
             last message of a conversation; a list, used in the order of the requests; one text for all; None: repeats
-            the prompt or the last message. An exception in place of a text ends its request with that error, but the
-            call itself raises QueueFull and EngineClosedError, as with an engine.
+            the prompt or the last message. An exception in place of a text ends its request with this error. The
+            exceptions QueueFull and EngineClosedError are raised by the call itself, as with an engine.
         embeddings: the vector of a text: a function of a FakeRequest, or a mapping from the text; None: 16 numbers
             drawn from the text.
         scores: the logprob of a continuation: a function of a FakeRequest, or a mapping from the continuation; None: -1
@@ -50,8 +50,8 @@ class FakeLLM(LLM):
 
     Raises:
         ConfigError: an option is wrong.
-        AssertionError: by any call, if there is no answer for one of its requests. It is raised even if errors are
-            returned in outputs, since it is an error of the test.
+        AssertionError: any call raises it if one of its requests has no answer. Its argument `errors` does not matter,
+            since this is an error of the test.
     """
 
     @takes_names(model_named)
@@ -82,17 +82,17 @@ class FakeLLM(LLM):
         local_files_only: bool = False,
         **options: Unpack[EngineOptions],
     ) -> Self:
-        """Returns a FakeLLM of this name without a download. The options may include `answers` and its like."""
+        """Returns a FakeLLM of this name without a download. The options may include the arguments of FakeLLM."""
         return cls(f"{HUB}{repo_id}", **options)
 
     @property
     def requests(self) -> list[FakeRequest]:
-        """All requests so far except refused prompts, in the order in which they were answered."""
+        """All requests so far in the order in which they were answered. Refused prompts are missing."""
         return list(self._fake.requests)
 
 
 class FakeAsyncLLM(AsyncLLM):
-    """An AsyncLLM without a model; see FakeLLM. An answer function is called on a thread, so it may block.
+    """An AsyncLLM without a model; see FakeLLM. A function for the answers is called on a thread, so it may block.
 
     Args:
         model, answers, embeddings, scores, relevance, labels, classes, **options: as for FakeLLM.
@@ -123,5 +123,5 @@ class FakeAsyncLLM(AsyncLLM):
 
 
 def _counted(fake: FakeClient) -> FrontClient:
-    """Returns the client inside a FrontClient, as LLM uses it."""
+    """Wraps the client in a FrontClient, as LLM does with its client."""
     return with_front_client(fake, fake.plan.config.max_queue, fake.again)

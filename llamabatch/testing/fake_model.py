@@ -24,20 +24,20 @@ BOS, EOS, START, END = range(4)
 _NAMES = {"<|bos|>": BOS, "<|eos|>": EOS, "<|im_start|>": START, "<|im_end|>": END}
 _FIRST_BYTE = len(_NAMES)
 _FIRST_WORD = _FIRST_BYTE + 256
-_TRIES = 64  # ids that a word may get, in case other words have the same hash
+_TRIES = 64  # ids to try for a word, because other words may have the same hash
 
 _WORDS = re.compile(r" ?\w+| ?[^\w\s]|\s")
 _SPECIALS = re.compile("|".join(map(re.escape, _NAMES)))
 _MESSAGES = re.compile(r"<\|im_start\|>(.*?)\n(.*?)(<\|im_end\|>\n|\Z)", re.DOTALL)
 
-# Variables of the chat templates of many families.
+# Variables that the chat templates of real model families read.
 TEMPLATE_KWARGS = (
     *("builtin_tools", "custom_tools", "date_string", "documents", "enable_thinking", "keep_past_thinking"),
     *("model_identity", "preserve_thinking", "reasoning_effort", "thinking", "thinking_budget"),
     *("tools_in_user_message", "xml_tools"),
 )
 
-# ChatML. The list at the top reads every variable of TEMPLATE_KWARGS, so that none of them is refused as unknown.
+# A ChatML template. Its first statement reads every variable of TEMPLATE_KWARGS, so that none is refused as unknown.
 _TEMPLATE = f"{{% set known = [{', '.join(TEMPLATE_KWARGS)}] %}}" + (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
@@ -47,7 +47,8 @@ _TEMPLATE = f"{{% set known = [{', '.join(TEMPLATE_KWARGS)}] %}}" + (
 
 
 def messages_of(prompt: str) -> tuple[dict[str, str], ...] | None:
-    """Returns the messages of a prompt of the chat template, with a begun answer; None: any other prompt."""
+    """Returns the messages of a prompt that the chat template has made, or None for any other prompt. An answer that
+    the prompt begins is the last message."""
     found = [(role, content) for role, content, end in _MESSAGES.findall(prompt) if content or end]
     return tuple({"role": role, "content": content} for role, content in found) or None
 
@@ -65,8 +66,8 @@ class _AnyGrammar:
 class FakeModel:
     """The members of llama.model.Model that need no weights.
 
-    A token is a word with the space before it, a punctuation mark, or a white space. The id of a word is its hash, so
-    that equal texts have equal ids in every FakeModel.
+    A token is a word or a punctuation mark with the space before it, or a white space. The id of a token is a hash of
+    its text, so equal texts usually have equal ids in every FakeModel.
 
     Args:
         path: the name of the model, for messages and titles; the file need not exist.
@@ -106,19 +107,19 @@ class FakeModel:
         self._lock = threading.Lock()
 
     def is_eog(self, token_id: int) -> bool:
-        """True for <|eos|> and <|im_end|>."""
+        """Returns True for <|eos|> and <|im_end|>."""
         return token_id in (EOS, END)
 
     def can_shift(self, type_k: str) -> bool:
-        """True: overflow="shift" is allowed."""
+        """Returns True, because overflow="shift" is allowed."""
         return True
 
     def token_text(self, token_id: int) -> str:
-        """Returns a token as text; "" for ids that no text has used yet."""
+        """Returns a token as text, or "" for an id that no text has used yet."""
         return self.all_bytes(token_id).decode("utf-8", errors="replace")
 
     def piece(self, token_id: int, *, special: bool = True) -> bytes:
-        """Returns all_bytes, or token_bytes if `special` is False."""
+        """Returns the bytes of a token. special=False: b"" for special tokens."""
         return self.all_bytes(token_id) if special else self.token_bytes(token_id)
 
     def special_token(self, name: str) -> str:
@@ -144,13 +145,13 @@ class FakeModel:
         return b"".join(map(read, token_ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token's text; b"" for special tokens, and for ids that no text has used yet."""
+        """Returns the bytes of a token's text, or b"" for a special token and for an id that no text has used yet."""
         if _FIRST_BYTE <= token_id < _FIRST_WORD:
             return bytes([token_id - _FIRST_BYTE])
         return self._words.get(token_id, b"")
 
     def all_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token's text, or the name of a special token."""
+        """Returns the bytes of a token's text. The text of a special token is its name."""
         special = next((name for name, special_id in _NAMES.items() if special_id == token_id), None)
         return self.token_bytes(token_id) if special is None else special.encode()
 
@@ -159,7 +160,7 @@ class FakeModel:
         return [token_id for word in words for token_id in self._ids_of(word)]
 
     def _ids_of(self, word: bytes) -> list[int]:
-        """Returns the id of a word, or one id for each byte if other words have taken all ids that it may get."""
+        """Returns the id of a word, or the ids of its bytes if other words have all the ids that the word may have."""
         n_words = N_VOCAB - _FIRST_WORD
         first = zlib.crc32(word)
         with self._lock:

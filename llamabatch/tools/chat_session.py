@@ -66,9 +66,11 @@ class ChatSession:
         self._set_system(system or "")
 
     def answer(self, text: str) -> Generator[SequenceOutput, None, None]:
-        """Sends a user message and yields the pieces of the answer. Raises as LLM.stream. Closing the generator early
-        aborts the request; the text so far stays in the conversation. A message without any answer is removed from the
-        conversation."""
+        """Sends a user message and yields the pieces of the answer. Raises as LLM.stream.
+
+        Closing the generator early aborts the request. The text so far stays in the conversation. If there is no text,
+        the message is removed from the conversation.
+        """
         self.messages.append({"role": "user", "content": text})
         parts: list[str] = []
         self.last = None

@@ -51,7 +51,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings, in the order of display. `facts` has the same as plain values, for programs."""
+    """All findings, in the order of display. `facts`: machine and installation as plain values, for programs."""
 
     checks: tuple[Check, ...]
     facts: Mapping[str, Any]
@@ -67,9 +67,9 @@ class Report:
 
 
 def examine(environment: Mapping[str, str] | None = None) -> Report:
-    """Runs every check. Loads the native library. Once per machine it may also try the library's kernels in a child
-    process."""
-    given = dict(os.environ if environment is None else environment)  # copied before the library's load adds variables
+    """Runs every check. Loads the native library. The first call on a machine may also try the library's kernels in a
+    child process."""
+    given = dict(os.environ if environment is None else environment)  # a copy, since loading the library adds variables
     try:
         info: LibraryInfo | None = library.library_info()
         problem = ""
@@ -88,7 +88,7 @@ def examine(environment: Mapping[str, str] | None = None) -> Report:
             _extra_buffers(info),
             _gpu(info),
         ]
-    checks.append(_sampler())  # runs after the library's load, so that libgomp is loaded with llama.cpp's settings
+    checks.append(_sampler())  # must run after the library is loaded: libgomp reads its settings when it is loaded
     checks += [*_environment(given), *_extras(), _model(), _profiles(), _trials(), _cache()]
     return Report(tuple(checks), _facts(info, flags))
 
@@ -223,7 +223,7 @@ def _build(info: LibraryInfo) -> Check:
 
 
 def _instructions(info: LibraryInfo, flags: frozenset[str]) -> Check:
-    """Reports instruction sets that the build does not use: the usual reason why a wheel from an index is slow."""
+    """Reports instruction sets of the CPU that the build does not use, the usual reason for a slow wheel."""
     wanted = {"avx2": "AVX2 = 1", "fma": "FMA = 1", "avx512f": "AVX512 = 1", "amx_int8": "AMX_INT8 = 1"}
     unused = [_NOTEWORTHY[flag] for flag, words in wanted.items() if flag in flags and words not in info.system_info]
     if unused:
@@ -253,7 +253,7 @@ _DRIVERS = {
     "rpc": f"name servers: {SERVERS_VARIABLE}=host:port",
 }
 _CHOOSING = {"cuda": "CUDA_VISIBLE_DEVICES", "hip": "HIP_VISIBLE_DEVICES", "vulkan": "GGML_VK_VISIBLE_DEVICES"}
-# A word in the message of a library that cannot be loaded, or of a build that is passed over -> the cure.
+# Name of a library in an error message about a build that does not load -> the cure.
 _MISSING = {
     "libcuda.so": _DRIVERS["cuda"],
     "libcudart": "install the CUDA runtime that it was built with, and let LD_LIBRARY_PATH name its folder",
@@ -264,7 +264,7 @@ _MISSING = {
 
 
 def _cure(problem: str, usual: str) -> str:
-    """Returns the cure for a build that does not load: install a missing GPU library, else the usual cure."""
+    """Returns the cure for a build that does not load: to install the missing GPU library, or `usual`."""
     return next((cure for name, cure in _MISSING.items() if name in problem), usual)
 
 
@@ -345,7 +345,8 @@ class Extra:
     modules: Mapping[str, str]
 
 
-# The extras of pyproject.toml, which an installed package lacks. tests/unit/tools/test_doctor.py compares both.
+# A copy of the extras in pyproject.toml, because that file is not installed. tests/unit/tools/test_doctor.py compares
+# the two.
 EXTRAS = {
     "tools": Extra(
         "`llamabatch synth`, and pictures (--plot)", {"matplotlib": "matplotlib", "gguf": "gguf"}
@@ -387,7 +388,7 @@ def _version_of(package: str, module: str) -> str | None:
     try:
         if importlib.util.find_spec(module) is None:
             return None
-    except ModuleNotFoundError:  # find_spec raises this if the parent package is missing
+    except ModuleNotFoundError:  # the parent package of `module` is missing
         return None
     try:
         return importlib.metadata.version(package)
@@ -396,7 +397,7 @@ def _version_of(package: str, module: str) -> str | None:
 
 
 def _extras() -> Iterator[Check]:
-    """Reports the extras. Warns of an incomplete extra, and of an NVIDIA GPU without the extra `gpu`."""
+    """Reports the extras. Warns if only a part of an extra is installed, or if an NVIDIA GPU lacks the extra `gpu`."""
     for name, versions in _installed_extras().items():
         use, get = EXTRAS[name].use, f'pip install "llamabatch[{name}]"'
         missing = [package for package, version in versions.items() if version is None]

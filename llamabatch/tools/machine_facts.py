@@ -1,4 +1,4 @@
-"""Describes the machine that figures were measured on."""
+"""Describes the machine on which figures were measured."""
 
 from __future__ import annotations
 

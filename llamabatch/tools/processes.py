@@ -1,4 +1,4 @@
-"""Child processes of a measurement: measures their peak memory, and kills them when the measurement fails."""
+"""Measures the peak memory of child processes and the CPU use of other processes. Kills children after a failure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _KILL_TIMEOUT_S = 10.0
 class PeakMemory:
     """The sum of the peaks of resident memory of several processes, in bytes.
 
-    Linux records the peak of each process (VmHWM in /proc/PID/status, proc(5)). On other systems a thread samples
-    every 20 ms. Pages of a mapped model file that two processes share count in both.
+    Linux records the peak of each process (VmHWM in /proc/PID/status, proc(5)). On other systems a thread reads the
+    memory every 20 ms. Pages of a mapped model file that two processes share count twice.
     """
 
     def __init__(self, pids: list[int]) -> None:
@@ -32,7 +32,7 @@ class PeakMemory:
             self._thread = threading.Thread(target=self._sample, name="llamabatch-memory", daemon=True)
 
     def read(self) -> int | None:
-        """Returns the peak so far; None if it is not known for each process."""
+        """Returns the sum of the peaks so far; None if the peak of a process is unknown."""
         peaks = [_high_water_mark(pid) or self._sampled.get(pid, 0) for pid in self._pids]
         return sum(peaks) if all(peaks) else None
 
@@ -60,7 +60,7 @@ def _high_water_mark(pid: int) -> int | None:
 
 
 def disturbed(others_cpu_percent: float, cores: int) -> bool:
-    """Returns True if other processes used more than a third of a core. Figures of threads on all cores are then
+    """Returns True if other processes used more than a third of a core, because speeds measured on all cores are then
     unreliable."""
     return others_cpu_percent * cores > 100 / 3
 
@@ -75,8 +75,8 @@ class OtherProcesses:
         self._own_s, (self._busy_s, self._total_s) = _own_seconds(), system_times()
 
     def cpu_percent(self) -> float:
-        """Returns their share of all cores since this object was made, 0 to 100. CPU time that the host took from this
-        virtual machine counts, too."""
+        """Returns the share of all cores that other processes have used since this object was made, 0 to 100. Includes
+        CPU time that the host took from this virtual machine."""
         own_s, (busy_s, total_s) = _own_seconds(), system_times()
         span_s = total_s - self._total_s
         others_s = busy_s - self._busy_s - (own_s - self._own_s)
@@ -84,10 +84,10 @@ class OtherProcesses:
 
 
 def _own_seconds() -> float:
-    """Returns the CPU seconds of this process and of all its descendants, also of those that have ended."""
+    """Returns the CPU seconds of this process and of all its descendants, including those that have ended."""
     seconds = 0.0
     for process in (psutil.Process(), *_children()):
-        with contextlib.suppress(psutil.NoSuchProcess):  # The parent of an ended process has its seconds.
+        with contextlib.suppress(psutil.NoSuchProcess):  # an ended process counts in the children_… of its parent
             times = process.cpu_times()
             seconds += times.user + times.system + times.children_user + times.children_system
     return seconds
@@ -95,10 +95,10 @@ def _own_seconds() -> float:
 
 @contextlib.contextmanager
 def no_child_left() -> Iterator[None]:
-    """Kills all child processes that were started in the body, if the body raises.
+    """Kills all child processes that were started in the block if the block raises, for example after Ctrl-C.
 
-    So Ctrl-C ends them at once. close() of a client may wait for a running step, and a client that was interrupted in
-    its constructor cannot be closed at all.
+    close() of a client would wait for a running step. A client that was interrupted in its constructor cannot be closed
+    at all.
     """
     before = _children()
     try:

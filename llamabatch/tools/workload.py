@@ -1,4 +1,4 @@
-"""Reads prompts from a file, or the bundled ones, as token ids, so that every strategy gets the same tokens."""
+"""Reads and tokenizes the prompts of a file, or the bundled ones. So every strategy gets the same tokens."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def load(path: Path | None, model: Model, n_ctx: int) -> Workload:
         n_ctx: tokens that one request may use.
 
     Raises:
-        PromptError: there is no such file, the file has no prompt, or a line cannot be run; the message names the line.
-        ConfigError: a line of the file is a conversation and the model has no chat template.
+        PromptError: the file cannot be read, has no prompt, or has an invalid line. The message names the line.
+        ConfigError: a line of the file is a conversation, and the model has no chat template.
         SetupError: the bundled prompts are missing.
     """
     name = "the bundled prompts" if path is None else shown(path)
     lines = parse(name, _read(path), jsonl=True if path is None else _is_jsonl(path))
-    if path is None and model.chat_template is None:  # The bundled prompts are questions that any model can continue.
+    if path is None and model.chat_template is None:  # without a template, the model continues the questions as texts
         lines = [Line(line.number, _question(line.prompt)) for line in lines]
     prompts = [_at(name, line.number, partial(_token_ids, line.prompt, model, n_ctx)) for line in lines]
     return Workload("bundled" if path is None else path.name, tuple(prompts))
@@ -75,7 +75,7 @@ def parse(name: str, text: str, *, jsonl: bool | None = None) -> list[Line]:
 
     Args:
         name: name of the file, for messages.
-        jsonl: True to read JSONL; None: the text is JSONL if its first line is a JSON object.
+        jsonl: True: the text is JSONL. False: each line is a prompt. None: JSONL if the first line is a JSON object.
 
     Raises:
         PromptError: the text has no prompt, or a line has a wrong format.
@@ -135,7 +135,7 @@ def _from_json(line: str) -> Prompt:
         messages: list[dict[str, Any]] = item["messages"]
         if not isinstance(messages, list):
             raise PromptError(f"messages is a {type(messages).__name__}; give a list of messages")
-        return messages  # the chat template's code checks each message
+        return messages  # to_tokens checks each message later
     if not isinstance(item["prompt"], str):
         raise PromptError(f"prompt is a {type(item['prompt']).__name__}; give a text")
     text: str = item["prompt"]
@@ -143,7 +143,7 @@ def _from_json(line: str) -> Prompt:
 
 
 def _token_ids(prompt: Prompt, model: Model, n_ctx: int) -> tuple[int, ...]:
-    """Tokenizes a text as LLM.generate does, and messages as LLM.chat does."""
+    """Tokenizes a text as LLM.generate does, or messages as LLM.chat does."""
     if isinstance(prompt, str):
         ids = tuple(model.tokenize(prompt)) if prompt else ()
     else:
@@ -153,7 +153,7 @@ def _token_ids(prompt: Prompt, model: Model, n_ctx: int) -> tuple[int, ...]:
 
 
 def _at(name: str, number: int, read: Callable[[], _T]) -> _T:
-    """Calls `read`, and puts file and line in front of its error message."""
+    """Calls `read`. Puts the file's name and the line number in front of its error message."""
     try:
         return read()
     except LlamaBatchError as error:

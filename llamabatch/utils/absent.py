@@ -1,4 +1,4 @@
-"""Errors for names of other libraries that llamabatch does not have. They name the replacement."""
+"""Errors for names of other libraries that llamabatch does not have. The messages name the replacement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def absent(owner: object, name: str, advice: Mapping[str, str], kind: str = "") 
 
     Args:
         advice: maps names of other libraries to their replacement here.
-        kind: how to call the owner; "": by the name of its class.
+        kind: the name of the owner in the message; "": the name of its class.
     """
     kind = kind or type(owner).__name__
     if name in advice:
@@ -21,8 +21,11 @@ def absent(owner: object, name: str, advice: Mapping[str, str], kind: str = "") 
 
 
 def absent_from(module: str, name: str, advice: Mapping[str, str]) -> Exception:
-    """Returns the error for a missing name of a module, whose __getattr__ must call this directly. In `from module
-    import name` Python drops the message of an AttributeError. So a name with advice gets an ImportError there."""
+    """Returns the error for a missing name of a module. Only the module's __getattr__ may call this function.
+
+    For `from module import name` the error of a name with advice is an ImportError, because Python drops the message of
+    an AttributeError there.
+    """
     if name not in advice:
         return AttributeError(f"module {module!r} has no attribute {name!r}")
     message = f"{module}.{name} is not there: {advice[name]}"

@@ -10,27 +10,29 @@ from typing import Any, TypeVar, cast
 G = TypeVar("G", bound=Callable[..., Any])
 _Read = Callable[[dict[str, Any]], Mapping[str, Any]]  # keywords of a caller -> keywords of the function
 
-# Other libraries' names for the path of a model: in llama_cpp.Llama, and in the reprs and configs of other libraries.
+# Other libraries' names for the path of a model: an argument of llama_cpp.Llama, and names in reprs and configs.
 MODEL_NAMES = ("model_path", "model_name_or_path", "model_id")
 
 
 def takes_names(named: _Read) -> Callable[[G], G]:
-    """Returns a decorator for __init__, with which `named` converts the caller's keywords to the function's keywords.
+    """Returns a decorator for __init__ that passes the caller's keywords through `named`.
 
-    Type checkers, help() and inspect.signature see the function as it is written.
+    Type checkers, help() and inspect.signature see the undecorated function.
 
     Args:
-        named: converts keywords, and raises the caller's error for an unknown keyword.
+        named: converts the caller's keywords to the function's keywords.
     """
     return lambda made: _reading(made, named)
 
 
 def also_named(place: Callable[[str], str], **others: str) -> Callable[[G], G]:
-    """Returns a decorator for a method that also accepts keywords under other names. Both at once raise TypeError.
+    """Returns a decorator for a method that also accepts keywords under other names.
+
+    The method raises TypeError if a keyword is given under both of its names.
 
     Args:
-        place: for a keyword that the method does not have, returns a clause that says where it belongs, or "".
-        others: maps another name to the method's own keyword.
+        place: returns a clause that says where a keyword that the method lacks belongs, or "".
+        others: another name -> the method's own keyword.
     """
 
     def decorate(made: G) -> G:
@@ -54,11 +56,12 @@ def also_named(place: Callable[[str], str], **others: str) -> Callable[[G], G]:
 def takes_keywords(keywords: Any, function: Callable[..., object]) -> Callable[[G], G]:
     """Returns a decorator for a method that passes `**options: Unpack[keywords]` on to `function`.
 
-    The method raises TypeError for other keywords. Its signature shows each keyword with its default before its own.
+    The method raises TypeError for other keywords. Its signature shows these keywords, with their defaults, before the
+    method's own keywords.
 
     Args:
         keywords: a TypedDict.
-        function: a function that takes these keywords, with defaults.
+        function: a function with these keywords and their defaults.
     """
     taken = [p for p in inspect.signature(function).parameters.values() if p.name in keywords.__optional_keys__]
 
@@ -81,7 +84,7 @@ def takes_keywords(keywords: Any, function: Callable[..., object]) -> Callable[[
 
 
 def _reading(made: G, read: _Read) -> G:
-    """Wraps a function, so that `read` converts the caller's keywords first."""
+    """Wraps a function. `read` converts the caller's keywords before each call."""
 
     @functools.wraps(made)
     def call(*args: Any, **options: Any) -> Any:
@@ -95,7 +98,10 @@ def _reading(made: G, read: _Read) -> G:
 
 
 def model_named(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Renames another library's name for the model to "model". A second name stays, so that the function refuses it."""
+    """Renames the first of MODEL_NAMES in a caller's keywords to "model".
+
+    A second name for the model is not removed, so that the called function refuses it.
+    """
     if "model" not in options:
         for name in MODEL_NAMES:
             if name in options:

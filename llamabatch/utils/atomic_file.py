@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)  # some file systems cannot sync folders
+
 
 @contextlib.contextmanager
 def replacement(path: Path) -> Iterator[Path]:
-    """Yields a temporary file, which becomes `path` at the end of the block, or is deleted if the block raises. The
-    file lies in the same folder, and only its owner may read it. Raises OSError."""
+    """Yields a temporary file in the folder of `path`. Renames the file to `path` at the end of the block, or deletes
+    the file if the block raises. Only the owner may read the file. Raises OSError."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     temporary = Path(name)
@@ -22,6 +25,20 @@ def replacement(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts the names in a folder on the disk, so that a renamed file has its new name after a power failure. Does
+    nothing on Windows, which cannot open folders. Raises OSError."""
+    if os.name != "nt":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            if error.errno not in NO_FOLDER_SYNC:
+                raise
+        finally:
+            os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:

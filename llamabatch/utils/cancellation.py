@@ -1,4 +1,4 @@
-"""Cancelling a load: the caller that waits for a model sets an event, which the loading thread polls."""
+"""Cancels the load of a model: the caller that waits for the model sets an event, and the loading thread polls it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _events: ContextVar[tuple[Event, ...]] = ContextVar("llamabatch_cancellation", d
 
 @contextlib.contextmanager
 def cancelled_by(event: Event) -> Iterator[None]:
-    """Lets an event cancel the loads in the block. Events of outer blocks keep their effect."""
+    """Lets an event cancel the loads in the block. Events of outer blocks still cancel them, too."""
     token = _events.set((*_events.get(), event))
     try:
         yield
@@ -29,7 +29,7 @@ def cancelled_by(event: Event) -> Iterator[None]:
 
 
 def can_be_cancelled() -> bool:
-    """Returns True within a block of cancelled_by."""
+    """Returns True within a cancelled_by block."""
     return bool(_events.get())
 
 

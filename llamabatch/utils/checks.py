@@ -45,7 +45,7 @@ def reason(error: BaseException) -> str:
 
 
 def present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a JSON object that are not null: in a line, table or body, null means a missing field."""
+    """Returns the fields of a JSON object that are not null, because null means the same as a missing field here."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -58,7 +58,7 @@ def integer(error: type[InputError], name: str, value: object, low: int, high: i
     """Returns a whole number (also of numpy) as a plain int. Raises `error`.
 
     Args:
-        other: another allowed value for the message, such as ", or None".
+        other: words for another allowed value at the end of the message, such as ", or None".
     """
     whole = plain(value)
     if isinstance(whole, bool) or not isinstance(whole, int) or not low <= whole <= high:
@@ -99,13 +99,13 @@ def string(value: object) -> str | None:
 
 
 def items(value: object, most: int) -> list[Any] | None:
-    """Returns the first `most` items of a list, array, Series or the like. Returns None for a text, a mapping, a value
-    without items, and a value that raises when its items are read."""
+    """Returns the first `most` items of a list, array, Series or other iterable. Returns None for a text, a mapping, a
+    value that is no iterable, and a value that raises when its items are read."""
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
         return None
     try:
         return list(itertools.islice(value, most))
-    except Exception:  # an array without dimensions raises TypeError, a caller's class anything
+    except Exception:  # an array without dimensions raises TypeError, and a caller's class can raise anything
         return None
 
 
@@ -128,7 +128,10 @@ def pairs(value: object, most: int) -> list[tuple[Any, Any]] | None:
 
 
 def plain(value: object) -> object:
-    """Turns a number of numpy, or of a subclass, into a plain number; None: that raised. Other values are unchanged."""
+    """Converts a number of numpy or of a subclass to a plain number. Returns None if the conversion raises.
+
+    Returns any other value unchanged.
+    """
     if type(value) in (int, float, bool):
         return value
     numpy = sys.modules.get("numpy")  # without an imported numpy there are no numbers of numpy
@@ -145,7 +148,7 @@ def plain(value: object) -> object:
 
 
 def half_character(value: object) -> str | None:
-    """Returns the first text in a value that holds half a surrogate pair (which has no UTF-8 form), or None."""
+    """Returns a text within a JSON value that UTF-8 cannot encode, because it has half a surrogate pair. Else None."""
     stack: list[Any] = [value]
     while stack:
         value = stack.pop()
@@ -162,8 +165,8 @@ def half_character(value: object) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown name. It names the nearest known name, all known names if they are
-    few, or else the closest five."""
+    """Returns the end of a message about an unknown name: the most similar known name, and all known names if they are
+    few. If there is no similar name among many, the closest five."""
     names = sorted(known) if isinstance(known, (set, frozenset)) else list(known)  # sorted: the same in each run
     close = difflib.get_close_matches(name[:_LONGEST_NAME], names, n=1)
     meant = f"; did you mean {close[0]!r}?" if close else ""

@@ -35,7 +35,7 @@ _LABEL = re.compile(r" *\S[^:]*: {2,}")  # "rows:   7 ok": wrapped lines are ind
 
 
 class Stdout(Console):
-    """A console that raises BrokenPipeError if the reader of stdout has gone. rich would end the process."""
+    """A console that raises BrokenPipeError if the reader of stdout has gone. rich's own class ends the process."""
 
     def on_broken_pipe(self) -> None:
         raise  # rich calls this method while it handles a BrokenPipeError
@@ -50,7 +50,7 @@ def console() -> Console:
 
 
 def sentence(console: Console, text: str, style: str | Style = "") -> None:
-    """Prints text, wrapped between words on a terminal, and unwrapped elsewhere, where programs may read it."""
+    """Prints text. Wraps it between words on a terminal only, because elsewhere a program may read the lines."""
     shown = wrapped(text, console.width) if console.is_terminal else text
     console.print(Text(shown, style), soft_wrap=True)
 
@@ -64,12 +64,12 @@ def new_table(*heads: str, left: int = 1) -> Table:
 
 
 def print_table(console: Console, table: Table, lead: int = 1) -> None:
-    """Prints a table, in several parts with the same first columns if the console is too narrow.
+    """Prints a table. Splits its columns into several tables with the same first columns if the console is too narrow.
 
-    A file or a pipe gets parts for a width of 80 columns, or of COLUMNS, and no line is wrapped.
+    In a file or a pipe, these tables are at most 80 (or COLUMNS) characters wide, and no line is wrapped.
 
     Args:
-        lead: number of first columns that each part repeats.
+        lead: number of first columns that each of these tables repeats.
     """
     width = console.width
     if isinstance(console, Stdout) and not console.is_terminal:
@@ -131,7 +131,7 @@ def _is_label(start: str) -> bool:
 
 
 def _wrapped(line: str, width: int, labels: set[int]) -> str:
-    """Wraps one line. `labels` holds the lengths of the labels in the whole text."""
+    """Wraps one line. `labels`: the lengths of all labels (see _LABEL) in the text."""
     if len(line) <= width:
         return line
     indent = len(line) - len(line.lstrip(" "))
@@ -146,7 +146,7 @@ def _wrapped(line: str, width: int, labels: set[int]) -> str:
 
 
 def check_targets(json_file: Path | None, plot_file: Path | None) -> None:
-    """Checks before hours of measuring that a JSON file and a picture can be written.
+    """Checks that a JSON file and a picture can be written, before the long measurement starts.
 
     Raises:
         InputError: the folder is missing or not writable, the file is a directory, or the kind of picture is unknown.
@@ -181,8 +181,10 @@ def write_json(content: dict[str, Any] | list[Any], file: Path | None) -> None:
 
 
 def write_plot(module: str, subject: object, file: Path | None) -> None:
-    """Draws the picture of a subject with the function `figure` of a module. Draws nothing if `file` is None. The
-    module is imported here because matplotlib is optional and takes a second to import."""
+    """Draws the picture of a subject with the function `figure` of a module. Draws nothing if `file` is None.
+
+    The module is imported only here, because matplotlib is optional and takes a second to import.
+    """
     if file is not None:
         from llamabatch.utils.plotting import save
 
@@ -199,9 +201,9 @@ def write_report(
     document: Callable[[T], dict[str, Any]],
     plot: str,
 ) -> None:
-    """Writes JSON and picture to their files, and then the tables to stdout, unless JSON goes to stdout.
+    """Writes JSON and picture to their files, and then the tables to stdout. If JSON goes to stdout, prints no tables.
 
-    The files come first, so that minutes of measuring are not lost if the reader of stdout goes away.
+    The files are written first, because a closed stdout would otherwise lose the measurement.
 
     Args:
         plot: the module of the picture, as for write_plot.

@@ -1,4 +1,4 @@
-"""Advice for messages on how to get a patched llama.cpp. It depends on the installation and the system."""
+"""Advice for messages on how to get a patched llama.cpp, depending on the installation and the system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ _ROOT = Path(__file__).absolute().parents[2]
 
 
 def patched_build(backend: str | None = None) -> str:
-    """Returns a clause that says how to get a patched build here, for a backend ("cuda", ...) or for the CPU."""
+    """Returns a clause that says how to get a patched build here.
+
+    Args:
+        backend: the backend of the build, such as "cuda"; None: the CPU.
+    """
     if in_checkout():
         return f"run `make setup{f' BACKEND={backend}' if backend else ''}` in the checkout of llamabatch"
     build = f"run `llamabatch build{f' --backend {backend}' if backend else ''}`, which needs a C++ compiler"

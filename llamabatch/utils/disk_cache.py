@@ -1,7 +1,7 @@
-"""A cache on disk for results that are expensive and valid until their subject changes, as small JSON files.
+"""A cache on disk of small JSON files, for results that are expensive to compute and rarely change.
 
-Each result is one file that is written atomically, so that parallel processes need no lock. The newest files of each
-kind are kept. If the cache cannot be written, each process only has to compute its results again.
+Each result is one file that is written atomically, so parallel processes need no lock. The newest files of each kind
+are kept. If the cache cannot be written, each process computes its results again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_OF_A_KIND = 512
 
 
 def folder() -> Path:
-    """Returns the folder of the cache. It need not exist, and may be deleted at any time."""
+    """Returns the folder of the cache. The folder need not exist, and may be deleted at any time."""
     return paths.cache_dir() / "verdicts"
 
 

@@ -1,4 +1,4 @@
-"""Numbers as text for people: seconds, durations, three significant digits, ratios. Also attributes for JSON."""
+"""Formats numbers for people: seconds, durations, three significant digits, ratios. Selects attributes for JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def attributes(source: object, *names: str) -> dict[str, Any]:
 
 
 def seconds(value: float) -> str:
-    """Formats seconds with three digits, below one second as milliseconds: 85.1 ms, 1.24 s."""
+    """Formats seconds with three significant digits: 1.24 s, or below one second 85.1 ms."""
     return f"{significant(value * 1000)} ms" if value < 1 else f"{significant(value)} s"
 
 

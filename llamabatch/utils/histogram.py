@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _STEPS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7.5, 8)  # for each power of ten, at most 25 % apart
-# These limits of vLLM's histograms are not steps of ours. With them, each vLLM bucket is a sum of whole buckets of
-# ours.
+# Limits of vLLM's histograms that _STEPS lacks. With them, each of vLLM's buckets is a sum of whole buckets here.
 _OTHERS = (120.0, 160.0, 240.0, 480.0, 640.0, 960.0, 1920.0, 2560.0, 7680.0)
 
 LIMITS_S = tuple(sorted({float(f"{step}e{power}") for power in range(-4, 4) for step in _STEPS} | {*_OTHERS, 1e4}))
@@ -23,10 +22,10 @@ _NOTHING = (0,) * (len(LIMITS_S) + 1)
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of durations by bucket. Histograms can be added. An earlier histogram can be subtracted from a later one.
+    """Counts of durations by bucket. Histograms can be added, and an earlier one can be subtracted from a later one.
 
     Attributes:
-        counts: durations in each bucket of LIMITS_S, and last the durations above all limits.
+        counts: number of durations in each bucket of LIMITS_S; the last item counts durations above all limits.
         sum_s: sum of all durations, seconds.
     """
 
@@ -50,9 +49,9 @@ class Histogram:
     def percentile(self, percent: float) -> float | None:
         """Returns a percentile of the durations in seconds, or None if there are none.
 
-        Durations are assumed to be spread evenly within a bucket (as in PromQL's histogram_quantile). So the result
-        lies in the bucket of the true value: at most 25 % away from it, or 0.1 ms for values below that. Durations
-        above 10,000 s count as 10,000 s.
+        Durations are assumed to be spread evenly within a bucket (as in PromQL's histogram_quantile). So the result is
+        at most 25 % away from the true value, or at most 0.1 ms if the true value is below 0.1 ms. Durations above
+        10,000 s count as 10,000 s.
 
         Args:
             percent: 0 to 100.
@@ -67,7 +66,7 @@ class Histogram:
         return LIMITS_S[-1] if self.counts[-1] else None
 
     def at_most(self, limits: Sequence[float]) -> list[int]:
-        """Returns the number of durations up to each of these limits, which must be limits of LIMITS_S."""
+        """Returns the number of durations up to each limit. Each of `limits` must be in LIMITS_S."""
         return [sum(self.counts[: LIMITS_S.index(limit) + 1]) for limit in limits]
 
     def __add__(self, other: Histogram) -> Histogram:
@@ -102,12 +101,12 @@ class Tally:
         return Histogram(tuple(self._counts), self._sum_s)
 
 
-_GROWTH = math.log(1.02)  # neighbouring classes differ by 2 %, so that a percentile is within 1 % of the true figure
+_GROWTH = math.log(1.02)  # limits of classes are 2 % apart, so a percentile is within 1 % of the true figure
 _LEAST = 1e-7
 
 
 class Quantiles:
-    """Counts of figures in classes whose limits are 2 % apart, which takes a few hundred counters for any figures.
+    """Counts of figures in classes whose limits are 2 % apart. A few hundred counters are enough for any figures.
 
     Attributes:
         n: number of figures.
@@ -141,7 +140,8 @@ class Quantiles:
         self.total += other.total
 
     def at(self, percent: float) -> float | None:
-        """Returns a percentile within 1 %, or None if there are no figures. Between two figures, the lower counts.
+        """Returns a percentile within 1 %, or None if there are no figures. Does not interpolate between two figures,
+        but returns the lower one.
 
         Args:
             percent: 0 to 100.

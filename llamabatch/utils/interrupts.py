@@ -32,9 +32,9 @@ SIGNALS = tuple(
 LINE = "Interrupted."
 # An exception that is raised in these modules gets lost or changed.
 _DELICATE = ("importlib._bootstrap", "weakref", "_weakrefset", "llamabatch.llama.log")
-SAME_S = 1.0  # seconds after a signal in which another signal counts as the same signal, sent twice
+SAME_S = 1.0  # a second signal within so many seconds counts as a repetition of the first
 _AGAIN_S = 0.02
-_UNSEEN_S = 0.5  # seconds after which a signal is sent again if it has not ended the wait for a line
+_UNSEEN_S = 0.5  # seconds until a signal that has not ended the wait for a line is sent again
 
 _guarded: list[int] = []
 _leaving = _thread.allocate_lock()
@@ -47,13 +47,16 @@ _acknowledged = False
 
 
 def guard() -> None:
-    """Handles the signals that still have their default action (nohup ignores SIGHUP on purpose). Main thread only."""
+    """Makes signals end the process at once. Must run on the main thread.
+
+    Changes only signals with the default action. Under nohup, for example, SIGHUP stays ignored.
+    """
     if not _guarded:
         for number in SIGNALS:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 try:
                     signal.signal(number, _leave)
-                except ValueError:  # another program runs the command line in a thread, which never gets signals
+                except ValueError:  # the command line runs in a thread of another program, where signals never arrive
                     return
                 _guarded.append(number)
         atexit.register(_ignore)  # registered first, so that it runs last
@@ -73,10 +76,10 @@ def came() -> int | None:
 
 
 def forget(number: int) -> bool:
-    """Forgets a signal that ends only a part of a command.
+    """Forgets a signal, because the command continues after it.
 
     Returns:
-        False if another signal came.
+        False if a signal with another number came.
     """
     global _came, _raised_s
     if _came not in (number, None):
@@ -98,8 +101,10 @@ def acknowledge() -> bool:
 
 def read_line(read: Callable[[], str]) -> str:
     """Calls a function that waits for a line of the terminal, such as `input`, and lets every signal end the wait.
-    Python ends the wait if a signal comes during it. A signal that comes just before the wait, when the prompt is
-    already shown, would take effect only at the next key."""
+
+    Python itself ends the wait only if the signal comes during the wait. A signal just before the wait would take
+    effect at the next key, so _watch sends it again.
+    """
     global _reading, _n_reads
     _n_reads += 1
     _reading = _n_reads
@@ -110,7 +115,7 @@ def read_line(read: Callable[[], str]) -> str:
 
 
 def is_delicate(frame: FrameType | None, within: str) -> bool:
-    """Returns True if an exception here would be lost or changed: in an import, a `__del__`, or llama.cpp's log.
+    """Returns True if an exception in `frame` would be lost or changed: in an import, a `__del__` or llama.cpp's log.
 
     Args:
         within: the module that makes the call to interrupt. Frames outside that call do not count.
@@ -126,7 +131,11 @@ def is_delicate(frame: FrameType | None, within: str) -> bool:
 
 
 def is_same(before_s: float | None) -> bool:
-    """Returns True if a signal now repeats the signal at time.monotonic() `before_s` (None: there was no signal)."""
+    """Returns True if a signal now counts as a repetition of the previous signal.
+
+    Args:
+        before_s: time.monotonic() of the previous signal; None: there was none.
+    """
     return before_s is not None and time.monotonic() - before_s < SAME_S
 
 
@@ -203,6 +212,6 @@ def _watch() -> None:
     def send_until_seen(number: int, reading: int) -> None:
         time.sleep(_UNSEEN_S)
         if _reading == reading:  # the handler has not ended this wait
-            signal.pthread_kill(main, number)  # the byte of this signal starts the next such thread
+            signal.pthread_kill(main, number)  # `wait` reads this signal as well, and starts the next such thread
 
     _thread.start_new_thread(wait, ())

@@ -1,8 +1,7 @@
-"""The end of an engine by close(), by collection, or with the program. Also refuses the use of an engine in a fork.
+"""Ends an engine by close(), by garbage collection, or with the program. Refuses the use of an engine in a fork.
 
-A forgotten engine is collected at once by its reference count, or by a garbage collection if it is part of a cycle. A
-collection may happen at any time, on any thread and under any lock. So it only tells the engine to end. close() and the
-end of the program wait until the engine has ended.
+A garbage collection may happen at any time, on any thread and under any lock. So a collected engine is only told to
+end. close() and the end of the program also wait until the engine has ended.
 """
 
 from __future__ import annotations
@@ -30,10 +29,13 @@ def in_forks(action: Callable[[], None]) -> Callable[[], None]:
 
 
 def end_with_parent() -> None:
-    """Lets Linux kill this process when the thread that started it ends. That thread must therefore live as long as
-    this process should. Does nothing on other systems. A parent that ended before this call goes unnoticed."""
+    """Lets Linux kill this process when the parent's thread that started it ends.
+
+    So the parent must start this process on a thread that lives long enough. Does nothing on other systems, or if the
+    parent ended before this call.
+    """
     if sys.platform == "linux":
-        import ctypes  # imported late, because only our child processes need it
+        import ctypes  # imported late, because only child processes need it
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -46,11 +48,11 @@ def leave_signals_to_parent() -> None:
 
 
 def give_memory_back() -> None:
-    """Returns freed memory to the system. This is for glibc, which keeps most of it without a special call."""
+    """Returns freed memory to the system. Only glibc needs this call, because it does not return most freed memory."""
     if sys.platform == "linux":
         import ctypes
 
-        with contextlib.suppress(AttributeError):  # musl has none
+        with contextlib.suppress(AttributeError):  # musl has no malloc_trim
             ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -69,7 +71,8 @@ class Endable(Protocol):
 
 
 class ForkGuard:
-    """The process that made an engine. A fork of it has the objects but no threads, and locks in any state."""
+    """Refuses an engine in a fork of its process. A fork has copies of the objects, but no threads, and its copies of
+    locks may be locked for ever."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -80,7 +83,7 @@ class ForkGuard:
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Raises EngineClosedError in a fork. Call it before any lock or wait, which could last for ever in a fork."""
+        """Raises EngineClosedError in a fork. Call this before any lock or wait: in a fork it could last for ever."""
         if os.getpid() != self._pid:
             raise EngineClosedError(
                 f"this engine belongs to process {self._pid}; process {os.getpid()} is a fork of it, and threads do "
@@ -115,8 +118,8 @@ _dropped: list[Lifetime] = []
 
 
 def reap_collected() -> None:
-    """Collects forgotten engines and waits for their end, because another engine may need their memory."""
-    if _open:  # a reference cycle, for example with an exception's traceback, may hold a forgotten engine
+    """Collects unreferenced engines and waits for their end, because another engine may need their memory."""
+    if _open:  # an unreferenced engine may be part of a cycle, for example with an exception's traceback
         gc.collect()
     while _dropped:
         _dropped.pop().end()

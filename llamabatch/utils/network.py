@@ -6,12 +6,14 @@ import socket
 import threading
 from urllib.parse import urlsplit, urlunsplit
 
-PROBE_S = 0.7  # a connection around the earth takes 0.2 s; libraries would retry for half a minute
+PROBE_S = 0.7  # seconds; a connection around the earth takes 0.2 s, but libraries retry for half a minute
 
 
 def reachable(url: str, budget_s: float = PROBE_S) -> bool:
-    """Returns True if the server of an address, or its proxy, accepts a connection within `budget_s` seconds. The limit
-    also holds for the look-up of the name, which no socket option limits."""
+    """Returns True if the server of an address, or its proxy, accepts a connection within `budget_s` seconds.
+
+    A thread connects, because no socket option limits the time to look up the name.
+    """
     found: list[bool] = []
 
     def connect() -> None:
@@ -42,7 +44,7 @@ def _server(url: str) -> tuple[str, int]:
 
 
 def public(url: str) -> str:
-    """Returns an address without user, password, query and fragment, which may be secret, for messages and files."""
+    """Returns an address for messages and files: without user, password, query and fragment, which may be secret."""
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -48,7 +48,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
             ) from error
     if os.pardir not in text.split(os.sep):
         return os.path.normpath(text)
-    folder, name = os.path.split(text)  # ".." after a symbolic link is not the folder with the link
+    folder, name = os.path.split(text)  # ".." after a symbolic link means the parent folder of the link's target
     if name in ("", os.curdir, os.pardir):
         return os.path.realpath(text)
     return os.path.join(os.path.realpath(folder), name)
@@ -56,8 +56,8 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 def model_name(model: str | os.PathLike[str]) -> str:
     """Returns a model's absolute path, or its name if it is not a path. Raises ConfigError as absolute. "tiny",
-    addresses and names with the prefix "hf:" stay unchanged. "owner/repo:Q4_K_M" gets this prefix, unless a file or
-    folder has this path."""
+    addresses and names with the prefix "hf:" stay unchanged. "owner/repo:Q4_K_M" gets the prefix "hf:", unless a file
+    or folder has this path."""
     name = os.fspath(model)
     if name == TINY or not name or is_remote(name):
         return name
@@ -72,12 +72,12 @@ def is_remote(name: str) -> bool:
 
 
 def _is_path(name: str) -> bool:
-    """Returns True if a name of the form owner/repo means a file, by its ending or because the path exists."""
+    """Returns True if a name of the form owner/repo is a path: it ends with ".gguf", or a file or folder has it."""
     return (name.lower().endswith(".gguf") and ":" not in name) or os.path.lexists(name)
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """Returns a resolved path for messages, as one_line, and relative if it lies below the working directory."""
+    """Returns an absolute path for messages, as one_line. A path below the working directory becomes relative."""
     text = os.fspath(path)
     with contextlib.suppress(OSError):
         folder = os.path.join(os.getcwd(), "")
@@ -86,7 +86,7 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 
 def one_line(path: str | os.PathLike[str]) -> str:
-    """Returns a path for messages, on one line and with all characters visible, because names may hold anything."""
+    """Returns a path for messages. Control characters and line breaks in it are escaped."""
     return visible(os.fspath(path)).replace("\n", r"\n").replace("\t", r"\t")
 
 
@@ -99,8 +99,8 @@ def cache_dir() -> Path:
 
 
 def of_user(find: Callable[..., str]) -> Path:
-    """Returns a folder for llamabatch from platformdirs. A user without a home (such as a number without a name in a
-    container) gets a folder that cannot be made, so that nothing is kept."""
+    """Returns a folder for llamabatch from platformdirs. A user without a home (in a container, a user id without a
+    name) gets a folder that cannot be made. Nothing is stored then."""
     try:
         return Path(find("llamabatch", appauthor=False))
     except RuntimeError:
@@ -109,7 +109,7 @@ def of_user(find: Callable[..., str]) -> Path:
 
 @functools.cache
 def _at_first(override: str) -> Path:
-    """Returns the folder that the variable meant at its first use, even after os.chdir."""
+    """Returns the absolute path of LLAMABATCH_CACHE. os.chdir after the first call does not change the result."""
     return Path(absolute(override))
 
 
@@ -120,5 +120,5 @@ def hub_home() -> Path:
 
 
 def bundled_model() -> Path:
-    """Returns the file for the name `tiny`. It is missing in a checkout that has not built it."""
+    """Returns the path of the model `tiny`. A checkout has no such file until the file is built."""
     return Path(__file__).parents[1] / "bundled" / "tiny.gguf"

@@ -44,7 +44,7 @@ def save(figure: Callable[[], Figure], path: Path, *, dpi: int = 140, style: dic
 def titled(
     title: str, width: float, height: float, *, wspace: float, hspace: float | None = None, h_pad: float = 0.07
 ) -> Figure:
-    """Returns an empty figure with a title. The spaces are arguments of ConstrainedLayoutEngine."""
+    """Returns an empty figure with a title. wspace, hspace and h_pad are arguments of ConstrainedLayoutEngine."""
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=h_pad, wspace=wspace, hspace=hspace)
     fig = Figure(figsize=(width, height), layout=layout)
     fig.suptitle(title, x=0.012, ha="left", size=15, weight="bold")
@@ -52,7 +52,7 @@ def titled(
 
 
 def doublings(ax: Any, counts: Sequence[int]) -> None:
-    """Gives axes a logarithmic x axis with a tick for each count."""
+    """Makes the x axis logarithmic, with a tick for each count."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(counts, [str(n) for n in counts])
     ax.xaxis.set_minor_formatter(NullFormatter())
@@ -65,7 +65,7 @@ def tint(color: str, share: float = 0.55) -> str:
 
 
 def tidy(ax: Any) -> None:
-    """Gives axes a grid, plain numbers at the ticks (also of logarithmic axes), and no upper and right frame."""
+    """Adds a grid, writes plain numbers at the ticks of logarithmic axes, and hides the upper and right frame."""
     ax.grid(color=PALE, linewidth=0.8)
     ax.set_axisbelow(True)
     for side in ("top", "right"):

@@ -31,8 +31,8 @@ def on_terminal() -> bool:
 
 
 class HasBar:
-    """Base of progress displays: a context manager that shows its bar if it has one. If the terminal is gone, only the
-    bar is lost."""
+    """Base of progress displays: a context manager that shows a bar, if a subclass sets one. Ignores errors of a
+    terminal that is gone."""
 
     _bar: Progress | None = None
 
@@ -53,8 +53,8 @@ class ProgressBar(HasBar):
 
     Args:
         total: number of requests.
-        progress: True shows a bar in a notebook, and on stderr if it is a terminal. False shows none. None shows a bar
-            in a notebook, for a list. A function is called as progress(done, total), for the first time before any
+        progress: True shows a bar in a notebook, and on stderr if it is a terminal. False shows no bar. None shows a
+            bar only in a notebook and only for a list. A function is called as progress(done, total), first before any
             request ends.
         is_list: True if the caller gave a list of requests, not a single request.
         done: number of requests that an earlier call has finished.
@@ -103,8 +103,10 @@ class ProgressBar(HasBar):
 
 
 class _NotebookBar:
-    """A rich bar as one output of a notebook cell, which is replaced as requests end. rich's own live display, like
-    tqdm.auto, needs ipywidgets, and its last state is missing in a saved notebook."""
+    """A rich bar as one output of a notebook cell, which is replaced as requests end.
+
+    rich's own live display and tqdm.auto need ipywidgets, and their last state is missing in a saved notebook.
+    """
 
     def __init__(self, total: int, done: int) -> None:
         self._bar = _bar()
@@ -136,7 +138,7 @@ def in_notebook() -> bool:
 
 
 def _bar() -> Progress:
-    # rich is imported late because most calls show no bar. Its import takes a tenth of the time of llamabatch's import.
+    # rich is imported late because most calls show no bar, and its import adds a tenth to llamabatch's import time.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

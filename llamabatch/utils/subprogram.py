@@ -1,4 +1,4 @@
-"""Runs our modules as programs in child processes, with this process's import path and any working directory."""
+"""Runs llamabatch's modules as programs in child processes, with this process's import path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def interpreter() -> str:
     """Returns the path of the Python interpreter for child processes.
 
     Raises:
-        OSError: there is none. In a frozen program (PyInstaller), sys.executable would start the whole program again.
+        OSError: there is no interpreter. In a frozen program (PyInstaller), sys.executable is the program itself.
     """
     if getattr(sys, "frozen", False) or not sys.executable:
         kind = f"{sys.executable} is a frozen program" if sys.executable else "Python is embedded in another program"
@@ -38,8 +38,11 @@ def interpreter() -> str:
 
 
 def import_path() -> list[str]:
-    """Returns sys.path for a child, with the folder of this package at the end. The folder is necessary because "" in
-    sys.path means the working directory, which may have changed."""
+    """Returns sys.path for a child, and at the end the folder that contains this package.
+
+    The folder is necessary because this package may have been found through "" in sys.path, the working directory,
+    which may have changed since.
+    """
     return [*sys.path, _ROOT]
 
 

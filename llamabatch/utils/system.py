@@ -24,7 +24,7 @@ if sys.platform == "win32":
     NEW_GROUP = subprocess.CREATE_NEW_PROCESS_GROUP
 _LOCK_AGAIN_S = 0.1
 _MOST_NAME_BYTES = 255
-# Windows has no signals between processes, so a crash is an exit code. Here are the signals of other systems for it.
+# On Windows a crash gives an exit code instead of a signal. This maps exit codes to the signals of other systems.
 _FIRST_EXCEPTION = 0xC0000000
 _EXCEPTIONS = {
     0xC0000005: "SIGSEGV",  # STATUS_ACCESS_VIOLATION
@@ -32,7 +32,7 @@ _EXCEPTIONS = {
     0xC000001D: "SIGILL",  # STATUS_ILLEGAL_INSTRUCTION
     0xC0000094: "SIGFPE",  # STATUS_INTEGER_DIVIDE_BY_ZERO
     0xC00000FD: "SIGSEGV",  # STATUS_STACK_OVERFLOW
-    0xC0000409: "SIGABRT",  # STATUS_STACK_BUFFER_OVERRUN, which abort() ends with
+    0xC0000409: "SIGABRT",  # STATUS_STACK_BUFFER_OVERRUN, the exit code of abort()
 }
 
 
@@ -53,11 +53,11 @@ def fatal_signal(code: int) -> str | None:
 
 
 def lock(fd: int, byte: int = 0, *, patience: float = 0.0) -> bool:
-    """Locks an open file for this process. A file system without locks counts as unlocked.
+    """Locks an open file for this process. On a file system without locks, does nothing and returns True.
 
     Args:
-        byte: the byte that Windows locks. On Windows, other processes cannot read a locked byte.
-        patience: seconds to wait until the file is free.
+        byte: offset of the byte that is locked on Windows. Other processes cannot read this byte.
+        patience: the most seconds to wait for the lock.
 
     Returns:
         False if another process holds the lock.
@@ -109,7 +109,7 @@ def set_limits(name: str, soft: int, hard: int | None) -> None:
 
 
 def affinity() -> int:
-    """Returns the number of cores that this process may use, or of all cores if the system cannot tell."""
+    """Returns the number of cores that this process may use, or the number of all cores if the system does not tell."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -140,7 +140,8 @@ def kernel_lines(path: str) -> list[str]:
 
 
 def edit_lines(complete: Callable[[str, int], str | None], delimiters: str) -> None:
-    """Gives `input` a history, editing keys, and completion by Tab. Windows has its own history and editing keys."""
+    """Adds a history, editing keys and completion by Tab to `input`. Does nothing on Windows, whose terminal has a
+    history and editing keys itself."""
     if sys.platform != "win32":
         with contextlib.suppress(ImportError):
             import readline

@@ -64,6 +64,8 @@ def _end_with_parent() -> None:
 
 def _session() -> int:
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    # The server would live on, and the next test would find it at its port.
+    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     browser, *command, text = sys.argv[1:]
     log = Path.home() / "open-webui.log"
     # By default Open WebUI keeps its data in its package, and the key of its tokens in the working directory.
@@ -127,7 +129,9 @@ def _talk(browser: str, model: str, text: str, token: str) -> None:
                     stops.clear()
                     page.get_by_role("button", name="Stop").click()
             page.wait_for_timeout(500)
-            print(page.locator("#messages-container").inner_text(), flush=True)
+            shown = page.locator("#messages-container").inner_text()
+            os.set_blocking(sys.stdout.fileno(), True)  # Playwright's driver shares the pipe, and made it non-blocking
+            print(shown, flush=True)
 
 
 def _is_done(chat: str, token: str) -> bool:

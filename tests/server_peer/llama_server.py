@@ -13,11 +13,12 @@ WITH_VALUE = ("--hf-repo", "--hf-file", "--model-url", "--mmproj-url")
 ALONE = ("--offline",)
 
 
-def translated(arguments: Sequence[str], models: Mapping[str, str]) -> list[str]:
-    """The arguments without those of a hub, with `--model` in their place.
+def translated(arguments: Sequence[str], models: Mapping[str, str], presets: str) -> list[str]:
+    """The arguments without those of a hub, with `--model` in their place, or `--models-preset` for a router.
 
     Args:
         models: "repository", or "repository/file", to a local file; "" is that of a test that names no model.
+        presets: a file of the models of a router that has no presets of its own.
 
     Raises:
         KeyError: no local file stands for a name.
@@ -31,6 +32,8 @@ def translated(arguments: Sequence[str], models: Mapping[str, str]) -> list[str]
             kept.append(argument)
     if "--model" in kept or "-m" in kept:
         return kept
+    if not asked:
+        return kept if "--models-preset" in kept else ["--models-preset", presets, *kept]
     name = "/".join(asked[option] for option in ("--hf-repo", "--hf-file") if option in asked)
     return ["--model", models[name], *kept]
 
@@ -39,7 +42,7 @@ def main() -> None:
     with open(os.environ["LLAMABATCH_PEER"], encoding="utf-8") as file:
         table = json.load(file)
     try:
-        arguments = translated(sys.argv[1:], table["models"])
+        arguments = translated(sys.argv[1:], table["models"], table["presets"])
     except KeyError as name:
         sys.exit(f"No local file stands for the model {name}.")
     os.environ.update(table["environment"])

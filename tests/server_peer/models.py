@@ -15,6 +15,7 @@ from tests.model.encoder_files import vocabulary as vocabulary_of
 DOWNLOADS = ("moe_shakespeare15M.gguf", "stories15M-q4_0.gguf")
 """Files that tests download into a folder tmp/ unless they lie there: an adapter, and a draft model."""
 
+_COMMIT = "0" * 40
 _N_CTX = 512
 _N_MERGES = 253
 _SPLIT = "tinyllamas/split/stories15M-q8_0-00001-of-00003.gguf"
@@ -41,6 +42,27 @@ def write_models(folder: Path, vocabularies: Path) -> dict[str, str]:
             write_encoder("bert-rank", folder / "reranker.gguf", words)
         ),
     }
+
+
+def write_presets(path: Path, models: Mapping[str, str]) -> Path:
+    """Writes the presets of a router, whose models the tests expect in a hub's cache."""
+    tiny, infill = (models[f"ggml-org/test-model-stories260K{ending}"] for ending in ("", "-infill"))
+    named = {"ggml-org/tinygemma3-GGUF:Q8_0": tiny}
+    named |= {"ggml-org/test-model-stories260K:F32": tiny, "ggml-org/test-model-stories260K-infill:F32": infill}
+    path.write_text("".join(f"[{name}]\nmodel = {file}\n" for name, file in named.items()), encoding="utf-8")
+    return path
+
+
+def write_hub(folder: Path, models: Mapping[str, str]) -> Path:
+    """Writes the hub's cache with the repositories that presets of the tests name. Returns `folder`."""
+    for name in ("ggml-org/test-model-stories260K", "ggml-org/test-model-stories260K-infill"):
+        repository = folder / f"models--{name.replace('/', '--')}"
+        snapshot = repository / "snapshots" / _COMMIT
+        snapshot.mkdir(parents=True)
+        (snapshot / "model-F32.gguf").symlink_to(models[name])
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text(_COMMIT, encoding="ascii")
+    return folder
 
 
 def write_downloads(folder: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from llamabatch.native_build import source
 from llamabatch.native_build.tools import SetupFailure, cache_dir, make_folder, run_logged
-from tests.server_peer.models import write_downloads, write_models
+from tests.server_peer.models import write_downloads, write_hub, write_models, write_presets
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -32,8 +32,10 @@ _PACKAGES = ("filelock", "openai", "pytest", "requests", "wget")  # those of its
 ASIDE = {
     "test_mcp_servers.py": "MCP",
     "test_proxy.py": "MCP: the proxy of its page",
-    "test_router.py": "router",
-    "test_stream.py": "router",
+    "test_router.py::test_router_delete_model": "a hub",
+    "test_router.py::test_router_download_model": "a hub",
+    "test_router.py::test_router_remote_preset": "a hub",
+    "test_stream.py": "streams that are read again",
     "test_tools_builtin.py": "router: tools for files and shells, without a model",
     "test_security.py::test_cors_proxy_only_forwards_explicit_proxy_headers": "MCP: the proxy of its page",
     "test_security.py::test_local_media_file": "media",
@@ -59,12 +61,16 @@ class Suite:
         folder: where they run.
         python: an interpreter with their packages.
         models: as of write_models().
+        presets: as of write_presets().
+        hub: as of write_hub().
         commit: of llama.cpp.
     """
 
     folder: Path
     python: Path
     models: Mapping[str, str]
+    presets: Path
+    hub: Path
     commit: str
 
 
@@ -77,12 +83,15 @@ def prepare(place: Path, say: Callable[[str], None]) -> Suite:
         archive.extractall(place, members, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     tree = place / top
     folder = tree / _TESTS
-    models = make_folder(place / "models")
+    folder_of_models = make_folder(place / "models")
+    models = write_models(folder_of_models, tree / _LLAMA_CPP / "models")
     write_downloads(folder / "tmp")
     return Suite(
         folder,
         _python(folder / "requirements.txt", say),
-        write_models(models, tree / _LLAMA_CPP / "models"),
+        models,
+        write_presets(folder_of_models / "router.ini", models),
+        write_hub(place / "hub", models),
         (tree / _COMMIT).read_text(encoding="utf-8").strip(),
     )
 
@@ -124,7 +133,14 @@ def run(
     """
     table, outcomes = suite.folder / "peer.json", suite.folder / "outcomes.jsonl"
     table.write_text(
-        json.dumps({"command": list(server), "environment": dict(environment), "models": dict(suite.models)}),
+        json.dumps(
+            {
+                "command": list(server),
+                "environment": {"HF_HUB_CACHE": str(suite.hub), "HF_HUB_OFFLINE": "1", **environment},
+                "models": dict(suite.models),
+                "presets": str(suite.presets),
+            }
+        ),
         encoding="utf-8",
     )
     outcomes.write_bytes(b"")

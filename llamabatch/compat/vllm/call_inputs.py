@@ -1,4 +1,4 @@
-"""Inputs of calls: prompts as vLLM's callers give them, the cut of long ones, and adapters."""
+"""Prepares the inputs of calls: prompts in vLLM's forms, the cut of long prompts, and adapters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Loras = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 def place_of(name: str) -> str:
-    """Returns advice for a keyword that generate and chat do not have; "" for a name that is known nowhere."""
+    """Returns advice for a keyword that generate and chat do not have; "" for an unknown name."""
     if name in PARAMETERS:
         return f"a parameter of sampling: give SamplingParams({name}=…)"
     if name in ("adapters", "lora", "loras"):
@@ -40,14 +40,14 @@ class CallInputs:
     def ready(
         self, given: list[Any], each: Sequence[SamplingParams | PoolingParams], truncate: int | None
     ) -> list[Any]:
-        """Returns the prompts with their token ids, cut as their parameters say, or else to `truncate`."""
+        """Returns the prompts with their token ids, cut to truncate_prompt_tokens of the parameters or `truncate`."""
         return [
             self._prompt(one, truncate if params.truncate_prompt_tokens is None else params.truncate_prompt_tokens)
             for one, params in zip(given, each, strict=True)
         ]
 
     def _prompt(self, prompt: Any, truncate: int | None) -> Any:
-        """Returns a prompt as token ids with its text. Any other value is returned unchanged and refused later."""
+        """Returns a prompt, cut to `truncate` tokens. A text gets its token ids; other values do not change."""
         text = prompt["prompt"] if is_prompt_mapping(prompt) and set(prompt) == {"prompt"} else prompt
         if isinstance(text, str) and text:
             model = self._llm._client.model
@@ -112,7 +112,7 @@ def without_salts(prompts: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def truncation(options: Mapping[str, Any] | None, truncate: int | None = None) -> int | None:
-    """Returns truncate_prompt_tokens, from tokenization_kwargs or as given. Raises InputError for other options."""
+    """Returns truncate_prompt_tokens of tokenization_kwargs, or `truncate`. Raises InputError for other options."""
     found = dict(options or {})
     cut = found.pop("truncate_prompt_tokens", None)
     if found.pop("truncation", False):

@@ -171,7 +171,7 @@ class Defaults(NamedTuple):
         post_sampling: True if logprobs are of the distribution that tokens are drawn from.
         in_reasoning: True if a form binds from the first token on; False if it binds after the thinking.
         normalize, dimensions, use_activation: the defaults of these PoolingParams fields.
-        chat_template: the template of chats that give none.
+        chat_template: the template of chats that do not give their own.
     """
 
     from_file: bool = True
@@ -359,6 +359,6 @@ TAKEN: dict[str, Taken] = {
     "download_dir": Taken(lambda path: {"download_dir": path}, "the cache of a model on the hub"),
     "hf_token": Taken(_nothing, "nothing: the environment's HF_TOKEN, or that of `hf auth login`"),
 }
-HUB = ("revision", "download_dir")  # options for a model on the hub, which the engine does not take
+HUB = ("revision", "download_dir")  # options for a model on the hub; EngineConfig does not have them
 
 OWN = tuple(field.name for field in fields(EngineConfig) if field.name != "model")

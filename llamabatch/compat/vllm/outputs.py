@@ -27,7 +27,7 @@ class CompletionOutput:
         token_ids: the sampled tokens, including the token that ends the text.
         cumulative_logprob: the sum of the tokens' logprobs; None unless logprobs were requested.
         logprobs: for each token a dictionary from id to Logprob (logprob, rank, decoded_token); None unless requested.
-        finish_reason: "stop", "length" or "abort".
+        finish_reason: "stop", "length" or "abort"; None while the continuation runs (LLMEngine.step).
         stop_reason: the stop string, or the id from stop_token_ids, that ended the text; else None.
         lora_request: the adapter of the request.
         routed_experts, kv_transfer_params: None.
@@ -45,7 +45,7 @@ class CompletionOutput:
     kv_transfer_params: None = None
 
     def finished(self) -> bool:
-        """Returns True, because only whole outputs are returned."""
+        """Returns True if the continuation has ended. Outputs of LLM have always ended."""
         return self.finish_reason is not None
 
 
@@ -54,12 +54,12 @@ class RequestOutput:
     """The continuations of one prompt.
 
     Attributes:
-        request_id: "0" for the first request of the LLM, "1" for the second, and so on.
+        request_id: "0" for the first request of the LLM, "1" for the second, and so on; for LLMEngine the caller's id.
         prompt: the prompt's text; None if token ids were given.
         prompt_token_ids: the prompt's tokens.
         prompt_logprobs: like CompletionOutput.logprobs, for the prompt's tokens; the first token has None.
         outputs: the continuations.
-        finished: True.
+        finished: True; False for outputs of LLMEngine.step before the end of the request.
         metrics: None, as with vLLM's disable_log_stats; llm.llm.stats() and `timings` of llm.llm.generate have times.
         lora_request: the adapter of the request.
         encoder_prompt, encoder_prompt_token_ids, kv_transfer_params: None.
@@ -83,7 +83,7 @@ class RequestOutput:
 def request_output(
     request_id: str, output: engine.RequestOutput, params: SamplingParams, lora: LoRARequest | None
 ) -> RequestOutput:
-    """Returns an output in vLLM's shape. `params` decides on stop_reason, and on whether there is a text."""
+    """Returns an output in vLLM's shape. `params` decides on stop_reason and the text."""
     prompt_logprobs = output.prompt_logprobs
     return RequestOutput(
         request_id=request_id,

@@ -22,7 +22,7 @@ _NO_BEAMS = "there is no beam search; llamabatch.SamplingParams(best_of=…) ran
 
 
 class RequestOutputKind(Enum):
-    """The kind of outputs of a request. It changes nothing: LLM.generate always returns whole outputs."""
+    """The kind of outputs of a request in LLMEngine. LLM.generate always returns whole outputs."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -74,7 +74,7 @@ class StructuredOutputsParams:
         self.form()
 
     def form(self) -> Structure | None:
-        """Returns the form as llamabatch.SamplingParams holds it; None: no form is given. Raises SamplingError."""
+        """Returns the form as llamabatch.SamplingParams stores it; None: no form is given. Raises SamplingError."""
         given = {name: getattr(self, name) for name in KINDS if getattr(self, name) not in (None, False)}
         return structure({**given, LENIENT: self.lenient}) if given else None
 
@@ -100,9 +100,9 @@ class GuidedDecodingParams(StructuredOutputsParams):
         return GuidedDecodingParams(**given) if any(given.get(name) for name in KINDS) else None
 
 
-# Fields that change nothing here, with the reason.
+# Fields that change nothing in LLM.generate and LLM.chat, with the reason.
 WITHOUT_EFFECT = {
-    "output_kind": "LLM.generate and LLM.chat give whole outputs, as vLLM's do",
+    "output_kind": "LLM.generate and LLM.chat give whole outputs, as vLLM's do; LLMEngine obeys it",
     "stream_interval": "LLM.generate and LLM.chat give whole outputs",
     "skip_clone": "it is vLLM's own",
     "spaces_between_special_tokens": "special tokens are written as the vocabulary has them",
@@ -223,7 +223,7 @@ class SamplingParams:
         """Returns the parameters as llamabatch.SamplingParams.
 
         Args:
-            priority: the request's priority; lower goes first.
+            priority: the request's priority; lower numbers run first.
             in_reasoning: True if a form binds from the first token on.
             post_sampling: True if logprobs are of the distribution that tokens are drawn from.
 
@@ -258,7 +258,7 @@ class SamplingParams:
 
 
 def _check_processor(process: Callable[..., Any]) -> None:
-    """Raises SamplingError for a processor that also expects the prompt: here they get only the output and logits."""
+    """Raises SamplingError for a processor that also expects the prompt: here it only receives output and logits."""
     try:
         wanted = [p for p in inspect.signature(process).parameters.values() if p.default is p.empty]
     except (TypeError, ValueError):

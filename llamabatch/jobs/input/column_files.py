@@ -1,4 +1,4 @@
-"""Files of columns: reads the column names of a Parquet or Excel file, and its rows as Python values."""
+"""Reads files of columns (Parquet, Excel): the names of the columns, and the rows as Python values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def open_columns(source: Source) -> Iterator[ColumnFile]:
     """Opens a file whose kind is "parquet" or "xlsx".
 
     Raises:
-        InputError: the source is a stream, or cannot be read. SetupError: a package that reads it is not installed.
+        InputError: the source is a stream, or cannot be read. SetupError: the package for the file is not installed.
     """
     if source.path is None or source.is_stream:
         what = "a Parquet file" if source.kind == "parquet" else "an Excel file"
@@ -84,7 +84,7 @@ class _Parquet(ColumnFile):
     def rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         known = self._file.metadata
         whole = sum(known.row_group(at).total_byte_size for at in range(known.num_row_groups))
-        most = max(1, _BATCH_BYTES * self.n_rows // max(1, whole))  # rows may be large, as pictures are
+        most = max(1, _BATCH_BYTES * self.n_rows // max(1, whole))  # rows with pictures are large
         for batch in self._file.iter_batches(batch_size=min(_BATCH_ROWS, most), columns=list(columns)):
             yield from batch.to_pylist()
 
@@ -104,8 +104,8 @@ class _Sheet(ColumnFile):
         except ImportError as error:
             raise SetupError('.xlsx files need fastexcel and pyarrow: pip install "llamabatch[excel]"') from error
         try:
-            # With a type for each column, values of another type would be lost. With a header row, fastexcel would
-            # replace repeated and missing names.
+            # All columns are read as strings, because a type for each column would lose values of other types. No
+            # header row is set, because fastexcel would replace repeated and missing names.
             options = {"dtypes": "string", "header_row": None, "skip_rows": 0}
             sheet: Any = fastexcel.read_excel(str(source.path)).load_sheet(0, **options).to_arrow()
         except fastexcel.FastExcelError as error:

@@ -19,8 +19,8 @@ _MASK = 2**64 - 1
 
 
 def check_own_ids(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Checks the columns "id" and "custom_id" of tables, which hold the ids if no option names another column. All rows
-    up to the limit are checked before the first row runs.
+    """Checks the column "id" or "custom_id" of each table. This column has the ids if no option names another column.
+    All rows up to the limit are checked before the first row runs.
 
     Raises:
         ConfigError: a value is not an id, or occurs twice in the tables of the job.
@@ -49,8 +49,8 @@ def check_own_ids(sources: Sequence[Source], options: ReadOptions) -> None:
 
 
 def check_ids_of_lines(sources: Sequence[Source], options: ReadOptions) -> None:
-    """Checks the ids in files of lines as Reader will assign them, for all rows up to the limit, before any row runs.
-    After a table or a stream, the numbers of rows are not known, and only Reader finds repeated ids.
+    """Checks the ids in files of lines, for all rows up to the limit, before any row runs. After a table or a stream,
+    the numbers of rows are not known, so only the form of ids is checked. Reader finds ids that occur twice.
 
     Raises:
         ConfigError: a value is not an id, or it equals the number of a line without an id.
@@ -74,12 +74,12 @@ def check_ids_of_lines(sources: Sequence[Source], options: ReadOptions) -> None:
                     number += 1
                     if number == options.limit and knows_numbers:
                         return
-        except (*DAMAGED, OSError):  # reading the rows will report the error
+        except (*DAMAGED, OSError):  # the error is reported when the rows are read
             knows_numbers = False
 
 
 def _claim_of_line(ids: Ids | None, line: Mapping[str, Any], number: int, starts: Sequence[tuple[int, str]]) -> None:
-    """Gives a line its id, or its number if it has none. Raises ConfigError.
+    """Claims the id of a line, or its number if the line has no id. Raises ConfigError.
 
     Args:
         ids: the ids so far; None: the numbers of rows are not known, so only the form of the id is checked.
@@ -123,8 +123,8 @@ class Ids:
     """The ids of millions of rows in little memory, each with the number of its row.
 
     An id is stored as its 64-bit Python hash, in a table with open addressing: 16 bytes a slot, 24 to 48 bytes an id.
-    The key of the hash differs between processes. Different ids have equal hashes once in 3.7e7 lists of a million ids.
-    A row without an id has its number as its id, which takes one bit.
+    The key of the hash differs between processes. One in 3.7e7 lists of a million ids has two ids with equal hashes. A
+    row without an id has its number as its id, stored as one bit.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,8 @@ class Ids:
         return None
 
     def claim_numeral(self, identity: str, number: int) -> int | None:
-        """Gives an id to a row if it is a numeral. Returns the number if a row without an id has it, or None."""
+        """Gives an id to a row if the id is a numeral. Returns the id as a number if a row without an id has this
+        number; None otherwise."""
         if _is_numeral(identity) and (holder := self.claim(identity, number)) is not None:
             return holder if int(identity) in self._automatic else None
         return None

@@ -1,4 +1,4 @@
-"""Lines of JSON: turns each line of bytes into an object, or into a Problem with the reason."""
+"""Turns lines of JSON into objects. A line that is no JSON object becomes a Problem with the reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A plain line that was made of a row, and the kept fields of the row."""
+    """A plain line that was made from a row, and the kept fields of the row."""
 
     line: Mapping[str, Any]
     kept: Mapping[str, Any] | None = None
@@ -38,7 +38,7 @@ Record = Mapping[str, Any] | Filled | Problem
 
 
 def lines(stream: BinaryIO, limit: int) -> Iterator[bytes | Problem]:
-    """Yields the lines of a stream with line ends. A line of more than `limit` bytes is never held: it is a Problem."""
+    """Yields the lines of a stream with line ends. A line of more than `limit` bytes is not stored: it is a Problem."""
     while line := stream.readline(limit + 2):
         if line.endswith(b"\n") or len(line) < limit + 2:
             size = len(line.rstrip(b"\r\n")) if len(line) > limit else 0
@@ -66,7 +66,7 @@ def check(name: str, stream: BinaryIO, *, named: bool) -> None:
     """Checks the first bytes of a file.
 
     Args:
-        named: true if the file's name promises lines of JSON. A bad first line is then an error row.
+        named: true if the file's name promises lines of JSON. A bad first line is then an error row, not an InputError.
 
     Raises:
         InputError: the content is not lines of JSON in UTF-8.
@@ -109,7 +109,7 @@ def not_utf8(line: bytes, error: UnicodeDecodeError) -> Problem:
 
 
 def parse(line: bytes) -> Mapping[str, Any] | Problem:
-    """Returns the JSON object in a line."""
+    """Returns the JSON object in a line, or a Problem."""
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
@@ -124,7 +124,7 @@ def parse(line: bytes) -> Mapping[str, Any] | Problem:
         return Problem(f"this is not JSON: {_reason(error)}")
     if not isinstance(value, dict):
         return Problem(f"this is {_kind(value)}; write a JSON object")
-    # The count includes brackets in texts. Too high a count only costs time for _depth.
+    # The count includes brackets in texts, so it may be too high. That only costs a call of _depth.
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         return _TOO_DEEP
     if _SURROGATE.search(line) and (half := half_character(value)) is not None:
@@ -160,7 +160,7 @@ def _reason(error: ValueError) -> str:
         return f"{error.msg}, at character {error.pos + 1}"
     if isinstance(error, _Refused):
         return str(error)
-    return "a whole number has too many digits"  # the only other ValueError is that of int()
+    return "a whole number has too many digits"  # int() raises the only other ValueError
 
 
 def _kind(value: object) -> str:

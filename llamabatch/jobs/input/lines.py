@@ -1,4 +1,4 @@
-"""Lines to requests: plain lines, and lines of OpenAI's batch format.
+"""Turns lines into requests: plain lines, and lines of OpenAI's batch format.
 
 A plain line has a prompt, messages or an input, and any fields of SamplingParams. null means a missing field.
 
@@ -28,8 +28,8 @@ TASK_OF: dict[str, Task] = {"prompt": "completion", "messages": "chat", "input":
 _OF_THE_JOB = "chat_template"  # a template is a program, so the sender of a line must not choose it
 _KNOWN = (*TASK_OF, *OWN_IDS, *CHAT_FIELDS)
 
-_NEAR = 0.84  # a ratio of difflib: it is 0.86 for message and messages, and 0.91 for promt and prompt
-_LEAST_MISS, _MOST_MISS = 4, 64  # characters
+_NEAR = 0.84  # the least ratio of difflib for a misspelling: mesage and messages have 0.86, promt and prompt 0.91
+_LEAST_MISS, _MOST_MISS = 4, 64  # characters of a name that may be a misspelling
 _MOST_KNOWN = 256
 _LONGEST_KNOWN = 4096
 
@@ -57,7 +57,7 @@ def id_of(line: Mapping[str, Any]) -> str | int | None:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
         return value
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MAX_ID_CHARS:
-        return str(value)  # columns of tables hold only 64-bit numbers
+        return str(value)  # columns of tables store only 64-bit numbers
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_CHARS:
         raise PromptError(
             f"{given[0]} is {show(value)}; give a text of 1 to {MAX_ID_CHARS} characters, or a whole number"
@@ -68,8 +68,8 @@ def id_of(line: Mapping[str, Any]) -> str | int | None:
 
 
 class Overlay:
-    """The job's parameters, overlaid by the parameters of each line. Lines with equal parameters share one object, so
-    that equal parameters of a million lines are checked once."""
+    """The job's parameters, overlaid by the parameters of each line. Lines with equal parameters share one object. So
+    equal parameters of a million lines are checked once."""
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
@@ -77,7 +77,7 @@ class Overlay:
 
     def params_with(self, values: Mapping[str, Any]) -> SamplingParams:
         """Returns the job's parameters, overridden by the values of a line. Raises SamplingError."""
-        key = repr(values)  # unlike the values themselves, it tells 1 from True
+        key = repr(values)  # the texts of 1 and True differ, but as keys 1 and True would be equal
         if key not in self._made:
             biases = values.get("logit_bias")
             if isinstance(biases, Mapping):
@@ -100,7 +100,7 @@ def parse_plain(
         line: the object in the line, without nulls.
         overlay: the job's parameters, which the line's fields override.
         data: names of fields that are data, even if they resemble a known name.
-        media: messages may have pictures and sounds, also files of this machine.
+        media: true: messages may have pictures and sounds, including files of this machine.
 
     Raises:
         PromptError, SamplingError: a field is wrong, or its name is almost a known name.
@@ -126,7 +126,7 @@ def parse_plain(
 
 
 def _check_names(given: Mapping[str, Any], data: Collection[str]) -> None:
-    """Raises SamplingError: a name is almost that of a known field, or a parameter that belongs elsewhere."""
+    """Raises SamplingError: a name is almost that of a known field, or is a parameter that belongs elsewhere."""
     for name, value in given.items():
         if name in PARAMETERS or name in data:
             continue
@@ -175,14 +175,14 @@ def text_or_ids(name: str, value: object) -> str | tuple[int, ...]:
     if not value:
         raise PromptError(f"{name} is an empty list; give a text or a list of token ids")
     token_ids = tuple(value)
-    if set(map(type, token_ids)) != {int} or min(token_ids) < 0 or max(token_ids) > MAX_TOKEN_ID:  # finds the bad id
-        for token_id in token_ids:
+    if set(map(type, token_ids)) != {int} or min(token_ids) < 0 or max(token_ids) > MAX_TOKEN_ID:
+        for token_id in token_ids:  # raises the error for the bad id
             integer(PromptError, f"a token id of {name}", token_id, 0, MAX_TOKEN_ID)
     return token_ids
 
 
 def _with_numbers(biases: Mapping[Any, Any]) -> dict[int, Any]:
-    """Returns the biases by token id as a number. In JSON, all names are texts."""
+    """Returns the biases with numbers as token ids. JSON allows only texts as names."""
     try:
         return {int(token_id): bias for token_id, bias in biases.items()}
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The reader of a job: turns inputs into rows with numbers and ids, one at a time, for one shard, up to the limit."""
+"""Reads the inputs of a job as rows with numbers and ids: one row at a time, for one shard, up to the limit."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Reader(Iterator[Row | BadRow]):
     """The rows of all inputs, in order, read on demand. Memory holds one line at a time, and a few bytes for each id.
 
     docs/rows.md describes the lines of JSONL. A line that cannot be run becomes a BadRow. A damaged compressed or
-    Parquet file ends with a BadRow, and the next file follows. Every line with an id claims it, also bad and skipped
-    lines: a later line with the same id becomes a BadRow without an id. A line without an id has its number as its id.
+    Parquet file ends with a BadRow, and the next file follows. Every line claims its id, even a bad or skipped line. A
+    later line with the same id becomes a BadRow without an id. A line without an id has its number as its id.
 
     Attributes:
         seen: the progress of reading. Other threads may read it.
@@ -61,7 +61,7 @@ class Reader(Iterator[Row | BadRow]):
         SetupError: the packages that read a Parquet or Excel file are not installed.
         InputError: the content of a file does not fit its name, or is UTF-16.
     From iteration:
-        InputError: the disk fails in the middle of a file. The earlier rows are valid. A later attempt repeats them.
+        InputError: the disk fails in the middle of a file. The earlier rows are valid. A later run reads them again.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Reader(Iterator[Row | BadRow]):
     ) -> None:
         """Args:
         sources: the inputs from sources.find.
-        options: None: the defaults.
+        options: the rules of reading; None: the defaults.
         taken: names of the output's own columns, which no kept column may have.
         read_line: reads a line of OpenAI's batch format as a service does, and raises InputError; None: as a job does.
         """
@@ -84,7 +84,7 @@ class Reader(Iterator[Row | BadRow]):
         self._starts: tuple[int, ...] = ()  # number of the first row of each source so far
         self._taken = frozenset(taken)
         _check_wanted(sources, self._options)
-        # If all inputs are tables, "id" is accepted here; the check of each table's header decides.
+        # Here "id" is accepted if all inputs are tables, because `_check` decides by the header of each table.
         has_lines = any(source.kind == "jsonl" for source in sources)
         tables.check_kept(self._options, self._taken, id_column=None if has_lines else "id")
         _check(sources, self._options, self._taken)
@@ -99,7 +99,7 @@ class Reader(Iterator[Row | BadRow]):
         self._lines = RowLines("lines of JSON", of_lines, self._taken) if changes_lines else None
         self._data = frozenset() if self._lines is None else self._lines.used
         self._overlay = Overlay(self._options.params)
-        if read_line is None:  # a service answers each bad line with an error, and still runs the others
+        if read_line is None:  # a service needs no check: it answers a bad line with an error and runs the others
             check_ids_of_lines(sources, of_lines)
         self._read_line = read_line or self._read_openai
         self._media = read_line is None  # the users of a service must not read files of this machine
@@ -116,7 +116,7 @@ class Reader(Iterator[Row | BadRow]):
         return next(self._rows)
 
     def skip(self, is_done: Callable[[int], bool]) -> None:
-        """Leaves out rows that are done from now on. Their ids stay claimed."""
+        """Leaves out, from now on, the rows that are done. Their ids stay claimed."""
         self._is_done = is_done
 
     def again(self) -> Reader:
@@ -127,7 +127,7 @@ class Reader(Iterator[Row | BadRow]):
         return other
 
     def close(self) -> None:
-        """Closes the file that is open."""
+        """Closes the file that is being read."""
         self._rows.close()
 
     def _read(self) -> Generator[Row | BadRow, None, None]:
@@ -233,17 +233,18 @@ class Reader(Iterator[Row | BadRow]):
         """Claims the id of a line. Returns (id, None), or (None, the reason why the row gets no id)."""
         own = id_of(line)
         if own is not None:
-            holder = self._ids.claim(str(own), number)  # most programs would take 5 and "5" for the same id
+            holder = self._ids.claim(str(own), number)  # as text: many programs treat 5 and "5" as one id
             return (own, None) if holder is None else (None, f"the id {str(own)!r} is taken by {self._place(holder)}")
         if lines.is_openai(line):
-            return None, None  # parsing the line will refuse it, because a custom_id is required
+            return None, None  # the parser refuses the line, because it needs a custom_id
         holder = self._ids.claim_number(number)
         if holder is None:
             return str(number), None
         return None, f"this line has no id, and its number, {number}, is the id of {self._place(holder)}"
 
     def _place(self, number: int) -> str:
-        """Returns the place of a row, "prompts.jsonl, line 7". Each line of a file is a row, so the number gives it."""
+        """Returns the place of a row: "prompts.jsonl, line 7". Each line of a file is a row, so the row's number tells
+        the line."""
         index = len(self._starts) - 1
         while self._starts[index] > number:
             index -= 1
@@ -266,7 +267,7 @@ def _check_wanted(sources: Sequence[Source], options: ReadOptions) -> None:
 
 
 def _check(sources: Sequence[Source], options: ReadOptions, taken: Collection[str]) -> None:
-    """Refuses a file that is wrong as a whole, before the first row runs."""
+    """Raises the errors of Reader for a file that is wrong as a whole, before the first row runs."""
     for source in sources:
         if source.has_columns:
             tables.check_columns(source, options, taken)
@@ -279,14 +280,14 @@ def _check(sources: Sequence[Source], options: ReadOptions, taken: Collection[st
                         tables.check_text(source, stream, options, taken)
                 if source.kind == "jsonl" and options.keep == ALL:
                     _check_first_line(source, options, taken)
-            except DAMAGED:  # reading the rows will report the error
+            except DAMAGED:  # the error is reported when the rows are read
                 continue
         elif source.kind != "jsonl":
             tables.check_template(options)
 
 
 def _check_first_line(source: Source, options: ReadOptions, taken: Collection[str]) -> None:
-    """Raises ConfigError: the first line has a field that cannot be kept. Later lines are checked when read."""
+    """Raises ConfigError: the first line has a field that cannot be kept. Reading checks the later lines."""
     with source.open() as stream:
         first = next(jsonl.objects(source.name, stream, options.max_line_bytes), None)
     if first is not None and not isinstance(first, Problem):
@@ -313,7 +314,7 @@ class ReadAhead(Generic[T]):
         except queue.Empty:
             return None
         if error is not None:
-            self._ready.put((None, error))  # the next call gets the same answer
+            self._ready.put((None, error))  # the next call raises the same error
             raise error
         return item
 

@@ -35,7 +35,7 @@ SAMPLE_BYTES = 2**20
 
 
 class _DamagedZstd(EOFError):
-    """The error of a damaged zstd file. It replaces the exception of the zstd module, which may not be installed."""
+    """The error of a damaged zstd file, in place of the zstd module's own error: the module may not be installed."""
 
 
 # These errors mean a damaged compressed file. Any other OSError comes from the disk, not from the content.
@@ -43,7 +43,7 @@ DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)
 
 _STARTS = {formats.GZIP_START: formats.GZIP, formats.ZSTD_START: formats.ZSTD}
 _JSON_BEGINS = re.compile(r"\{\s*(?:\"|$)|\[\s*\{")  # must not match texts such as "[INST]" and "{{ name }}"
-_SIP_BYTES = 4096  # small reads of a compressed file, so that the count of bytes read stays close to the text
+_SIP_BYTES = 4096  # bytes of one read of a compressed file; small, so that `n_zipped` fits the text that was read
 _FEW_BYTES = 256
 _KINDS: dict[str, Kind] = {".txt": "txt", ".csv": "csv", ".tsv": "tsv", **dict.fromkeys(formats.PARQUET, "parquet")}
 _KINDS[formats.EXCEL] = "xlsx"
@@ -55,7 +55,7 @@ class Source:
     Attributes:
         name: the name for messages, relative to the working directory; "stdin" for "-".
         path: the file; None: stdin.
-        is_stream: true if the input can be read only once, as stdin and pipes.
+        is_stream: true if the input can be read only once, such as stdin or a pipe.
     """
 
     def __init__(self, path: Path | None, stream: BinaryIO | None = None) -> None:
@@ -81,11 +81,11 @@ class Source:
 
     def _begins_as_json(self) -> bool:
         if self.is_stream:
-            return True  # a stream cannot be read twice to look, and other streams are lines of JSON, too
+            return True  # a stream cannot be read twice, so it counts as lines of JSON, like stdin
         try:
             with Source(self.path).open() as file:
                 begins = file.read(HEAD_BYTES).decode("utf-8-sig", "replace").lstrip()
-        except (LlamaBatchError, OSError, *DAMAGED):  # reading the rows will report the error
+        except (LlamaBatchError, OSError, *DAMAGED):  # the error is reported when the rows are read
             return False
         return _JSON_BEGINS.match(begins) is not None
 
@@ -152,7 +152,7 @@ class Source:
         Returns:
             "name" without folders, "size" in bytes and "sha256". For a file above 1 GiB, the digest covers 64 samples
             of one MiB each, at even distances, from the first byte to the last, and "mtime_ns" is added. For a stream,
-            the digest covers only the first "bytes", which arrived with the first line: 64 KiB at most.
+            "bytes" is the number of bytes that arrived with the first line, 64 KiB at most. The digest covers these.
         """
         if self.is_stream or self.path is None:
             if self._raw is None:
@@ -186,7 +186,7 @@ class Source:
             raise InputError(f"{self.name} cannot be read: {error.strerror}") from error
 
     def _peek(self, raw: BinaryIO) -> bytes:
-        """Returns the first bytes, which `open` reads again later."""
+        """Returns the first bytes. The reader of the content gets these bytes again."""
         if not self.is_stream:
             begins = raw.read(formats.MOST_FIRST_BYTES)
             raw.seek(0)
@@ -197,14 +197,14 @@ class Source:
 
 
 class _Sips:
-    """The compressed bytes of a stream, in small reads: available text must not wait for further bytes."""
+    """Reads the compressed bytes of a stream in small pieces, so that available text does not wait for more bytes."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self.n_read = 0
 
     def read(self, n: int = -1) -> bytes:
-        """Reads all n bytes if n is small, because gzip needs whole headers; otherwise up to n available bytes."""
+        """Reads the available bytes, at most n. A small n is read in full, because gzip needs whole headers."""
         piece = (
             self._stream.read(n)
             if 0 <= n <= _FEW_BYTES
@@ -215,7 +215,7 @@ class _Sips:
 
 
 class _Unzipped(io.RawIOBase):
-    """The text of a compressed stream, a block at a time, so that all blocks before a damage are read."""
+    """The text of a compressed stream, a block at a time. All blocks before a damaged block can be read."""
 
     def __init__(self, stream: BinaryIO, compression: str) -> None:
         self._sips = _Sips(stream)
@@ -272,8 +272,8 @@ def _some(stream: BinaryIO, n: int) -> bytes:
 
 
 def _head(stream: BinaryIO, n: int | None = None) -> bytes:
-    """Returns the first n bytes of a stream. None: the bytes that arrived with the first line, up to HEAD_BYTES. More
-    bytes may never come, because a program may write one row and wait for its answer."""
+    """Returns the first n bytes of a stream. If n is None: the bytes that arrived with the first line, up to
+    HEAD_BYTES. More bytes may never come, because a program may write one row and wait for its answer."""
     head, most = b"", HEAD_BYTES if n is None else n
     while len(head) < most and (piece := _some(stream, most - len(head))):
         head += piece
@@ -283,7 +283,7 @@ def _head(stream: BinaryIO, n: int | None = None) -> bytes:
 
 
 def _stream_bytes(known: object) -> int | None:
-    """Returns the number of bytes that a stream's fingerprint covers; None: it is not the fingerprint of a stream."""
+    """Returns the number of bytes that a stream's fingerprint covers; None: `known` is no fingerprint of a stream."""
     if not isinstance(known, Mapping) or known.get("size", 0) is not None:
         return None
     n = known.get("bytes")
@@ -298,7 +298,7 @@ def find(
     Args:
         patterns: files, globs ("in/*.jsonl", "**" for any folders), "-" for stdin. Files of a glob are sorted by path.
         stream: the stream for "-"; None: stdin.
-        without: files that the job writes itself, as paths without links. They are left out if a glob matches them.
+        without: files that the job writes itself, as paths without links. They are left out of the inputs.
 
     Raises:
         InputError: there is no input, or all inputs are in `without`. A file does not exist, is a directory, or is
@@ -332,8 +332,8 @@ def find(
 
 
 def own_stdin(patterns: Sequence[str]) -> BinaryIO | None:
-    """Returns a duplicate of stdin; None: no input is stdin, or stdin is not a real file. The thread that reads may
-    still wait when Python ends, and must not hold sys.stdin then."""
+    """Returns a duplicate of stdin; None: no input is stdin, or stdin is not a real file. The reading thread may still
+    wait for input when Python ends, and must not lock sys.stdin at that time."""
     if STDIN in patterns:
         with contextlib.suppress(OSError, ValueError):  # stdin may not be a real file
             return open(os.dup(sys.stdin.fileno()), "rb")
@@ -341,7 +341,7 @@ def own_stdin(patterns: Sequence[str]) -> BinaryIO | None:
 
 
 def resolved(pattern: str) -> str:
-    """Returns the absolute form of the pattern, which survives os.chdir. "-" and invalid file names stay unchanged."""
+    """Returns the absolute form of a pattern, so that os.chdir has no effect. "-" and invalid names stay unchanged."""
     if pattern == STDIN or "\0" in pattern or not pattern:
         return pattern
     path = absolute(pattern)
@@ -369,7 +369,7 @@ def _matches(pattern: str) -> Iterator[Path | None]:
     if "\0" in pattern or not pattern:
         raise InputError(f"the input {show(pattern)} is no file name")
     path = Path(pattern)
-    if path.exists() or not glob.has_magic(shown(pattern)):  # the folder's own name is not a pattern
+    if path.exists() or not glob.has_magic(shown(pattern)):  # without the working directory, which is no pattern
         yield path
         return
     names = sorted(name for name in glob.glob(pattern, recursive=True) if not os.path.isdir(name))
@@ -379,8 +379,8 @@ def _matches(pattern: str) -> Iterator[Path | None]:
 
 
 def _refuse_output(path: Path, *, named: bool) -> None:
-    """Raises InputError: the file belongs to the output of another job, which a glob may match by accident. A table is
-    accepted if it is `named`. Lines of results are always refused, because they are never lines of requests."""
+    """Raises InputError: the file belongs to the output of another job. A glob may match such a file by accident, so a
+    table is accepted if it is `named`. Lines of results are always refused: they are never lines of requests."""
     out = output_of(path)
     if out is None or (named and out.name == path.name and Source(path).kind not in ("jsonl", "txt")):
         return
@@ -399,15 +399,15 @@ def _file(path: Path) -> Source:
         raise InputError(f"{shown(path)} is a directory; name its files, as in '{shown(path / '*.jsonl')}'")
     suffix, zipped = formats.suffixes(path)
     if suffix != formats.EXCEL and (foreign := formats.FOREIGN.get(suffix)) is not None:
-        raise _refusal(str(path), f"{suffix} is {foreign}", formats.cure(foreign))
+        raise _refusal(shown(path), f"{suffix} is {foreign}", formats.cure(foreign))
     if zipped and suffix in (*formats.PARQUET, formats.EXCEL):
         what = "a spreadsheet" if suffix == formats.EXCEL else "a Parquet file"
-        raise _refusal(str(path), f"{suffix} with {zipped} behind is {what} compressed twice", "unpack it")
+        raise _refusal(shown(path), f"{suffix} with {zipped} behind is {what} compressed twice", "unpack it")
     if not path.exists():
         raise InputError(f"the input {shown(path)} does not exist")
     source = Source(path)
     if not source.is_stream:
-        with source._open_raw():  # raises before the first row if the file cannot be read
+        with source._open_raw():  # raises InputError before the first row if the file cannot be read
             pass
     return source
 

@@ -1,4 +1,4 @@
-"""Tables: a template turns each row of a CSV, Parquet or Excel file into a plain line."""
+"""Turns each row of a table (CSV, text, Parquet or Excel) into a plain line, by a template."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ DEFAULT_TEMPLATE = f"{{{_PROMPT}}}"
 
 _WHOLE = frozenset((*INTEGERS, *OPTIONAL_INTEGERS))
 _TEXTS = frozenset(("stop", "bad_words", "dry_sequence_breakers", "overflow", "structured_outputs"))  # may be texts
-# pandas reads these texts as missing values, and so does pyarrow, except "None". Such a cell means the job's value.
+# pandas reads these texts as missing values. pyarrow does, too, except for "None". A parameter with such a cell has the
+# job's value.
 _MISSING = frozenset(
     (
         *("nan", "NaN", "-nan", "-NaN", "null", "NULL", "None", "n/a", "N/A", "NA", "<NA>", "#N/A", "#N/A N/A", "#NA"),
@@ -40,9 +41,9 @@ _MISSING = frozenset(
 def text_rows(source: Source, stream: BinaryIO, options: ReadOptions, taken: Collection[str] = ()) -> Iterator[Record]:
     """Yields the rows of a table that is UTF-8 text. Empty rows at the end are ignored.
 
-    The first row of a CSV file names the columns. Commas (tabs in .tsv) separate the values. A value with a separator,
-    a quote or a line end in it is in double quotes, with its own quotes doubled. A .txt file has one column, "prompt",
-    and a row for each line that is not empty.
+    The first row of a CSV file names the columns. Commas (tabs in .tsv) separate the values. A value that contains a
+    separator, a quote or a line end is in double quotes, and its own quotes are doubled. A .txt file has one column,
+    "prompt", and a row for each line that is not empty.
     """
     table = _table(source, stream, options.max_line_bytes)
     rows = RowLines(source.name, options, taken, table.header)
@@ -94,7 +95,7 @@ class _Csv:
         self.header = header or []
         if not self.header:
             raise InputError(f"{source.name} has no columns; their names stand in its first row")
-        # Spreadsheets write empty columns without a name. They may repeat, because no template can name them.
+        # Spreadsheets write empty columns without a name. Several are allowed, because no template can name them.
         check_names(source.name, [name for name in self.header if name])
 
     def records(self) -> Iterator[list[str] | Problem]:
@@ -127,7 +128,7 @@ def _table(source: Source, stream: BinaryIO, limit: int) -> _Csv | _Plain:
 
 
 class _BadText(Exception):
-    """A line that must not reach the parser."""
+    """The error of a line that must not reach the parser."""
 
 
 class _CsvLines(Iterator[str]):
@@ -141,7 +142,7 @@ class _CsvLines(Iterator[str]):
         self._first = True
 
     def start(self) -> None:
-        """Begins a row."""
+        """Begins to count the bytes of a new row."""
         self._size = 0
 
     def __next__(self) -> str:
@@ -198,8 +199,8 @@ def check_columns(source: Source, options: ReadOptions, taken: Collection[str] =
 
 
 def own_id_column(source: Source, options: ReadOptions) -> str | None:
-    """Returns the column of a table that holds the ids if no option names one; None: there is no such column, or the
-    source is a stream, which can be read only once. Raises the errors of check_text."""
+    """Returns the column of ids that a table has by its name, "id" or "custom_id". None: there is no such column, an
+    option names the column, or the source is a stream or has lines of JSON. Raises the errors of check_text."""
     if source.kind == "jsonl" or source.is_stream or options.id_column is not None:
         return None
     if source.has_columns:
@@ -208,7 +209,7 @@ def own_id_column(source: Source, options: ReadOptions) -> str | None:
     try:
         with source.open() as stream:
             return id_column_of(source.name, options, _table(source, stream, options.max_line_bytes).header)
-    except DAMAGED:  # reading the rows will report the error
+    except DAMAGED:  # the error is reported when the rows are read
         return None
 
 
@@ -217,7 +218,7 @@ _USUAL = ("text", "question", "content", "input", "instruction", "message", "bod
 
 
 def _check_separator(name: str, columns: Sequence[str]) -> None:
-    """Raises ConfigError: the name of the only column of a table has a separator other than a comma in it."""
+    """Raises ConfigError: a table has one column, and its name contains a separator other than a comma."""
     names = columns[0] if len(columns) == 1 else ""
     separator = next((each for each in ";\t|" if each in names), None)
     if separator is not None:
@@ -253,7 +254,7 @@ def id_column_of(name: str, options: ReadOptions, columns: Collection[str]) -> s
 def values_of(source: Source, options: ReadOptions, column: str) -> Iterator[Any]:
     """Yields the value of a column in each row of a table, or a Problem for a row that cannot be read."""
     if source.has_columns:
-        with open_columns(source) as file, contextlib.suppress(*DAMAGE):  # reading the rows will report the error
+        with open_columns(source) as file, contextlib.suppress(*DAMAGE):  # reading the rows reports the error
             yield from file.values(column)
         return
     try:
@@ -299,8 +300,8 @@ def check_kept(
 
 
 def parameter(name: str, value: Any) -> Any:
-    """Returns the value of a parameter in a cell of a table; None: no value. A text that is JSON is parsed, unless the
-    parameter may be a text itself."""
+    """Returns the value of a parameter in a cell of a table; None: no value. A text that is JSON is parsed. If the
+    parameter may be a text, only a JSON string, list or object is parsed."""
     field = ALIASES.get(name, name)
     if isinstance(value, float) and math.isnan(value):
         return None  # pandas writes NaN for an empty cell in a column of numbers
@@ -324,17 +325,18 @@ def _whole(name: str, value: Any) -> Any:
 
 
 class RowLines:
-    """Makes plain lines of the rows of a table, or of the fields of lines of JSON.
+    """Makes plain lines from the rows of a table, or from lines of JSON.
 
     Args:
         name: the name of the input, for messages.
-        options: template, task, system message, columns of ids, parameters and kept values.
+        options: the template, task, system message, and the columns of ids, parameters and kept values.
         taken: names of the output's own columns.
         columns: the columns of the table; None: lines of JSON, each with its own fields.
 
     Attributes:
         columns: the columns of a table that must be read.
-        id_column: the column or field of the ids; None: "id" or "custom_id" of a line, and the number of a table's row.
+        id_column: the column or field of the ids. None: a line has its id in "id" or "custom_id", and the id of a
+            table's row is its number.
 
     Raises:
         ConfigError: the options do not fit the columns.
@@ -384,8 +386,8 @@ class RowLines:
 
     @property
     def used(self) -> frozenset[str]:
-        """The fields that options.keep names. They are data, even if they resemble a known field. Empty with a
-        template, because all fields are data then."""
+        """The fields that options.keep names. They are data, even if they resemble a known field. The set is empty if
+        there is a template, because all fields are data then."""
         keep = self._options.keep
         return frozenset(() if keep in (None, ALL) or self._template is not None else keep)
 
@@ -422,7 +424,7 @@ class RowLines:
         return {"id": value if isinstance(value, int) or not self._is_table else as_text(value)}
 
     def _params(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the parameters of a row. None stands for the job's value."""
+        """Returns the parameters of a row by name. The value None means the job's value."""
         names = [name for name in self._options.params_from or () if name in values]
         return {name: (parameter if self._is_table else _whole)(name, values[name]) for name in names}
 

@@ -1,7 +1,7 @@
-"""Templates of rows: a prompt made of the columns of a table, or of the fields of a line of JSON.
+"""Templates that make the prompt of a row from the columns of a table, or from the fields of a line of JSON.
 
-There are two notations: jinja2 (`Classify: {{ text }}`), with the limits of chat templates, and the older notation with
-a column's whole name between single braces (`Classify: {text}`), in which `{{` stands for a brace.
+There are two notations. jinja2 (`Classify: {{ text }}`) has the limits of chat templates. The older notation has a
+column's whole name between single braces (`Classify: {text}`), and `{{` stands for a brace.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Template(Protocol):
 
 
 def template_of(text: str, *, jinja: bool = False, names_columns: bool = True) -> Template:
-    """Returns the template in a text: jinja2 if `is_jinja` says so, otherwise the notation with single braces.
+    """Returns the template in a text: jinja2 if `is_jinja` returns true, otherwise the notation with single braces.
 
     Args:
-        jinja: the text is jinja2 in any case.
-        names_columns: a template without any column is refused, because all rows would have the same prompt.
+        jinja: true: the text is jinja2 in any case.
+        names_columns: true: a template without any column is refused, because all rows would have the same prompt.
 
     Raises:
         ConfigError: the text is not a template, or names no column.
@@ -101,7 +101,7 @@ class BracesTemplate:
     """A text with {column} for a column's value, and {{ and }} for braces. Attributes, methods and errors as in
     Template.
 
-    The text between braces is the whole name of a column and may hold any characters. There are no lookups in a value.
+    The text between braces is the whole name of a column and may have any characters. It cannot name a part of a value.
     """
 
     reads_all = False
@@ -164,7 +164,7 @@ def as_text(value: Any) -> str | None:
 
 
 def as_json(value: Any) -> Any:
-    """Returns a value of a table for JSON. Dates and other types become text; bytes that are not UTF-8 become null."""
+    """Returns a table's value for JSON. Dates and other types become text; bytes that are not UTF-8 become null."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, Mapping):

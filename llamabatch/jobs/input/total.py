@@ -11,16 +11,16 @@ from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.rows import ReadOptions
 
 _BLOCK = 2**20
-_MOST_BYTES = 2**34  # lines are counted at about 1 GB/s
+_MOST_BYTES = 2**34  # size of the largest file whose lines are counted, at about 1 GB/s
 
 
 class Seen(NamedTuple):
     """The progress of reading, in rows of all shards.
 
     Attributes:
-        starts: the number of the first row of each input so far. The last of these inputs is being read.
-        n_rows: the rows read so far.
-        share: the part of the bytes of the last input that has been read, 0 to 1; None: not known.
+        starts: the number of the first row of each input that reading has reached. The last of them is being read.
+        n_rows: the number of rows read so far.
+        share: the part of the bytes of this last input that has been read, 0 to 1; None: not known.
         ended: true when all rows have been read.
     """
 
@@ -40,9 +40,9 @@ class Rows(NamedTuple):
 class Total:
     """The number of rows of all inputs that the options select.
 
-    Streams, compressed files and CSV (its rows may have several lines) are not counted in advance. The bytes and rows
-    read so far give an estimate of a file, which is good if its rows are alike. Rows that are read ahead of the engine
-    count as read with their bytes, so they do not distort the estimate.
+    Streams, compressed files, .txt and CSV (its rows may have several lines) are not counted in advance. The bytes and
+    rows read so far give an estimate. It is good if the rows of a file are alike. Rows that are read ahead of the
+    engine count with their bytes, so they do not distort the estimate.
     """
 
     def __init__(self, sources: Sequence[Source], options: ReadOptions) -> None:
@@ -102,7 +102,7 @@ def wanted(n_rows: int, options: ReadOptions) -> int:
 
 
 def _count(source: Source, most: int | None) -> int | None:
-    """Counts the rows of an input, at most `most`; None: counting costs as much as reading."""
+    """Returns the number of rows of an input, of lines only up to `most`; None: counting costs as much as reading."""
     if source.is_stream or source.path is None:
         return None
     if source.has_columns:

@@ -1,4 +1,4 @@
-"""The columns of a table of results: found in the lines of a job, and always in the same order."""
+"""Finds the columns of a table of results in the lines of a job. The order of the columns is always the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llamabatch.jobs.output.records import COLUMNS, RecordOptions, lines_of
 
 Kind = Literal["null", "bool", "int", "float", "string", "json"]
 
-# The columns of flat rows in order, in front of and behind the columns of the answer.
+# The columns of flat rows, in order: before the kept columns and the answer (FRONT), and after them (BEHIND).
 FRONT = ("row", "id")
 BEHIND = (
     *("token_ids", "reasoning", "tool_calls", "logprobs", "outputs", "prompt_logprobs", "embedding", "num_truncated"),
@@ -28,8 +28,8 @@ class Columns:
 
     Attributes:
         options: the options of the records.
-        kept: the columns of the input, in order of appearance.
-        kinds: a kind that can hold all values, for each kept column, each field of the answers and "id".
+        kept: the kept columns of the input, in order of appearance.
+        kinds: by name, the kind that fits all values of a kept column, of a field of the answers, and of "id".
         filled: the other columns for which at least one row has a value.
     """
 
@@ -93,7 +93,7 @@ def kind_of(value: Any) -> Kind:
 
 
 def _wider(one: Kind, other: Kind) -> Kind:
-    """Returns the kind that holds values of both kinds."""
+    """Returns the kind that fits values of both kinds."""
     if one == other or other == "null":
         return one
     if one == "null":

@@ -1,7 +1,7 @@
 """Outputs that are made from a job's lines after the last row: Parquet, CSV, and compressed outputs of any format.
 
-While the job runs, its lines are in OUT.part, protected like any output. A resumed job turns a complete OUT into lines
-again.
+While the job runs, its lines are in OUT.part. They survive a crash, as in any output. A resumed job turns a complete
+OUT into lines again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RANGE_BYTES = 16 * 2**20
 
 
 def is_made_at_end(path: Path) -> bool:
-    """Returns True for the name of an output that is not written line by line."""
+    """Returns True if an output of this name is made after the last row, not written line by line."""
     suffix, compression = formats.suffixes(path)
     return bool(compression) or suffix in formats.PARQUET or suffix in formats.CSV
 
@@ -50,10 +50,10 @@ def check_installed(path: Path) -> None:
 def convert(
     own: OwnFiles, source: Path, options: RecordOptions, *, over: bool, compression: str = parquet.COMPRESSIONS[0]
 ) -> tuple[int, str]:
-    """Makes the output from a file of lines. The output gets its name at the end, so that it is never incomplete.
+    """Makes the output from a file of lines. The output gets its name only when it is complete.
 
     Args:
-        over: replaces an earlier output.
+        over: true: an earlier output is replaced.
         compression: the compression of the columns of a Parquet file.
 
     Returns:
@@ -66,7 +66,7 @@ def convert(
     start = len(own.header("part"))
     file = own.create()
     try:
-        lock_file(file, own.out)  # locked before the file takes the name of the output
+        lock_file(file, own.out)  # locked before the file gets the name of the output
         sink = Sink(file)
         if suffix in formats.PARQUET:
             parquet.write(source, start, columns_of(source, start, options), sink, compression)
@@ -106,7 +106,7 @@ def restore(own: OwnFiles, source: Path, target: Path, options: RecordOptions) -
     """Turns a complete output into lines again, so that its job can be resumed.
 
     Raises:
-        ConfigError: no job wrote the output, or it is damaged.
+        ConfigError: no job wrote the output, or the output is damaged.
         OutputError, OSError: reading or writing fails.
     """
     file = own.create("part")
@@ -141,7 +141,7 @@ def _lines(source: Path, options: RecordOptions) -> Iterator[bytes]:
 
 
 class Sink:
-    """A file object for other libraries, which may write pieces of any size."""
+    """A file object for other libraries. They may write pieces of any size."""
 
     closed = False
 

@@ -1,4 +1,4 @@
-"""A CSV file of results: made from the lines of a job after the last row, and turned back into lines on resume.
+"""Makes a CSV file of results from the lines of a job after the last row. On resume, turns the file back into lines.
 
 A text is written as it is, null as an empty cell, and any other value as JSON. Cells with a separator, a quote or a
 line end are quoted. Records that are read back and written again give the same bytes.
@@ -24,7 +24,8 @@ _MOST_CELL = 2**30  # characters
 def write(source: Path, start: int, columns: Columns, delimiter: str, target: BinaryIO) -> None:
     """Writes a file of lines as a table. Raises OSError."""
     text = io.StringIO(newline="")
-    # The writer quotes the characters of its line terminator, so both \r and \n are quoted. The file itself has "\n".
+    # The writer quotes cells that have a character of its line terminator, so this one has both \r and \n. The file
+    # gets "\n".
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\r\n")
     names = columns.names
 
@@ -55,7 +56,7 @@ def records(path: Path, source: BinaryIO, delimiter: str, answer: str) -> Iterat
         answer: the name of the column with the generated text.
 
     Raises:
-        ConfigError: no job wrote the table, or it is damaged.
+        ConfigError: no job wrote the table, or the table is damaged.
     """
     csv.field_size_limit(max(csv.field_size_limit(), _MOST_CELL))
     text = io.TextIOWrapper(source, encoding="utf-8", newline="")
@@ -76,7 +77,7 @@ def records(path: Path, source: BinaryIO, delimiter: str, answer: str) -> Iterat
             else:
                 texts = (*own, *_TEXTS, answer)
                 made = {name: _text(cell) if name in texts else _json(cell) for name, cell in values.items()}
-                made[answer] = values[answer]  # the text is never null
+                made[answer] = values[answer]  # the answer of a row is never null
             yield record_of(made, "openai" if is_openai else "flat", own)
     except (csv.Error, ValueError) as error:
         if isinstance(error, ConfigError):

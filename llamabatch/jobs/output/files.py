@@ -1,4 +1,4 @@
-"""All file operations of a job's output, in one place: interruptions, short writes, full disks, errors."""
+"""All file operations of a job's output. They handle interruptions, short writes, full disks and other errors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llamabatch.errors import OutputError
+from llamabatch.utils.atomic_file import NO_FOLDER_SYNC
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)  # some file systems cannot sync folders
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EINVAL)
 _NOT_ALLOWED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.EISDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP),
 )
-# For all opens of a job's files: no link, no wait at a named pipe, no changed line ends on Windows.
+# Flags to open a job's files: links are not followed, named pipes do not block, and Windows does not change line ends.
 PLAIN: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _LOOK_S = 0.2
 _COPY_BYTES = 2**20
@@ -67,7 +67,7 @@ class Files:
 
     def sync(self, fd: int, path: Path) -> None:
         """Syncs a file to the disk. Raises OutputError at the first failure, without a second try: the system may have
-        dropped data, and a later fsync that succeeds would not report it."""
+        dropped data, and a second fsync may succeed all the same."""
         self._once("fsync", path, os.fsync, fd)
 
     def truncate(self, fd: int, size: int, path: Path) -> None:
@@ -107,7 +107,7 @@ class Files:
         except InterruptedError:
             os.fsync(fd)
         except OSError as error:
-            if error.errno not in _NO_FOLDER_SYNC:
+            if error.errno not in NO_FOLDER_SYNC:
                 self._fail("fsync", folder, error)
         finally:
             os.close(fd)
@@ -152,7 +152,7 @@ class Files:
                 self._fail(what, path, error)
 
     def _pause(self, until: float) -> bool:
-        """Waits for the next try. Returns False if the patience is over or the job was stopped."""
+        """Waits for the next try. Returns False if `until` is reached or the job was stopped."""
         again = min(time.monotonic() + self._retry_s, until)
         while (left := again - time.monotonic()) > 0:
             if self._stopped():
@@ -169,12 +169,12 @@ class Files:
         raise OutputError(message) from error
 
     def _system(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Makes all calls of the operating system, so that a test can make the k-th call fail."""
+        """Calls a function of the operating system. All calls come here, so a test can make the k-th call fail."""
         return function(*args)
 
 
 class AppendFile:
-    """A file that is written at its end, and is on disk after sync(). Links are not followed.
+    """A file that is only appended to. What was written is on disk after sync(). Links are not followed.
 
     Args:
         new: true: the file is created and must not exist yet; false: the file must exist; None: either.
@@ -212,7 +212,7 @@ class AppendFile:
             self._dirty = False
 
     def change(self) -> str | None:
-        """Returns how another program changed the file or its name since it was opened; None: no change.
+        """Returns the change that another program made to the open file or its name, as a phrase; None: no change.
 
         Raises OSError."""
         status = os.fstat(self.fd)

@@ -1,4 +1,4 @@
-"""The journal of an output: appends each line once, with a checksum, in the order of the input or as rows finish."""
+"""Appends each line of an output once, with a checksum, in the order of the input or as rows finish."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamabatch.jobs.output.records import Line, checksum, has_error, lines_of, 
 from llamabatch.jobs.output.survey import Survey
 from llamabatch.jobs.rows import ShardIndex
 
-_LEAST_GARBAGE = 4 * 2**20  # the side file is not compacted for fewer bytes of lines that the output has already
+_LEAST_GARBAGE = 4 * 2**20  # bytes of lines that the output has already; the side file is not compacted for fewer
 _TRIM = 65536
 _SUM = struct.Struct("<I")
 _PREFIX_BYTES = 9  # a waiting line begins with its checksum, 8 hexadecimal digits, and a blank
@@ -26,7 +26,7 @@ class InOrder:
     """A journal in the order of the input. A row waits in the side file until all earlier rows are written.
 
     Args:
-        file: the lines, without a torn line at the end. The journal does not close it.
+        file: the file of lines, without a torn line at the end. The journal does not close this file.
 
     Attributes:
         n_errors: failed rows that were in the files when the journal was opened.
@@ -55,7 +55,7 @@ class InOrder:
 
     @property
     def side_files(self) -> list[AppendFile]:
-        """The files that are open beside the lines."""
+        """The open side files of the lines."""
         return [self._sums.file, self._ahead.file]
 
     def is_done(self, index: int) -> bool:
@@ -78,7 +78,7 @@ class InOrder:
                 n_bytes += len(waiting)
                 self._ahead.drop(end, waiting)
             if lines and (waiting is None or n_bytes > _MOST_AT_ONCE):
-                self._sums.add(lines)  # comes first: a line without a checksum does not count
+                self._sums.add(lines)  # before the lines, because a line without a checksum does not count
                 self._file.write(b"".join(lines))
                 self._next += len(lines)
                 lines, n_bytes = [], 0
@@ -108,7 +108,7 @@ class AsFinished:
     """A journal in the order in which rows finish.
 
     Args:
-        file: the lines, without a torn line at the end. The journal does not close it.
+        file: the file of lines, without a torn line at the end. The journal does not close this file.
 
     Attributes:
         n_errors: failed rows that were in the files when the journal was opened.
@@ -129,7 +129,7 @@ class AsFinished:
             raise
 
     def _append_waiting(self, own: OwnFiles, ahead: Path, shard: ShardIndex) -> None:
-        """Appends the lines of a side file. It exists if the order was "input" before or the output was rewritten."""
+        """Appends the lines of a side file. Such a file exists if the order was "input" or the output was rewritten."""
         if not own.exists(ahead, "ahead"):
             return
         for line in waiting_lines(ahead):
@@ -142,7 +142,7 @@ class AsFinished:
 
     @property
     def side_files(self) -> list[AppendFile]:
-        """The files that are open beside the lines."""
+        """The open side files of the lines."""
         return [self._sums.file]
 
     def is_done(self, index: int) -> bool:
@@ -185,12 +185,12 @@ class Checksums:
 
     @staticmethod
     def read(own: OwnFiles, path: Path) -> Iterator[int] | None:
-        """Yields the checksums of the lines in order, 0 for a missing checksum. Returns None if there is no file."""
+        """Returns an iterator of the lines' checksums in order, 0 for a missing one; None: there is no file."""
         return _sums(path, len(own.header("sums"))) if own.exists(path, "sums") else None
 
     @staticmethod
     def write(own: OwnFiles, path: Path, lines: Iterator[bytes]) -> None:
-        """Writes the whole file again from the lines."""
+        """Replaces the whole file with the checksums of the lines."""
         with contextlib.closing(own.create("sums")) as file:
             waiting = bytearray()
             for line in lines:
@@ -224,7 +224,7 @@ def _sums(path: Path, start: int) -> Iterator[int]:
 
 
 class SideFile:
-    """The file OUT.ahead: lines that wait for an earlier row. Memory holds only the offset of each line.
+    """The file OUT.ahead: lines that wait for an earlier row. Only the offset of each line is in memory.
 
     Args:
         first: the first index that the output does not have. Lines of earlier rows are ignored, and so are torn and
@@ -297,7 +297,7 @@ class SideFile:
         return line
 
     def drop(self, index: int, line: bytes) -> None:
-        """Drops a waiting line. Call it just before the line is appended to the output, in order of the indices."""
+        """Drops a waiting line just before it is appended to the output. The indices must come in order."""
         self._offsets.drop(index)
         self._live_bytes -= _PREFIX_BYTES + len(line)
 
@@ -351,7 +351,7 @@ class Offsets:
         self._offsets[i] = offset
 
     def drop(self, index: int) -> None:
-        """Drops the first index that is left."""
+        """Drops an index, which must be the first that is left."""
         self._offsets[index - self._base] = -1
         self.n -= 1
         if index - self._base >= _TRIM:
@@ -369,7 +369,7 @@ def waiting_line(line: bytes) -> bytes:
 
 
 def line_of_waiting(content: bytes) -> bytes | None:
-    """Returns the line of the output in a line of OUT.ahead; None: the line is torn or damaged."""
+    """Returns the line of the output that a line of OUT.ahead contains; None: the content is torn or damaged."""
     line = content[_PREFIX_BYTES:]
     return line if content[:_PREFIX_BYTES] == b"%08x " % checksum(line) and line else None
 

@@ -36,7 +36,7 @@ class Lock:
 
     Raises:
         OutputBusyError: another process holds the lock. The message has its pid.
-        ConfigError: another file has the name of the lock, or the folder takes no new file.
+        ConfigError: another file has the name of the lock, or no file can be created in the folder.
         OutputError: the disk fails.
     """
 
@@ -65,11 +65,11 @@ class Lock:
             raise ConfigError(f"{path} keeps changing; another program may use this name")
         match = _CONTENT.match(content)
         self.left_by = match[1].decode() if match and match[1].decode() != _NO_ID else None
-        self._stays = self._found and not content  # an empty file may belong to another program
+        self._stays = self._found and not content  # an existing empty file may be another program's
         self.write_id(self.left_by or _NO_ID)
 
     def write_id(self, job_id: str) -> None:
-        """Writes the job's id, for the next process if this process is killed. Ignores errors such as a full disk."""
+        """Writes the job's id, for the next process if this one is killed. Ignores errors such as a full disk."""
         content = f"llamabatch job {job_id} pid {os.getpid()}\n".encode()
         with contextlib.suppress(OSError):
             os.lseek(self._fd, 0, os.SEEK_SET)
@@ -93,7 +93,7 @@ class Lock:
             raise
 
     def _content(self) -> bytes:
-        """Returns the first bytes. Raises ConfigError: the file is not a lock."""
+        """Returns the first bytes of the file. Raises ConfigError: the file is not a lock."""
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             raise foreign(self._path, "is no regular file")
         try:
@@ -111,10 +111,10 @@ class Lock:
             return False
 
     def release(self, *, remove: bool = True) -> None:
-        """Removes the file, then unlocks it. A process that locks the file after that sees that its name is gone.
+        """Removes the file, then unlocks it. A process that locks the file later sees that the file's name is gone.
 
         Args:
-            remove: false: the file stays as it is, because it may belong to another program.
+            remove: false: the file is only unlocked. A file that may be another program's is never removed.
         """
         if self._fd < 0:
             return

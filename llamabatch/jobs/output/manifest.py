@@ -21,8 +21,8 @@ from llamabatch.utils.checks import integer, show
 FORMAT = 1  # the version of the manifest and of the files beside it
 _MOST_BYTES = 2**28
 _MOST_DEPTH = 64
-_MOST_NAME = 200  # characters in a message
-_SHOWN = 5  # differences in a message
+_MOST_NAME = 200  # characters of a name in a message
+_SHOWN = 5  # differences that a message names
 _BEGINS = re.compile(rb'\s*\{\s*"format"\s*:')
 _SUMS = re.compile(r"([0-9a-f]{8})*")
 
@@ -48,7 +48,7 @@ class Manifest:
     """The identity of a job.
 
     Attributes:
-        settings: everything that decides the content of the rows: model, inputs, parameters. Plain JSON.
+        settings: everything that decides the content of the rows, as plain JSON: model, inputs, parameters.
         seed: a random number. It is the id of the job, and the source of seeds for rows without a seed.
         earlier: settings of earlier runs that --force replaced, the oldest first.
         ending: the end of the job; None: rows are missing.
@@ -116,7 +116,7 @@ def new_seed() -> int:
 
 
 def id_of(seed: int) -> str:
-    """Returns the id of the job with this seed. All side files of the job begin with it."""
+    """Returns the id of the job with this seed. The first line of each side file names this id."""
     return f"{seed:016x}"
 
 
@@ -126,7 +126,7 @@ def first_bytes(seed: int) -> bytes:
 
 
 def read(path: Path) -> FoundManifest | None:
-    """Reads the manifest, or the file in its place; None: there is no file. Does not raise, whatever the content."""
+    """Returns the manifest, or the reason why the file cannot be read as one; None: there is no file. Never raises."""
     try:
         content = _content(path)
     except FileNotFoundError:
@@ -228,7 +228,7 @@ def output_of(path: Path) -> Path | None:
     out = Path(os.path.realpath(path))
     while True:
         found = read(manifest_of(out))
-        if found is not None and found.is_own:  # otherwise another program's file has the name
+        if found is not None and found.is_own:  # otherwise the file of this name is another program's
             if found.manifest is None:
                 raise ConfigError(
                     f"{path} is no input: it seems to belong to the job of {manifest_of(out)}, which is damaged "
@@ -242,8 +242,8 @@ def output_of(path: Path) -> Path | None:
 
 
 def extended(before: Mapping[str, Any], settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the settings of before, with the new limit if that is larger or None. A larger limit only adds rows
-    behind the finished rows, so the job stays the same."""
+    """Returns the settings `before`, with the limit of `settings` if this limit is larger or None. A larger limit only
+    adds rows behind the finished rows, so the job stays the same."""
     old, new = before.get("limit"), settings.get("limit")
     if isinstance(old, int) and "limit" in settings and (new is None or new > old):
         return {**before, "limit": new}
@@ -273,7 +273,7 @@ def refuse(out: Path, changed: list[str]) -> ConfigError:
 
 
 def refuse_shard(out: Path, before: Sequence[int], shard: Sequence[int]) -> ConfigError:
-    """Returns the error for the output of another shard, which cannot be resumed."""
+    """Returns the error for an output that belongs to another shard."""
     theirs, ours = ("/".join(map(str, each)) for each in (before, shard))
     return ConfigError(
         f"{out} holds rows of shard {theirs}, and this is shard {ours}; give each shard an output of its own, "

@@ -1,4 +1,4 @@
-"""The output of a job: a file that holds the record of each row once."""
+"""The output of a job: a file that contains the record of each row once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from llamabatch.utils.system import most_name_bytes
 Order = Literal["input", "finished"]
 ORDERS: tuple[Order, ...] = ("input", "finished")
 
-# A function that returns the settings of a job. It gets the inputs in the output's manifest; None: no manifest.
+# A function that returns the settings of a job. Its argument is the inputs in the output's manifest; None: no manifest.
 Identity = Callable[[object], Mapping[str, Any]]
 
 P = ParamSpec("P")
@@ -45,9 +45,9 @@ class OutputOptions:
     Attributes:
         order: "input": rows are in the order of the input; "finished": rows are in the order in which they finish.
         shard: (i, n) of the rows, as in ReadOptions.
-        records: the content of records.
+        records: the options of records.
         retry_errors: rows that failed in an earlier run are removed and computed again.
-        force: resume an output even if its settings differ, its manifest is missing, or lines are damaged.
+        force: resumes an output even if its settings differ, its manifest is missing, or lines are damaged.
         compression: the compression of the columns of a Parquet file.
         sync_s: seconds between two syncs to the disk while rows are written.
 
@@ -78,7 +78,7 @@ class RecordWriter:
 
     @property
     def records(self) -> RecordOptions:
-        """The content of records."""
+        """The options of records."""
         return self.options.records
 
     def done(self, row: Row, output: RequestOutput) -> None:
@@ -95,7 +95,8 @@ class RecordWriter:
 
 
 def _guarded(method: Callable[Concatenate[Output, P], R]) -> Callable[Concatenate[Output, P], R]:
-    """Makes a method fail for good after the first error, so that nothing is written behind half a line."""
+    """Decorates a method of Output. After the first error of any such method, each call raises OutputError. So nothing
+    is written behind half a line."""
 
     @wraps(method)
     def guarded(self: Output, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -114,18 +115,18 @@ def _guarded(method: Callable[Concatenate[Output, P], R]) -> Callable[Concatenat
 
 
 class Output(RecordWriter):
-    """A file that holds each row once, even if the process is killed. Only one thread may use it.
+    """A file that contains each row once, even if the process is killed. Only one thread may use it.
 
-    The state is only in files: OUT with the rows, OUT.ahead with lines that wait for an earlier row, and OUT.job.json,
-    the manifest of the job. For a table or a compressed file, the lines are in OUT.part, and OUT is made of them at the
-    end. OUT.lock keeps other processes out.
+    The state is only in files: OUT with the rows, OUT.sums with their checksums, OUT.ahead with lines that wait for an
+    earlier row, and OUT.job.json, the manifest of the job. For a table or a compressed file, the lines are in OUT.part,
+    and OUT is made from OUT.part at the end. OUT.lock keeps other processes out.
 
     Args:
         path: the file.
         settings: everything that decides the content of the rows, as plain JSON: model, inputs, parameters. Or a
-            function that returns it; see Identity. Order, shard and the options of records are added here.
+            function that returns the settings; see Identity. Output adds the order, shard and options of records.
         options: how results are written.
-        files: the operating system; its `emit` gets messages about waiting for a full disk.
+        files: the file operations; their `emit` gets messages about waiting for a full disk.
         check_ids: as in JobFiles.open.
 
     Attributes:
@@ -209,7 +210,7 @@ class Output(RecordWriter):
 
     @property
     def seed(self) -> int:
-        """The seed of the job, 0 .. 2**63 - 1. A resumed job keeps it."""
+        """The seed of the job, 0 .. 2**63 - 1. A resumed job has the same seed."""
         return self._job.manifest.seed
 
     @property
@@ -224,7 +225,7 @@ class Output(RecordWriter):
 
     @_guarded
     def write(self, number: int, record: Mapping[str, Any]) -> None:
-        """Writes the record of a row. Rows may come in any order. On return, the row survives the end of the process.
+        """Writes the record of a row. Rows may come in any order. A written row survives the end of the process.
 
         Blocks while the disk is full.
 
@@ -249,7 +250,7 @@ class Output(RecordWriter):
         self.sync_if_due()
 
     def sync_if_due(self) -> None:
-        """Syncs if the last sync is `sync_s` ago. The loop also calls it while no row comes. Raises OutputError."""
+        """Syncs if the last sync is `sync_s` ago. Called by the loop even while no row finishes. Raises OutputError."""
         if time.monotonic() - self._synced_at >= self.options.sync_s:
             self.sync()
 
@@ -270,7 +271,7 @@ class Output(RecordWriter):
 
     @_guarded
     def finish(self) -> None:
-        """Ends the output after the last row. Call close() after it.
+        """Ends the output after the last row. Call close() afterwards.
 
         Raises:
             OutputError: a write fails, or another program has removed or changed one of the files.
@@ -308,7 +309,7 @@ class Output(RecordWriter):
         return sums_of_lines(Checksums.read(self._job.own, sums_of(self._job.lines_path)) or iter(()))
 
     def _check_files(self) -> None:
-        """Saves the rows if another program has changed a file, and raises OutputError."""
+        """Raises OutputError if another program has changed a file. The rows are saved first."""
         lines = self._job.lines
         assert lines is not None
         assert self._journal is not None
@@ -327,7 +328,7 @@ class Output(RecordWriter):
             raise OutputError(self._rescue(lines, change))
 
     def _rescue(self, file: AppendFile, change: str) -> str:
-        """Saves the lines of a file that lost its name. Returns the error message, which says where they are."""
+        """Saves the lines of a changed file if its name is gone. Returns the error message, with the lines' place."""
         assert self._journal is not None
         rows = f"rows ({self._journal.n_done - self._journal.n_waiting:,})"
         message = f"{file.path} {change} while the job ran. "
@@ -350,7 +351,7 @@ class Output(RecordWriter):
         return message
 
     def _saved(self, file: AppendFile, path: Path) -> str:
-        """Copies the content of a file that lost its name. Returns the reason of a failure, in brackets, or ""."""
+        """Copies the content of a file that lost its name. Returns "", or the reason of a failure in brackets."""
         try:
             file.copy_to(path)
         except (OutputError, OSError) as error:

@@ -52,10 +52,10 @@ _MADE_STARTS = (
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """The files of one job. Each is created under a free name, and removed only if it begins with the job's id.
+    """The files of one job. A file is created under a free name, and removed only if it begins with the job's id.
 
     Attributes:
-        files: the operating system.
+        files: the file operations.
         out: the output.
         job_id: 16 hexadecimal digits.
     """
@@ -98,7 +98,7 @@ class OwnFiles:
         """Syncs a new file and renames it.
 
         Args:
-            over: replaces the job's own file, if there is one. False: the name must be free.
+            over: true: the job's own file is replaced if there is one; false: the name must be free.
 
         Raises:
             ConfigError: another file has the name.
@@ -189,7 +189,7 @@ def foreign(path: Path, why: str) -> ConfigError:
 
 
 def job_of(path: Path, kind: Kind) -> str | None:
-    """Returns the id of the job that the file names; None: no file, or no id in it. Raises ConfigError as `head`."""
+    """Returns the id of the job that the file names; None: no file, or no id. Raises ConfigError as `head`."""
     match = _HEADER.match(head(path) or b"")
     return match[2].decode() if match and match[1] == kind.encode() else None
 
@@ -205,7 +205,7 @@ def lock_of(out: Path) -> Path:
 
 
 def part_of(out: Path) -> Path:
-    """Returns the path of the lines of a table or a compressed output, which are there until OUT is written."""
+    """Returns the path of the lines of a table or a compressed output. The file exists until OUT is written."""
     return out.with_name(out.name + _PART)
 
 
@@ -249,12 +249,12 @@ def all_names(out: Path) -> set[str]:
 
 
 def without_suffix(name: str) -> str | None:
-    """Returns the name of the output that a file with this name may belong to; None: not the suffix of a job's file."""
+    """Returns the name of the output that a file of this name may belong to; None: no file of a job has such a name."""
     if match := _TEMPORARY.search(name):
         return name[: match.start()] or None
     return next((name.removesuffix(each) for each in _SUFFIXES if name.endswith(each)), "") or None
 
 
 def _same_start(begin: bytes, due: bytes) -> bool:
-    """Returns True if one is the start of the other. A process may have been killed in its first write."""
+    """Returns True if `begin` starts with `due` or is cut within it: a process may be killed in its first write."""
     return begin[: len(due)] == due[: len(begin)]

@@ -1,4 +1,4 @@
-"""A Parquet file of results: made from the lines of a job after the last row, and turned back into lines on resume.
+"""Makes a Parquet file of results from the lines of a job after the last row. On resume, turns it back into lines.
 
 A Parquet file can be read only when it is complete, so a running job writes lines.
 """
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 
 _GROUP_ROWS = 10_000
-_GROUP_BYTES = 16 * 2**20  # counted in lines of JSON
+_GROUP_BYTES = 16 * 2**20  # size of the group's lines of JSON
 _JSON = ("logprobs", "prompt_logprobs", "response", "tool_calls")  # columns that hold a text of JSON
-_ALWAYS = ("id", "custom_id", "response", "error")  # keys of records that may be None
+_ALWAYS = ("id", "custom_id", "response", "error")  # keys that a record has even with the value None
 
 
 def check_installed() -> None:
@@ -38,9 +38,9 @@ _KIND = b"llamabatch"  # metadata key with the kind of a column whose type depen
 
 
 def schema(columns: Columns) -> pa.Schema:
-    """Returns the columns of a file. null stands for a field that a row does not have. Flat rows have the same columns
-    in every job, except kept columns and fields of answers. These columns, and the ids, have the type of their values.
-    Mixed types, lists and objects become texts of JSON."""
+    """Returns the Parquet schema of the columns. A field that a row does not have is null. Flat rows have the same
+    columns in every job, except kept columns and fields of answers. The types of these columns, and of the ids, follow
+    from the values. Mixed types, lists and objects become texts of JSON."""
     import pyarrow as pa
 
     if columns.is_openai:
@@ -83,7 +83,7 @@ def write(source: Path, start: int, columns: Columns, sink: Any, compression: st
 
 
 def records(source: Path) -> Iterator[dict[str, Any]]:
-    """Yields the records of a table that `write` made. Raises ConfigError: not a Parquet file, or a damaged one."""
+    """Yields the records of a table that `write` made. Raises ConfigError: the file is no Parquet file, or damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -116,7 +116,7 @@ def _groups(source: Path, start: int, as_json: set[str], texts: set[str]) -> Ite
 
 
 def _packed(value: Any) -> Any:
-    """Returns a record for the columns. Nested JSON becomes text. A lone surrogate, which UTF-8 lacks, becomes "?"."""
+    """Returns a record in the types of the columns. The values of _JSON become text. A lone surrogate becomes "?"."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The record of a row, flat or in the format of OpenAI's batch results, and its line of JSON.
+"""Makes the record of a row, flat or in the format of OpenAI's batch results, and the record's line of JSON.
 
 Two runs of a job write the same bytes for the same texts. So records have times only on request, and an id in OpenAI's
 format is made of the row's number.
@@ -27,13 +27,13 @@ from llamabatch.utils.checks import boolean, choice, show
 Shape = Literal["auto", "flat", "openai"]
 SHAPES: tuple[Shape, ...] = ("auto", "flat", "openai")
 
-# A record has its number first and its error last, so that a survey reads a million lines in seconds.
+# A record has its number first and its error last. So a survey finds both without parsing the JSON, which is slow.
 _NUMBER = re.compile(rb'\{"(?:row": |id": "batch_req_)(\d{1,19})"?, ')
 _BEGINS = (b'{"row": ', b'{"id": "batch_req_')
 _OPENAI_ID = "batch_req_"
 _NO_ERROR = b'"error": null}\n'
 
-_MOST_REFS = 32  # one after another
+_MOST_REFS = 32  # references that are followed one after another
 
 # The columns of flat records.
 COLUMNS = frozenset(
@@ -47,7 +47,7 @@ COLUMNS = frozenset(
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """The content of records.
+    """The options of records.
 
     Attributes:
         shape: "flat", "openai", or "auto": OpenAI's format for lines of that format, and "flat" for others.
@@ -91,7 +91,7 @@ class RecordOptions:
 
     @property
     def taken(self) -> frozenset[str]:
-        """The names of all columns that flat records may have, apart from kept ones."""
+        """The names of all columns that flat records may have, apart from kept columns."""
         return COLUMNS - {"text"} | {self.answer, *self.fields}
 
     def document(self) -> dict[str, Any]:
@@ -106,10 +106,10 @@ class RecordOptions:
 def record(row: Row, output: RequestOutput, options: RecordOptions) -> dict[str, Any]:
     """Returns the record of a row with a result from the engine.
 
-    A flat record has row (the number), id, text, finish_reason and error (None unless the row failed). On request it
-    has token_ids and times. num_cached_tokens comes with the times, since both depend on other requests. The other
-    fields exist only if there is something in them: reasoning, tool_calls, outputs (more than one continuation),
-    logprobs, prompt_logprobs, num_truncated (of a prompt that was cut) and embedding.
+    A flat record has row (the number), id, text, finish_reason and error (None unless the row failed). On request, the
+    record has token_ids and times. num_cached_tokens comes with the times, because both depend on other requests. The
+    other fields exist only if they have a value: reasoning, tool_calls, outputs (more than one continuation), logprobs,
+    prompt_logprobs, num_truncated (of a prompt that was cut) and embedding.
     """
     error = _error(output)
     if options.is_openai(row):
@@ -146,7 +146,7 @@ def refusal(row: Row | BadRow, error: str, options: RecordOptions) -> dict[str, 
 
 
 def parsed(text: str, fields: Sequence[str]) -> dict[str, Any]:
-    """Returns the fields of an object of JSON. All are None if the text is not such an object, as when it was cut."""
+    """Returns the fields of a JSON object. All fields are None if the text is no object, for instance if it was cut."""
     try:
         found = json.loads(text) if text else None
     except (ValueError, RecursionError):
@@ -155,7 +155,7 @@ def parsed(text: str, fields: Sequence[str]) -> dict[str, Any]:
 
 
 def fields_of(params: SamplingParams) -> tuple[str, ...]:
-    """Returns the fields of the job's JSON schema, in order. Raises ConfigError: no schema, or no fields."""
+    """Returns the fields of the job's JSON schema, in order. Raises ConfigError: there is no schema, or no field."""
     form = params.structure
     root = json.loads(form.text) if form is not None and form.kind == "json" else {}
     properties = resolved(root, root).get("properties")
@@ -198,7 +198,8 @@ def _continuation(each: CompletionOutput, options: RecordOptions) -> dict[str, A
 
 
 def _logprobs(tokens: Sequence[TokenLogprobs | None]) -> list[list[dict[str, Any]] | None]:
-    """Returns a list for each token: the token, then the most likely tokens there; None for a prompt's first token."""
+    """Returns a list for each token: the token itself, then the most likely tokens at its position. The first token of
+    a prompt has None in place of a list."""
     return [
         None
         if given is None
@@ -264,13 +265,13 @@ def to_line(record: Mapping[str, Any]) -> bytes:
 
 
 def number_in(record: Mapping[str, Any]) -> int | None:
-    """Returns the row number in a record; None: not a record of a job."""
+    """Returns the row number in a record; None: no job made the record."""
     number = record["row"] if "row" in record else str(record.get("id", "")).removeprefix(_OPENAI_ID)
     return number if isinstance(number, int) else int(number) if number.isdecimal() else None
 
 
 def number_of(line: bytes) -> int | None:
-    """Returns the row number in a line; None: not a complete line of a job."""
+    """Returns the row number in a line; None: the line is not a complete line of a job."""
     match = _NUMBER.match(line)
     return int(match[1]) if match and line.endswith(b"}\n") and b"\0" not in line else None
 
@@ -286,7 +287,7 @@ def id_in(line: bytes) -> str | None:
 
 
 def has_error(line: bytes) -> bool:
-    """Returns True if a complete line of a job is that of a failed row."""
+    """Returns True if a complete line of a job has the record of a failed row."""
     return not line.endswith(_NO_ERROR)
 
 
@@ -294,9 +295,9 @@ class Line(NamedTuple):
     """A line in a file.
 
     Attributes:
-        offset: the position of its first byte in the file.
-        content: its bytes with the newline.
-        number: the number of its row; None: the line is torn, or not a line of a job.
+        offset: the position of the line's first byte in the file.
+        content: the bytes of the line with the newline.
+        number: the number of the row; None: the line is torn, or not a line of a job.
     """
 
     offset: int
@@ -305,7 +306,7 @@ class Line(NamedTuple):
 
 
 def lines_of(path: Path, start: int = 0) -> Iterator[Line]:
-    """Yields all lines of a file from the byte `start` on, also a torn line at the end. Raises OSError."""
+    """Yields all lines of a file from the byte `start` on, including a torn line at the end. Raises OSError."""
     offset = start
     with path.open("rb") as file:
         file.seek(start)
@@ -325,5 +326,5 @@ def _finite(value: Any) -> Any:
 
 
 def checksum(line: bytes) -> int:
-    """Returns the CRC-32 of a line, but 1 for 0: a system crash may leave zeros in place of written checksums."""
+    """Returns the CRC-32 of a line, or 1 in place of 0. 0 marks a missing checksum: a system crash may leave zeros."""
     return zlib.crc32(line) or 1

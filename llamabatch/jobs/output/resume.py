@@ -1,4 +1,4 @@
-"""The files of a job's output at the start of a run: locks them, checks their job, and repairs damage from a crash."""
+"""Opens the files of a job's output at the start of a run: locks them, checks their job, and repairs crash damage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class JobFiles:
 
     Args:
         out: the output, as a path without links.
-        files: the operating system.
+        files: the file operations.
         shard: the shard of the rows.
         in_order: rows are in the order of the input.
         retry_errors, force, records: as in OutputOptions.
@@ -48,10 +48,10 @@ class JobFiles:
     Attributes:
         out: the output.
         lines_path: the file of the lines: OUT, or OUT.part for an output that is made at the end.
-        own: the files with the job's id; None before the seed is known.
+        own: the files of the job; None before the seed is known.
         manifest: the identity of the job.
         lines: the open file of the lines; None before it is open.
-        found: the rows in the files.
+        found: the state of the lines when the output was opened.
         resumed: the job resumes an existing output.
         ending: the end of a complete job; None: rows are missing.
         table: device and inode of OUT when the run began; None: there was no such file.
@@ -98,8 +98,8 @@ class JobFiles:
         Args:
             make_settings: returns everything that decides the content of the rows and of the output, as plain JSON. It
                 gets the inputs in the manifest; None: no manifest.
-            check_ids: gets {number: id} of finished rows if --force resumes with other inputs. Raises ConfigError if
-                the inputs have another id for one of these numbers.
+            check_ids: gets {number: id} of finished rows if --force resumes with other inputs or without a manifest.
+                It raises ConfigError if the inputs have another id for one of these numbers.
 
         Raises:
             ConfigError: the output belongs to another job or to no job, or check_ids raises.
@@ -116,8 +116,8 @@ class JobFiles:
             side_files.append((lines, "part"))
         for path, kind in side_files:
             own.remove_torn(path, kind)
-            own.exists(path, kind)  # raises for a file of another job
-        if left is not None and not lines.exists() and not self.out.exists():  # the output was removed: a new job
+            own.exists(path, kind)  # raises ConfigError for a file of another job
+        if left is not None and not lines.exists() and not self.out.exists():  # the output was removed: begin a new job
             own.remove(ahead, "ahead")
             own.remove(sums, "sums")
             seed = manifests.new_seed()
@@ -172,7 +172,7 @@ class JobFiles:
         own.remove(sums_of(self.lines_path), "sums")
 
     def close(self) -> None:
-        """Closes the lines, removes a new file that was not committed, and releases the lock."""
+        """Closes the lines, removes the temporary file if one is left, and releases the lock."""
         if self.lines is not None:
             self.lines.close()
         try:
@@ -208,7 +208,7 @@ class JobFiles:
         return None if found is None else int(found, 16)
 
     def _adopt(self, seed: int) -> OwnFiles:
-        """Returns the files of the job with this seed. Removes files that a killed process did not commit."""
+        """Returns the files of the job with this seed. Removes temporary files of a killed process."""
         self.own = own = OwnFiles(self._files, self.out, manifests.id_of(seed))
         own.remove_temporary(manifests.first_bytes(seed))
         if (left := self._lock.left_by) not in (None, own.job_id):
@@ -234,7 +234,7 @@ class JobFiles:
             raise manifests.refuse(self.out, changed)
 
     def _is_complete(self, ending: Ending | None) -> bool:
-        """Returns True if the job has ended, its output is unchanged since, and no row must be done again."""
+        """Returns True if the job has ended, its output has not changed since, and no row must run again."""
         if ending is None or _size(self.out) != ending.bytes or (self._retry_errors and ending.errors):
             return False
         return self._is_as_it_ended(ending)

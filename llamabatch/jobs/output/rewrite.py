@@ -27,15 +27,16 @@ def rewrite(
 ) -> None:
     """Removes damaged lines, repeated rows and, on request, failed rows.
 
-    The output is changed in place. It keeps its lines up to the first removed line. Complete lines behind that go to
-    the side file. When they are on disk, the output is cut. If the process dies before that, both files have them.
+    The output is changed in place. It keeps its lines up to the first removed line. The complete lines behind that line
+    are copied to the side file. When the side file is on disk, the output is cut. If the process dies in between, both
+    files have these lines.
 
     Args:
-        file: the lines.
+        file: the file of lines.
         start: the offset of the first line.
-        drop_errors: removes failed rows, too.
-        is_damaged: another program wrote to the file. Lines that are not JSON are removed, too: two halves of lines may
-            look like one line.
+        drop_errors: true: failed rows are removed, too.
+        is_damaged: true: another program wrote to the file. Then lines that are not JSON are removed, because the
+            halves of two lines may look like one line of the job.
 
     Raises:
         ConfigError: a line is of another shard.

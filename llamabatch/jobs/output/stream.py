@@ -46,7 +46,7 @@ class StreamOutput(RecordWriter):
         return False
 
     def write(self, number: int, record: Mapping[str, Any]) -> None:
-        """Writes the record of a row, or keeps it until all earlier rows are written. Raises OutputError."""
+        """Writes the record of a row, or stores it until all earlier rows are written. Raises OutputError."""
         index, line = self._shard.index(number), to_line(record)
         if index is None or index < self._next or index in self._waiting:
             raise ValueError(f"row {number} is not due")
@@ -102,5 +102,5 @@ def open_output(
     if name != STDOUT:
         return Output(Path(name), settings, options, files, check_ids)
     if callable(settings):
-        settings(None)  # raises for settings that a file output would refuse
+        settings(None)  # raises the errors that a file output would raise
     return StreamOutput(1, options, files)

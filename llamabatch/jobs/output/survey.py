@@ -1,4 +1,4 @@
-"""The survey of an output on resume: reads its complete lines once, and proves that the job wrote them."""
+"""Surveys an output on resume: reads the complete lines once, and proves that the job wrote them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Protocol
 from llamabatch.jobs.output.records import Line, checksum, has_error, lines_of
 from llamabatch.jobs.rows import Bits, ShardIndex
 
-_RANGE = 1024  # in the manifest of a finished job, so many lines share one checksum
+_RANGE = 1024  # lines that share one checksum in the manifest of a finished job
 _SUM = struct.Struct("<I")
 TORN = "is torn"
 UNRECORDED = "has no checksum"
@@ -28,7 +28,8 @@ class Survey:
         n_errors: the number of failed rows among them.
         size: the bytes up to the end of the last complete line. The rest is torn.
         done: the indices of the complete lines. Empty in the order of the input, where they are 0 .. n_rows - 1.
-        n_unrecorded: lines behind these without a checksum, as a system crash leaves them. They count as torn.
+        n_unrecorded: the number of lines without a checksum at the end. A system crash leaves such lines. They count as
+            torn.
         damage: a fault that an interruption cannot explain; None: there is no such fault.
     """
 
@@ -41,8 +42,8 @@ class Survey:
 
 
 def survey(path: Path, shard: ShardIndex, *, in_order: bool, start: int = 0, proof: Proof | None = None) -> Survey:
-    """Reads a whole file from the byte `start` on. A missing file is empty. Zeros at the end, as a system crash may
-    leave them, count as torn. Raises OSError."""
+    """Returns the state of a file, which is read from the byte `start` on. A missing file counts as empty. Zeros at the
+    end, as a system crash may leave them, count as torn. Raises OSError."""
     found = Survey(size=start)
     if not path.exists():
         return found
@@ -68,7 +69,7 @@ def survey(path: Path, shard: ShardIndex, *, in_order: bool, start: int = 0, pro
 
 
 def _fault(line: Line, found: Survey, shard: ShardIndex, in_order: bool, proof: Proof | None) -> str | None:
-    """Returns the fault of a line; None: the line counts. An interruption can leave only TORN and UNRECORDED."""
+    """Returns the fault of a line; None: the line counts. An interruption can cause only TORN and UNRECORDED."""
     if line.number is None:
         torn = not line.content.endswith(b"\n") or b"\0" in line.content
         return TORN if torn else "is not one that this job has written"
@@ -89,7 +90,7 @@ def _fault(line: Line, found: Survey, shard: ShardIndex, in_order: bool, proof: 
 
 
 class Proof(Protocol):
-    """A proof that lines are as the job wrote them. It gets each line once, in order."""
+    """A proof that lines are as the job wrote them. `fault` gets each line once, in order."""
 
     def fault(self, line: bytes) -> str | None:
         """Returns the fault of the next line; `UNRECORDED`: the line has no checksum; None: no fault."""
@@ -99,7 +100,7 @@ class Proof(Protocol):
 
 
 class RecordedLines:
-    """The proof by a checksum of each line. A line without a checksum is left by a system crash: its row is redone."""
+    """The proof by a checksum of each line. A system crash may leave lines without one; their rows are run again."""
 
     def __init__(self, sums: Iterator[int]) -> None:
         self._sums = sums
@@ -116,7 +117,7 @@ class RecordedLines:
 
 class EndedLines:
     """The proof by the manifest of a finished job: a checksum for each range of 1,024 lines. If the output was cut
-    later, only its complete ranges are proven.
+    later, only the complete ranges are proven.
 
     Args:
         sums: the checksums from sums_of_lines.

@@ -6,7 +6,7 @@ from typing import Any
 
 from llamabatch.server.http.errors import CONTEXT_CODE, ApiError
 
-PATHS = "/v1/messages"  # errors under this path have the format below, even if no route matches
+PATHS = "/v1/messages"  # errors under this path have the format of error_document, even if no route matches
 
 # Anthropic's error type for each status (https://docs.claude.com/en/api/errors).
 _TYPES = {
@@ -27,7 +27,7 @@ def error_document(error: ApiError) -> dict[str, Any]:
     usual = "invalid_request_error" if error.status < 500 else "api_error"
     message = error.public_message
     if error.code == CONTEXT_CODE and error.facts:
-        # Programs shorten the conversation when they see Anthropic's words.
+        # Programs recognise Anthropic's words, and then shorten the conversation.
         message = "prompt is too long: {n_prompt_tokens} tokens > {n_ctx} maximum: ".format(**error.facts) + message
     found = {"type": _TYPES.get(error.status, usual), "message": message}
     return {"type": "error", "error": found, "request_id": None}

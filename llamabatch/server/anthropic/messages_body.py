@@ -1,4 +1,4 @@
-"""The body of /v1/messages, read without HTTP. It becomes a ChatBody, so that all checks of a chat apply."""
+"""The body of /v1/messages and its reader, without HTTP. The body becomes a ChatBody: all checks of a chat apply."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _system(system: object, given: Body) -> list[Json]:
 
 
 def _messages(place: str, message: object, given: Body, *, shown: bool) -> Iterator[Json]:
-    """Yields the messages of a chat for one message. In a chat, each tool result is a message of its own."""
+    """Yields the chat messages for one message of the body. In a chat, each tool result is a message of its own."""
     if not isinstance(message, Mapping):
         raise PromptError(f"{place} is {show(message)}; give an object with role and content")
     role = choice(PromptError, f"{place}.role", message.get("role"), ("user", "assistant", "system"))
@@ -161,14 +161,15 @@ def _messages(place: str, message: object, given: Body, *, shown: bool) -> Itera
 def _own_blocks(
     where: str, blocks: list[Mapping[str, Any]], given: Body, *, shown: bool
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the place of each block that the chat can use, and the block.
+    """Yields the path of each block that the chat can use, and the block.
 
-    Blocks that only a service writes are ignored by name. Texts replace documents, search results, tool references and,
-    unless `shown`, media and unknown kinds.
+    Blocks that only a service writes are ignored and named in a header. Texts replace documents, search results and
+    tool references.
 
     Args:
-        shown: True: the caller asks about these blocks, so media that the model cannot read and unknown kinds are
-            refused later. False: the blocks are history or a tool result, which programs send again each time.
+        shown: True: the caller asks about these blocks. Media that the model cannot read and blocks of unknown types
+            are refused later. False: texts replace such blocks, because programs send history and results of tools
+            again with each request.
     """
     for number, block in enumerate(blocks):
         place, kind = f"{where}[{number}]", block["type"]
@@ -184,7 +185,7 @@ def _own_blocks(
             yield place, {"type": "text", "text": text}
         elif kind == "search_result":
             yield place, {"type": "text", "text": _text_of_search(place, block)}
-        elif kind == "tool_reference":  # the list of tools has the tool itself
+        elif kind == "tool_reference":  # the body's list of tools has the tool itself
             yield place, {"type": "text", "text": string(f"{place}.tool_name", block.get("tool_name"))}
         elif not shown and kind not in _KNOWN:
             yield place, {"type": "text", "text": optional.media_text(given, place, kind)}
@@ -238,7 +239,7 @@ def _result(where: str, result: object) -> str | list[Json]:
 
 
 def _part_of(where: str, block: Mapping[str, Any]) -> str | Json:
-    """Returns an image block as it is, and any other block as a text."""
+    """Returns an image block unchanged, and any other block as a text."""
     return dict(block) if block["type"] == "image_url" else _text_of(where, block)
 
 
@@ -250,7 +251,7 @@ def _of_assistant(blocks: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Json]
         if block["type"] == "thinking":
             thoughts.append(string(f"{where}.thinking", block.get("thinking")))
         elif block["type"] == "redacted_thinking":
-            continue  # only the service that wrote it can read it
+            continue  # only the service that wrote the block can read it
         elif block["type"] == "tool_use":
             calls.append(_call(where, block))
         else:
@@ -267,7 +268,7 @@ def _call(where: str, block: Mapping[str, Any]) -> Json:
     name, arguments = string(f"{where}.name", block.get("name")), block.get("input")
     if not isinstance(arguments, (Mapping, str, type(None))):
         raise PromptError(f"{where}.input is {show(arguments)}; give an object")
-    # A text is the incomplete JSON that a client has collected from a call that was cut off.
+    # A client sends a text if the call was cut off. The text is the incomplete JSON of the arguments.
     text = json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else arguments or ""
     function = {"name": name, "arguments": text}
     return {"id": string(f"{where}.id", block.get("id")), "type": "function", "function": function}
@@ -340,7 +341,8 @@ def _tool(where: str, tool: object) -> Json:
 
 
 def _thinking(given: Body, rules: Rules, effort: object) -> Json:
-    """Returns the fields of a chat that turn thinking on or off and limit it, as far as the model can think."""
+    """Returns the fields of a chat that turn thinking on or off and limit its tokens. Values without effect are ignored
+    and named in a header."""
     kwargs, found = {}, {}
     if effort is not None:
         known = choice(PromptError, "output_config.effort", effort, (*EFFORTS[1:], "max"))

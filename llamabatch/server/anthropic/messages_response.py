@@ -17,13 +17,13 @@ from llamabatch.server.serving.serving import Serving
 
 Json = dict[str, Any]
 
-# Anthropic's schema allows citations to be a list or null. Clients that check types differ in which they accept.
+# Anthropic's schema allows citations to be a list or null. Some clients that check types accept only one of the two.
 _EMPTY_TEXT = '{"type":"text","text":"","citations":[]}'
 
 
 @dataclass(frozen=True)
 class MessageHead:
-    """The id and model of a response, and of the first event of a stream.
+    """The id and model of a response. In a stream, the first event has them.
 
     Attributes:
         model: the name that the caller asked for.
@@ -80,7 +80,7 @@ def message_response(head: MessageHead, outputs: list[RequestOutput], body: Chat
 
 
 def usage_of(output: RequestOutput, n_thinking: int = 0) -> Json:
-    """Returns the token counts of a request. Cached tokens of the prompt are counted apart."""
+    """Returns the token counts of a request. input_tokens does not include cached tokens of the prompt."""
     cached = output.num_cached_tokens
     n_out = sum(len(each.token_ids) for each in output.outputs)
     return _usage(len(output.prompt_token_ids) - cached, cached, n_out, n_thinking)
@@ -93,7 +93,7 @@ def _usage(n_in: int, n_cached: int, n_out: int, n_thinking: int) -> Json:
         "cache_read_input_tokens": n_cached,
         "output_tokens": n_out,
         "output_tokens_details": {"thinking_tokens": n_thinking},
-        # The next fields describe a service. Clients that check types expect them.
+        # The following fields describe a service. Clients that check types expect these fields.
         "cache_creation": None,
         "inference_geo": None,
         "server_tool_use": None,
@@ -119,7 +119,7 @@ class MessageEvents:
 
     Args:
         n_prompt: the number of tokens in the prompt.
-        count: counts the tokens of the thinking in outputs.
+        count: returns the number of tokens of the thinking in outputs.
     """
 
     def __init__(
@@ -134,10 +134,10 @@ class MessageEvents:
         self._body = body
         self._n_prompt = n_prompt
         self._is_begun = False
-        self._index = -1  # index of the open block, or of the last block
-        self._open: str | tuple[str, int] | None = None  # kind of the open block; for a call also its index
+        self._index = -1  # index of the open block, or of the last closed block; -1: no block yet
+        self._open: str | tuple[str, int] | None = None  # kind of the open block, with the index of a call
         self._has_called = False
-        self._has_thought = False  # if True, the end tokenizes the thinking to count its tokens
+        self._has_thought = False  # True: `end` tokenizes the thinking to count its tokens
         self._n_text = 0  # characters of the answer so far
         self._finished: RequestOutput | None = None
 
@@ -176,7 +176,7 @@ class MessageEvents:
         finished = self._finished
         assert finished is not None
         whole: CompletionOutput = finished.outputs[0]
-        if self._index < 0:  # as in a whole message
+        if self._index < 0:  # a whole message without blocks has an empty text as well
             self._switch("text", _EMPTY_TEXT, events)
         self._close(events)
         reason, stop = _ended(whole.finish_reason, whole.stop_reason, self._has_called)
@@ -196,7 +196,7 @@ class MessageEvents:
             events.append(_event("message_start", {"message": self._head.document([], None, None, usage)}))
 
     def _switch(self, kind: str | tuple[str, int], block: str, events: list[str]) -> None:
-        """Closes the open block and opens another, unless the open block is of this kind."""
+        """Closes the open block and opens a block of this kind, unless the open block has this kind."""
         if self._open == kind:
             return
         self._close(events)

@@ -1,4 +1,5 @@
-"""Files and batches without HTTP: OpenAI's batches as jobs on the engine of the server. They survive its death.
+"""Files and batches without HTTP: OpenAI's batches as jobs on the engine of the server. They survive a crash of the
+server.
 
 | file | one idea |
 |---|---|

@@ -1,4 +1,5 @@
-"""Checks an uploaded file before its batch begins: each line is a request to its endpoint, each id is unique."""
+"""The check of an uploaded file before its batch begins: each line must be a request to the batch's endpoint, and each
+custom_id must be unique."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from llamabatch.jobs.input.lines import id_of
 from llamabatch.jobs.rows import MAX_LINE_BYTES
 from llamabatch.utils.checks import present, show
 
-MAX_ERRORS = 100  # errors that a batch names
+MAX_ERRORS = 100  # errors that the record of a batch lists
 MAX_LINES = 1_000_000
 _FIELDS = ("custom_id", "method", "url", "body")
 
@@ -27,7 +28,7 @@ class Checked:
 
     Attributes:
         total: the number of lines.
-        errors: objects with code, line (from 1; None: of the whole file), message and param.
+        errors: objects with code, line (from 1 on; None: the error concerns the whole file), message and param.
     """
 
     total: int = 0
@@ -39,10 +40,10 @@ class Checked:
 
 
 def check_lines(path: Path, endpoint: str, stopped: Callable[[], object] = lambda: False) -> Checked:
-    """Checks all lines of a file. The fields of a body are checked when its line runs, and fail that line alone.
+    """Checks all lines of a file. The fields of a body are checked only when the line runs, and fail only that line.
 
     Args:
-        stopped: the check ends early when it returns true.
+        stopped: the check ends early when `stopped` returns true.
 
     Raises:
         OSError: the disk fails.
@@ -63,7 +64,7 @@ def check_lines(path: Path, endpoint: str, stopped: Callable[[], object] = lambd
                 _check(record, found, ids, endpoint)
                 if len(found.errors) == MAX_ERRORS or stopped():
                     return found
-        except InputError as error:  # an error of the whole file, such as UTF-16
+        except InputError as error:  # the error concerns the whole file: for example, it is UTF-16
             found.add("invalid_file", None, str(error).removeprefix(path.name).strip())
             return found
     if not found.total:

@@ -24,12 +24,12 @@ _BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
 
 
 def new_file_id() -> str:
-    """Returns the id of a file, which cannot be guessed."""
+    """Returns a new id for a file. The id cannot be guessed."""
     return f"file-{secrets.token_hex(12)}"
 
 
 def new_batch_id() -> str:
-    """Returns the id of a batch, which cannot be guessed."""
+    """Returns a new id for a batch. The id cannot be guessed."""
     return f"batch_{secrets.token_hex(12)}"
 
 
@@ -56,7 +56,7 @@ class FileRecord:
     Attributes:
         id: the id, which is also the name on the disk.
         bytes: the size of the content.
-        created_at, expires_at: seconds since 1970; None: the file does not expire.
+        created_at, expires_at: seconds since 1970; expires_at None: the file does not expire.
         filename: the name for people.
         purpose: "batch" or "batch_output".
     """
@@ -75,7 +75,7 @@ class FileRecord:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> FileRecord:
-        """Reads the record of a file from a document on the disk. Raises KeyError, TypeError if it is not one."""
+        """Reads the record of a file from a document on the disk. Raises KeyError or TypeError for other documents."""
         return cls(**{each.name: document[each.name] for each in fields(cls)})
 
 
@@ -86,17 +86,17 @@ class BatchRecord:
     Attributes:
         id: the id, which is also the name of the batch's folder.
         endpoint: the path that all lines have as their url.
-        input_file_id: the file of the lines.
+        input_file_id: the id of the file of lines.
         completion_window: the window as the caller wrote it, such as "24h".
         status: the status in OpenAI's words.
-        created_at … cancelled_at: when the batch entered that status, seconds since 1970; None: it did not.
-        expires_at: the end of the window.
-        output_file_id, error_file_id: the result files; None: there is no such file, or not yet.
+        created_at … cancelled_at: when the batch entered each status, in seconds since 1970; None: it did not.
+        expires_at: the end of the window, in seconds since 1970.
+        output_file_id, error_file_id: the ids of the result files; None: there is no file, or the batch has not ended.
         total, completed, failed: numbers of lines. A running batch updates them from time to time.
         errors: the errors of the check, or the error that ended the batch: objects with code, line, message, param.
         metadata: the metadata of the caller.
         output_expires_s: the seconds after which the result files expire; None: they do not expire.
-        model: name, size and digest of the model that began the batch.
+        model: name, size and digest of the model with which the batch began.
         output_id, error_id: the ids of the result files, drawn before the files are written.
         ending: the status that follows "finalizing".
     """
@@ -156,18 +156,18 @@ class BatchRecord:
         }
 
     def document(self) -> dict[str, Any]:
-        """Returns the document for the disk."""
+        """Returns the record as a document for the disk."""
         return asdict(self)
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> BatchRecord:
-        """Reads the record of a batch from a document on the disk. Raises KeyError, TypeError if it is not one."""
+        """Reads the record of a batch from a document on the disk. Raises KeyError or TypeError for other documents."""
         values = {each.name: document[each.name] for each in fields(cls)}
         return cls(**{**values, "errors": tuple(values["errors"])})
 
 
 def expiry_of(given: object, name: str = "expires_after") -> int | None:
-    """Reads the seconds of {"anchor": "created_at", "seconds": …}; None: nothing is given. Raises InputError."""
+    """Returns the seconds of {"anchor": "created_at", "seconds": …}; None: nothing is given. Raises InputError."""
     if given is None:
         return None
     values = mapping(given)
@@ -177,7 +177,7 @@ def expiry_of(given: object, name: str = "expires_after") -> int | None:
 
 
 def metadata_of(given: object) -> dict[str, str] | None:
-    """Reads the metadata of a caller: texts by name. Raises InputError."""
+    """Returns the metadata of a caller: texts by name. Raises InputError."""
     if given is None:
         return None
     values = mapping(given)

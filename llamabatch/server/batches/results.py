@@ -1,7 +1,7 @@
 """The end of a batch: its journal becomes a file of results and a file of errors, in OpenAI's format.
 
-This step may be interrupted anywhere and repeated. The names of the files are drawn before, a file gets its name when
-it is complete, and the journal is removed last.
+This step may be interrupted anywhere and repeated: the ids of the files are drawn before the step, a file gets its
+final name when it is complete, and the journal is removed last.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from llamabatch.jobs.input.sources import Source
 from llamabatch.jobs.output.records import has_error, lines_of
 from llamabatch.jobs.rows import MAX_LINE_BYTES, Bits
 from llamabatch.server.http.errors import ApiError
+from llamabatch.utils.atomic_file import sync_folder
 
-_STATUS = "answered_with_status"  # marks the response of an endpoint in a journal
+_STATUS = "answered_with_status"  # the key that marks the response of an endpoint in a journal
 _MESSAGES = {
     "batch_expired": "this request could not be run before the completion window ended",
     "batch_cancelled": "the batch was cancelled before this request ran",
@@ -33,8 +34,8 @@ class Written:
     """The files of results and errors of a batch.
 
     Attributes:
-        completed, failed: the lines in each file.
-        output_bytes, error_bytes: the size of each file; 0: there is no file.
+        completed, failed: the number of lines in each file.
+        output_bytes, error_bytes: the size of each file in bytes; 0: there is no file.
     """
 
     completed: int
@@ -50,9 +51,9 @@ def write_results(
 
     Args:
         source: the uploaded lines.
-        journal: the journal of the finished rows, which need not exist.
-        code: the error of the unfinished lines: "batch_expired", "batch_cancelled" or "batch_failed".
-        sign: returns the temporary name under which a file is written.
+        journal: the journal of the finished rows. It need not exist.
+        code: the error code of the unfinished lines: "batch_expired", "batch_cancelled" or "batch_failed".
+        sign: returns the path of the temporary file that becomes the file of a path.
 
     Raises:
         OSError: the disk fails.
@@ -69,19 +70,20 @@ def write_results(
             made.append(_sync(file))
         if counts[kind]:
             os.replace(new, target)
+            sync_folder(target.parent)
         else:
             new.unlink()
     return Written(counts[0], counts[1], made[0], made[1])
 
 
 def answer_of(error: ApiError) -> str:
-    """Returns the error text of a refused line in a journal. It holds the endpoint's response to the line."""
+    """Returns the error text of a refused line for a journal. The text contains the endpoint's response to the line."""
     return json.dumps({_STATUS: error.status, "body": error.to_openai()})
 
 
 def _with_response(line: bytes) -> bytes:
-    """Returns the line of a failed row in OpenAI's format. Its answer and status are in "response", because "error" is
-    for rows without an answer."""
+    """Returns the line of a failed row in OpenAI's format. The answer and its status are in "response", because "error"
+    is for rows without an answer."""
     record = json.loads(line)
     status, body = _answer_in(record["error"])
     number = record["id"].rpartition("_")[2]
@@ -90,10 +92,10 @@ def _with_response(line: bytes) -> bytes:
 
 
 def _answer_in(error: Mapping[str, str]) -> tuple[int, Mapping[str, Any]]:
-    """Returns status and body of the answer to a failed row."""
+    """Returns the status and the body of the answer to a failed row."""
     _, mark, rest = error["message"].partition(f'{{"{_STATUS}": ')
     try:
-        made = json.loads(mark + rest)  # without the place of the line, which custom_id names
+        made = json.loads(mark + rest)  # without the text before `mark`, which names the line
         return int(made[_STATUS]), dict(made["body"])
     except (ValueError, KeyError, TypeError):  # an error of the engine or of the job
         is_refused = error["code"] == "invalid_request"
@@ -122,7 +124,7 @@ def _errors(source: Path, journal: Path, code: str) -> Iterator[bytes]:
                 continue
             done.add(line.number)
             if has_error(line.content):
-                yield _with_response(line.content.replace(place, b"", 1))  # without a path of this machine
+                yield _with_response(line.content.replace(place, b"", 1))  # hides the path of the source file
     try:
         file = source.open("rb")
     except FileNotFoundError:  # another program has removed the file: the batch ends with the lines of the journal

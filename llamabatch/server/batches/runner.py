@@ -1,7 +1,8 @@
 """Runs batches: one thread looks after all batches, and each running batch has a thread of its own.
 
-A batch is a job over its file on the engine of the server. It runs in the background: it takes only rows that other
-requests leave free. Its journal on the disk gets each finished line, so the batch continues after a restart or a kill.
+A batch is a job over its file on the engine of the server. It runs in the background: it uses only rows that other
+requests leave free. Each finished line is added to a journal on the disk, so the batch continues after a restart or a
+kill.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ ReadLine = Callable[[Mapping[str, Any]], ParsedLine]
 
 MOST_RUNNING = 4  # batches at once, not counting batches near the end of their windows
 MOST_WAITING = 256  # unfinished batches
-_LOOK_S = 0.25  # between two looks at all batches, and at the counts of one
-_IDLE_S = 5.0  # the same while no batch is unfinished
-_PAUSE_S = 10.0  # before a batch that had no engine or no disk is tried again
-_CLEAN_S = 60.0  # between two removals of expired files and batches
-# The error of lines that have not run, by the status of the batch.
+_LOOK_S = 0.25  # seconds between two checks of all batches, and between two updates of a batch's counts
+_IDLE_S = 5.0  # seconds between two checks while no batch is unfinished
+_PAUSE_S = 10.0  # seconds until a batch that had no engine or no disk is tried again
+_CLEAN_S = 60.0  # seconds between two removals of expired files and batches
+# The error code of lines that have not run, by the status with which the batch ends.
 _CODES: dict[Status, str] = {
     "completed": "batch_failed",
     "failed": "batch_failed",
@@ -69,7 +70,7 @@ class Host(Protocol):
 
 
 class Batches:
-    """All batches of a store, from `start` to `stop`.
+    """Runs all batches of a store, from `start` to `stop`.
 
     Args:
         store: the files and batches.
@@ -90,8 +91,8 @@ class Batches:
         self._thread: threading.Thread | None = None
         self._model: dict[str, Any] = {}
         self._cleaned_at = -_CLEAN_S
-        self._paused_until: dict[str, float] = {}  # by batch: it had no engine, or no disk
-        self._waits: dict[str, str] = {}  # what a paused batch waits for
+        self._paused_until: dict[str, float] = {}  # batch id -> time.monotonic() at the end of its pause
+        self._waits: dict[str, str] = {}  # batch id -> what the paused batch waits for, in words
         self._was_full = False
 
     def start(self) -> None:
@@ -123,8 +124,8 @@ class Batches:
             each.thread.join()
 
     def add(self, batch: BatchRecord) -> None:
-        """Adds a batch, which begins by itself. Raises ApiError if its file holds results, or too many batches wait."""
-        with self.mutex, self.store.mutex:  # the file must not be deleted meanwhile
+        """Adds a batch that will begin by itself. Raises ApiError if its file has results, or too many batches wait."""
+        with self.mutex, self.store.mutex:  # so that no thread deletes the file before the batch is stored
             file = self.store.file(batch.input_file_id)
             if file.purpose == OUTPUT_PURPOSE:
                 raise ApiError(400, f"{file.id} holds results of a batch; give a file of lines", param="input_file_id")
@@ -134,7 +135,7 @@ class Batches:
         self._wake.set()
 
     def cancel(self, batch_id: str) -> BatchRecord:
-        """Cancels a batch. Its finished lines stay. Raises ApiError: there is no batch (404), or it has ended (409)."""
+        """Cancels a batch. Its results stay. Raises ApiError: there is no batch (404), or the batch has ended (409)."""
         with self.mutex:
             batch = self.store.batch(batch_id)
             if batch.status in ("cancelling", "cancelled"):
@@ -150,7 +151,7 @@ class Batches:
         return batch
 
     def waiting_for(self, batch: BatchRecord) -> str | None:
-        """Returns the reason why a batch waits, in words; None: it does not wait, or only for its turn."""
+        """Returns the reason why a batch waits, in words; None: the batch does not wait, or only for other batches."""
         with self.mutex:
             if batch.has_ended or batch.id in self._running:
                 return None
@@ -225,7 +226,7 @@ class Batches:
 
 
 class _Run:
-    """A batch on its own thread. It is also the Progress of its job.
+    """A running batch and its thread. The object is also the Progress of the batch's job.
 
     Attributes:
         thread: the thread; the caller starts it.
@@ -244,7 +245,7 @@ class _Run:
         self._next = 0.0
 
     def end(self, reason: str) -> None:
-        """Ends the job. It continues later, unless `reason` is "cancelled" or "expired". Safe from any thread."""
+        """Ends the job. The job continues later unless `reason` is "cancelled" or "expired". Safe from any thread."""
         if not self._reason:
             self._reason = reason
         self._stop.request()
@@ -420,7 +421,7 @@ class _Run:
 
 
 def _full_disk(error: BaseException | None) -> OSError | None:
-    """Returns the error of a full disk among the causes of an error; None: there is none."""
+    """Returns the OSError of a full disk among an error and its causes; None: the disk was not full."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in FULL:
             return error

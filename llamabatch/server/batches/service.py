@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 ReaderOf = Callable[[Serving, str], ReadLine]
 
-_OF_THE_SERVER = ("model", "max_queue", "isolate")  # options that a job lacks, or that are always the same
+_OF_THE_SERVER = ("model", "max_queue", "isolate")  # options that jobs lack, or that are the same for all jobs
 
 
 class BatchService:
@@ -79,7 +79,7 @@ class BatchService:
         return True
 
     def look(self) -> Batches | None:
-        """Returns the batches, and makes no folder; None: no file was ever uploaded. Raises ApiError."""
+        """Returns the batches without making a folder; None: no file was ever uploaded. Raises ApiError."""
         if self._serving.options.batches:
             self._serving.check_ready()
             with self._mutex:
@@ -131,7 +131,7 @@ class BatchService:
 
 
 def usual_folder() -> Path:
-    """Returns the folder that is used without `data_dir`. It has a folder for each model."""
+    """Returns the folder that is used without `data_dir`. It contains a folder for each model."""
     return Path(platformdirs.user_data_dir("llamabatch", appauthor=False)) / "server"
 
 

@@ -31,16 +31,17 @@ from llamabatch.jobs.output.files import Files
 from llamabatch.jobs.output.lock import Lock
 from llamabatch.server.batches.records import BatchRecord, FileRecord, is_batch_id, is_file_id
 from llamabatch.server.http.errors import ApiError
+from llamabatch.utils.atomic_file import sync_folder
 from llamabatch.utils.format import file_size
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 1.0  # between two measurements of the folder, at least
-_LOOK_SHARE = 50  # and at least so many times the duration of a measurement
+_LOOK_S = 1.0  # least seconds between two measurements of the folder
+_LOOK_SHARE = 50  # least time between two measurements, as a multiple of the duration of a measurement
 _JOURNAL = "results.jsonl"
 _MOST_FILES = 10_000
 _MOST_BATCHES = 10_000
-_KEPT_S = 30 * 86400  # records of ended batches stay so long after the window
+_KEPT_S = 30 * 86400  # seconds from the end of a batch's window to the removal of its record
 
 
 class _Record(Protocol):
@@ -123,10 +124,10 @@ class Store:
         return self.folder / "files" / f"{file_id}.new"
 
     def add_file(self, record: FileRecord) -> None:
-        """Adds a file. Its content is at the path of `unfinished` or of `content`. Raises OSError."""
+        """Adds a file whose content is at the path of `unfinished` or of `content`. Raises OSError."""
         with self.mutex:
             new, content = self.unfinished(record.id), self.content(record.id)
-            if new.exists() or not content.exists():  # else a killed process has moved it already
+            if new.exists() or not content.exists():  # otherwise a killed process has moved the content already
                 os.replace(new, content)
             self._files.put(record, vars(record))
             self._measured_at = -math.inf
@@ -147,7 +148,7 @@ class Store:
             self._remove_file(file_id)
 
     def _remove_file(self, file_id: str) -> None:
-        self._files.remove(file_id)  # the record goes first: a start removes contents without a record
+        self._files.remove(file_id)  # before the content: a start removes contents without a record
         self.content(file_id).unlink(missing_ok=True)
         self._measured_at = -math.inf
 
@@ -181,7 +182,7 @@ class Store:
             self._batches.put(record, record.document())
 
     def keep_counts(self, record: BatchRecord) -> None:
-        """Keeps the counts of a running batch in memory alone, because its journal has them on the disk."""
+        """Stores the counts of a running batch only in memory, because the journal on the disk has them."""
         self._batches.keep(record)
 
     def journal(self, batch_id: str) -> Path:
@@ -213,7 +214,7 @@ class Store:
 
     @property
     def used(self) -> int:
-        """The bytes in the folder, and the reserved bytes of running uploads. Measured once a second at most."""
+        """The bytes in the folder plus the reserved bytes of running uploads. Measures at most once a second."""
         with self.mutex:
             now = time.monotonic()
             if now - self._measured_at >= self._look_s:
@@ -238,7 +239,7 @@ class Store:
             self._reserved += n_bytes
 
     def written(self, n_bytes: int) -> None:
-        """Counts reserved bytes as bytes of the folder, also if the write failed."""
+        """Counts reserved bytes as bytes of the folder. Call it even if the write failed."""
         with self.mutex:
             self._reserved -= n_bytes
             self._measured += n_bytes
@@ -300,17 +301,18 @@ class _Table(Generic[R]):
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replaces a small file in one step. Its data is on the disk when this returns. Raises OSError."""
+    """Replaces a small file in one step. The data is on the disk when the call returns. Raises OSError."""
     temporary = path.with_name(f".{path.name}")
     with temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    sync_folder(path.parent)
 
 
 def _bytes_below(folder: Path) -> int:
-    """Returns the bytes of all files below a folder. Files that vanish meanwhile do not count."""
+    """Returns the bytes of all files below a folder. Files that vanish during the call do not count."""
     return sum(_sizes(folder))
 
 

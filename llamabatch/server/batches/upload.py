@@ -1,4 +1,4 @@
-"""An uploaded file: multipart/form-data streamed to the disk, a block at a time."""
+"""The upload of a file: multipart/form-data that is streamed to the disk, a block at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.utils.checks import show
 from llamabatch.utils.format import file_size
 
-OVERHEAD_BYTES = 64 * 2**10  # allowed in a body beside its file
+OVERHEAD_BYTES = 64 * 2**10  # bytes that a body may have beside its file
 _BLOCK = 2**20
 _MOST_PARTS = 16
 _MOST_FIELD = 4096  # bytes
@@ -27,7 +27,7 @@ _FIELDS = ("purpose", *_EXPIRY)
 async def receive_file(
     headers: Mapping[str, str], stream: AsyncIterator[bytes], store: Store, max_bytes: int
 ) -> FileRecord:
-    """Stores the file of a body.
+    """Stores the file of a body and returns the file's record.
 
     Args:
         headers: the headers of the request, with names in lower case.
@@ -75,7 +75,7 @@ async def _whole(work: asyncio.Future[None]) -> None:
 def _discard(store: Store, file: BinaryIO, file_id: str) -> None:
     try:
         file.close()
-    except OSError:  # a full disk cannot take the rest of the buffer either
+    except OSError:  # a full disk has no room for the rest of the buffer either
         pass
     finally:
         store.discard(file_id)
@@ -124,7 +124,7 @@ class _Part:
 
 
 class Form:
-    """A form that comes in pieces.
+    """A parser of a form of multipart/form-data that comes in pieces.
 
     Attributes:
         fields: the fields that are not a file.
@@ -160,7 +160,7 @@ class Form:
         self._parser = MultipartParser(boundary, callbacks)
 
     def feed(self, data: bytes) -> None:
-        """Takes the next bytes of the body."""
+        """Parses the next bytes of the body."""
         from python_multipart.exceptions import FormParserError
 
         try:

@@ -1,4 +1,4 @@
-"""The completion window of a batch. Near its end the batch leaves the background. Pure Python."""
+"""The completion window of a batch. Near the end of the window the batch leaves the background. Pure Python."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from llamabatch.utils.checks import show
 from llamabatch.utils.format import duration
 
 LEAST_S, MOST_S = 1, 30 * 86400
-SAFETY = 2.0  # the remaining rows may take so many times the time that the measured rate predicts
+SAFETY = 2.0  # the remaining rows may take this many times as long as the measured rate predicts
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FORM = re.compile(r"(\d{1,9})([smhd])")
-_SPAN_S = 600.0  # the span over which the rate is measured
+_SPAN_S = 600.0  # seconds over which the rate is measured
 _LEAST_SPAN_S = 1.0
 _MOST_POINTS = 64
 
 
 def seconds_of(window: object) -> int:
-    """Reads the seconds of a completion_window, such as "24h", "90m", "30s" or "7d". Raises InputError."""
+    """Returns the seconds of a completion_window, such as "24h", "90m", "30s" or "7d". Raises InputError."""
     match = _FORM.fullmatch(window) if isinstance(window, str) else None
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not LEAST_S <= seconds <= MOST_S:
@@ -31,10 +31,11 @@ def seconds_of(window: object) -> int:
 
 
 class Window:
-    """The decision when a batch leaves the background, from the batch's own rate.
+    """Decides when a batch leaves the background, by the rate at which the batch's rows finish.
 
-    The rate is measured over the last ten minutes. In the background, other requests may take the whole engine, so the
-    rate is a lower bound of the later rate. A batch without a rate leaves the background in the middle of its window.
+    The rate is measured over the last ten minutes. While the batch is in the background, other requests may use the
+    whole engine, so the later rate is at least as high. A batch without a rate leaves the background in the middle of
+    its window.
 
     Args:
         begins, ends: the limits of the window, in seconds of any clock that `observe` and `is_near` also get.
@@ -48,7 +49,7 @@ class Window:
         """Notes the number of finished rows."""
         points = self._points
         if len(points) >= 2 and now - points[-2][0] < _SPAN_S / _MOST_POINTS:
-            points[-1] = now, n_done  # the newest point moves until it is far enough from the one before
+            points[-1] = now, n_done  # replaces the newest point until it is far enough from the previous one
         else:
             points.append((now, n_done))
         while len(points) > 2 and now - points[1][0] > _SPAN_S:

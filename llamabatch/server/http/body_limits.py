@@ -9,20 +9,20 @@ from llamabatch.server.http.errors import ApiError, retry_after
 from llamabatch.server.http.security import App, Message, Receive, Scope, Send, own_path
 from llamabatch.utils.format import file_size
 
-_CLOSE = {"Connection": "close"}  # the rest of the body is never read
+_CLOSE = {"Connection": "close"}  # the unread rest of the body would be parsed as the next request
 
 
 class BodyLimits:
     """Limits the bytes of each body, with or without a content-length, and of all bodies in memory together.
 
-    The application's `receive` raises ApiError 413 or 503. Bytes count until the response starts: by then a body has
-    become tokens.
+    The application's `receive` raises ApiError 413 or 503. A body counts until its response starts, because the body
+    has become tokens by then.
 
     Args:
-        max_bytes: in one body.
-        max_total_bytes: in all bodies.
-        by_path: other values of max_bytes for some paths (without the root path). Their bodies are written to disk
-            as they arrive, so they do not count in max_total_bytes.
+        max_bytes: limit for one body.
+        max_total_bytes: limit for all bodies together.
+        by_path: limits that replace max_bytes for some paths (without the root path). Bodies of these paths are
+            written to disk as they arrive, so they do not count in max_total_bytes.
     """
 
     def __init__(

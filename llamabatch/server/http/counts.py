@@ -13,17 +13,17 @@ from llamabatch.server.http.errors import CLIENT_CLOSED
 from llamabatch.server.http.security import own_path
 from llamabatch.utils.histogram import Histogram, Tally
 
-NO_ROUTE = "none"  # the handler of all paths without a route, and of heads that could not be read
+NO_ROUTE = "none"  # label `handler` of paths without a route, and of requests whose head could not be read
 OTHER_METHOD = "other"
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _CONVERTOR = re.compile(r":\w+}")
 
 
 class HttpCounts:
-    """Counts since the start of the server. Its methods may be called on any thread.
+    """Counts and durations of requests since the start of the server. Its methods may be called on any thread.
 
     Args:
-        routes: of the application; their templates are the values of the label `handler`.
+        routes: routes of the application. Their path templates are the values of the label `handler`.
         prefix: a prefix that the path of a request may have.
     """
 
@@ -43,10 +43,10 @@ class HttpCounts:
         self._lock = threading.Lock()
 
     def add(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
-        """Counts the end of a request.
+        """Counts a request that has ended.
 
         Args:
-            status: of the response; 0: the client left before the response.
+            status: status of the response; 0: the client left before the response.
         """
         handler, method = self._handler(scope), str(scope["method"])
         method = method if method in _METHODS else OTHER_METHOD

@@ -1,5 +1,5 @@
-"""ApiError, and the status, type and code of each error of the library. An error has OpenAI's shape unless its dialect
-has its own."""
+"""ApiError, and the status, type and code of each error of the library. An error has OpenAI's shape unless the
+dialect of its endpoint has another one."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ logger = logging.getLogger(__name__)
 ErrorShape = Callable[["ApiError"], dict[str, Any]]
 Endpoint = Callable[["HttpRequest"], Awaitable[Any]]
 
-SCOPE_SHAPE = "llamabatch.error_shape"  # the key of a scope: the ErrorShape of its dialect
-SCOPE_ERRORS = "llamabatch.errors"  # the key of a scope: a list of the errors of its request
+SCOPE_SHAPE = "llamabatch.error_shape"  # key in an ASGI scope; the value is the ErrorShape of the request's dialect
+SCOPE_ERRORS = "llamabatch.errors"  # key in an ASGI scope; the value is a list of the request's errors
 CLIENT_CLOSED = 499  # nginx's status for a caller that has left
 FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of an OSError on a full disk
 
-# OpenAI's type and code by status, for errors that name none.
+# OpenAI's type and code of each status, for an ApiError without a type or code of its own.
 _OPENAI: dict[int, tuple[str, str | None]] = {
     400: ("invalid_request_error", None),
     401: ("invalid_request_error", "invalid_api_key"),
@@ -76,19 +76,20 @@ CONTEXT_CODE, _CONTEXT_TYPE = (
     "context_length_exceeded",
     "exceed_context_size_error",
 )  # OpenAI's code, llama-server's type
-_GONE = (ENGINE_ENDED, "the engine is closed", "the engine failed: ", "the supervisor failed: ")  # texts of client/
+# Errors of client/ contain one of these texts if the engine has ended.
+_GONE = (ENGINE_ENDED, "the engine is closed", "the engine failed: ", "the supervisor failed: ")
 
 
 class ApiError(Exception):
-    """An error as a client gets it: always JSON of one shape.
+    """An error that a client gets as JSON.
 
     Attributes:
         status: HTTP status.
-        message: for people; names the value, the range and the fix. The log has the message unchanged.
-        type, code: for programs; "" and None: OpenAI's for the status.
+        message: text for people that names the value, the range and the fix. Clients get it without paths.
+        type, code: values for programs; if given as "" and None, OpenAI's values for the status.
         param: the field of the body that caused the error.
-        headers: of the response.
-        facts: numbers beside the message, as n_prompt_tokens and n_ctx.
+        headers: additional headers of the response.
+        facts: numbers that the body has beside the message, such as n_prompt_tokens and n_ctx.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class ApiError(Exception):
     @classmethod
     def of(cls, error: BaseException, param: str | None = None) -> ApiError:
         """Converts any exception to an ApiError. An unexpected exception is logged under an id, and the client gets
-        only the id: the text of the exception may hold parts of other requests."""
+        only the id, because the text of the exception may contain parts of other requests."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, ContextLengthError):
@@ -135,7 +136,7 @@ class ApiError(Exception):
             return cls(503, str(error), headers=retry_after(None))
         if isinstance(error, (concurrent.futures.CancelledError, asyncio.CancelledError)):
             return cls(CLIENT_CLOSED, "the request was cancelled")
-        if type(error).__name__ == "ClientDisconnect":  # Starlette's; jobs work without it
+        if type(error).__name__ == "ClientDisconnect":  # Starlette's class; jobs run without Starlette
             return cls(CLIENT_CLOSED, "the caller left before its body was whole")
         if isinstance(error, OSError) and error.errno in FULL:
             return cls(507, f"the disk of the server is full: {error.strerror}", code="disk_full")
@@ -179,7 +180,7 @@ class ApiError(Exception):
         }
 
     def response(self, scope: Mapping[str, Any] | None = None) -> Response:
-        """Returns the response in the shape of the scope's dialect; None: OpenAI's."""
+        """Returns the response in the shape of the scope's dialect, or in OpenAI's shape without a scope."""
         from starlette.responses import Response
 
         body = json.dumps(error_body(self, scope or {}))
@@ -191,13 +192,13 @@ def _in_json(found: re.Match[str]) -> str:
 
 
 def error_body(error: ApiError, scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the body of an error in the shape of the scope's dialect, or in OpenAI's if it names none."""
+    """Returns the body of an error in the shape of the scope's dialect; without a dialect, in OpenAI's shape."""
     shape: ErrorShape = scope.get(SCOPE_SHAPE, ApiError.to_openai)
     return shape(error)
 
 
 def in_shape(shape: ErrorShape) -> Callable[[Endpoint], Endpoint]:
-    """Decorates an endpoint so that its errors have a dialect's shape."""
+    """Returns a decorator that gives the errors of an endpoint a dialect's shape."""
 
     def decorate(endpoint: Endpoint) -> Endpoint:
         @functools.wraps(endpoint)
@@ -219,13 +220,13 @@ def check_ends(output: RequestOutput) -> None:
 
 
 def log_error(what: str, error: BaseException) -> None:
-    """Logs the place where an exception was raised, but not its text, which may hold parts of prompts."""
+    """Logs where an exception was raised. Omits the exception's text, because it may contain parts of prompts."""
     frames = "".join(traceback.format_tb(error.__traceback__)).rstrip()
     logger.error("%s: %s\n%s", what, type(error).__name__, frames)
 
 
 def retry_after(seconds: float | None) -> dict[str, str]:
-    """Returns the header Retry-After in whole seconds; None: 1 second."""
+    """Returns the header Retry-After in whole seconds; 1 second if `seconds` is None."""
     return {"Retry-After": str(1 if seconds is None else max(1, math.ceil(seconds)))}
 
 
@@ -240,7 +241,7 @@ def model_not_found(name: str, known: list[str]) -> ApiError:
 
 
 async def handle(request: HttpRequest, error: Exception) -> Response:
-    """Handles every exception of an application, also Starlette's own HTTPException."""
+    """Returns the error response for any exception of an application, including Starlette's HTTPException."""
     from starlette.exceptions import HTTPException
 
     if isinstance(error, HTTPException):
@@ -251,7 +252,7 @@ async def handle(request: HttpRequest, error: Exception) -> Response:
 
 
 def keep_error(scope: Mapping[str, Any], error: ApiError) -> None:
-    """Keeps the error of a request for RequestLog, which logs it."""
+    """Adds the error of a request to its scope, where RequestLog finds it."""
     kept = scope.get(SCOPE_ERRORS)
     if kept is not None:
         kept.append(error)
@@ -271,7 +272,7 @@ def of_http(error: Any, method: str, path: str) -> ApiError:
 
 
 def exception_handlers() -> dict[Any, Any]:
-    """Returns the `exception_handlers` of a Starlette application that give all errors one shape."""
+    """Returns the `exception_handlers` of a Starlette application: `handle` for every class of exceptions."""
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
 

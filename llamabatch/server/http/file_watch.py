@@ -17,12 +17,12 @@ LOOK_S = 5.0
 async def watch(paths: Sequence[str], reload: Callable[[], None], what: str, look_s: float = LOOK_S) -> None:
     """Calls `reload` on a thread whenever one of the files has changed, until the task is cancelled.
 
-    A change counts once two looks in a row have found the same: the first may come in the middle of writing. If
-    `reload` fails, the error is logged and the old values stay.
+    A change counts once two checks in a row have found the same state, because the first check may come in the middle
+    of writing. If `reload` fails, the error is logged and the old values stay.
 
     Args:
-        what: the name of the files in the log, as "keys".
-        look_s: seconds between two looks.
+        what: the name of the files in the log, such as "keys".
+        look_s: seconds between two checks.
     """
     before = now = await asyncio.to_thread(_marks, paths)
     while True:
@@ -41,7 +41,7 @@ async def watch(paths: Sequence[str], reload: Callable[[], None], what: str, loo
 
 
 def _marks(paths: Sequence[str]) -> list[tuple[int, int, int] | None]:
-    """Returns a value for each file that changes with the file; None: the file does not exist."""
+    """Returns the inode, size and time of change of each file; None: the file does not exist."""
     found: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""The API keys of a server: their names, their limits, and the requests and tokens that each has used."""
+"""The API keys of a server: their names, their limits, and the requests and tokens that each key has used."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from llamabatch.server.options import ApiKey
 WINDOW_S = 60.0
 _GRAIN_S = 1.0
 _NO_NAME = re.compile("key[0-9]+")  # names that options.ApiKey gives to keys without a name
-SCOPE_KEY = "llamabatch.key"  # the key of a scope: a list that gets the name of the request's API key
+SCOPE_KEY = "llamabatch.key"  # key in an ASGI scope; the value is a list with the name of the request's API key
 
 
 class KeyCounts(NamedTuple):
-    """Numbers of one key since the start.
+    """Counts of one API key since the start of the server.
 
     Attributes:
-        requests: admitted POST requests. refused: POST requests above a limit. tokens: of prompts and outputs.
+        requests: admitted POST requests. refused: POST requests above a limit. tokens: tokens of prompts and outputs.
     """
 
     requests: int = 0
@@ -43,7 +43,7 @@ class KeyUse:
         self.counts = KeyCounts()
         self._clock = clock
         self._lock = threading.Lock()
-        # entries of the last WINDOW_S: a time and a count; empty if the key has no such limit
+        # (time, count) entries of the last WINDOW_S seconds; empty if the key has no limit of requests or of tokens
         self._requests: deque[tuple[float, int]] = deque()
         self._tokens: deque[tuple[float, int]] = deque()
 
@@ -69,7 +69,7 @@ class KeyUse:
             self.counts = self.counts._replace(requests=self.counts.requests + 1)
 
     def spend(self, n_tokens: int) -> None:
-        """Counts tokens of an admitted request. The request continues above the limit; later requests wait."""
+        """Counts tokens of an admitted request. Above the limit, `enter` refuses later requests, but not this one."""
         with self._lock:
             if self.key.tpm is not None:
                 _add(self._tokens, self._clock(), n_tokens)
@@ -81,7 +81,7 @@ key_use: ContextVar[KeyUse | None] = ContextVar("llamabatch.key_use", default=No
 
 
 def _add(used: deque[tuple[float, int]], now: float, count: int) -> None:
-    """Adds to the last entry if it is younger than _GRAIN_S: one entry for each token would be slow to sum."""
+    """Adds a count, to the last entry if that is younger than _GRAIN_S: an entry per token would be slow to sum."""
     if used and now - used[-1][0] < _GRAIN_S:
         used[-1] = (used[-1][0], used[-1][1] + count)
     else:
@@ -91,7 +91,7 @@ def _add(used: deque[tuple[float, int]], now: float, count: int) -> None:
 
 
 def _wait_s(used: deque[tuple[float, int]], now: float, limit: int | None, what: str) -> tuple[float, str]:
-    """Returns `what` with the seconds until less than `limit` is used in WINDOW_S; 0: no wait."""
+    """Returns the seconds until the use of the last WINDOW_S is below `limit` (0: no wait), and `what`."""
     while used and used[0][0] <= now - WINDOW_S:
         used.popleft()
     if limit is None:
@@ -113,7 +113,7 @@ class KeyRing:
     Keys are compared by digests with a random secret, so that the time of a look-up reveals nothing about a key.
 
     Args:
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, keys: Iterable[ApiKey], clock: Callable[[], float] = time.monotonic) -> None:
@@ -123,13 +123,13 @@ class KeyRing:
         self.replace(keys)
 
     def replace(self, keys: Iterable[ApiKey]) -> None:
-        """Replaces the keys. A key that stays keeps its usage, and its number if it has no name."""
+        """Replaces the keys. A key that was valid before keeps its usage and, if it has no name, its number."""
         found: dict[bytes, KeyUse] = {}
         given = {self._digest(key.key.encode()): key for key in keys}
         taken = {use.key.name for digest, use in self._uses.items() if digest in given}
         for digest, key in given.items():
             use = self._uses.get(digest)
-            if _NO_NAME.fullmatch(key.name):  # named by its position, which another key may have had before
+            if _NO_NAME.fullmatch(key.name):  # its name is its position, and another key may have this name
                 if use is not None and _NO_NAME.fullmatch(use.key.name):
                     key = key._replace(name=use.key.name)
                 elif key.name in taken:
@@ -147,7 +147,7 @@ class KeyRing:
         return next((use for each in given if (use := uses.get(self._digest(each))) is not None), None)
 
     def counts(self) -> dict[str, KeyCounts]:
-        """Returns the counts by the name of a key; keys of the same name are added up."""
+        """Returns the counts by the name of the key. The counts of keys with the same name are added up."""
         found: dict[str, KeyCounts] = {}
         for use in list(self._uses.values()):
             before = found.get(use.key.name, KeyCounts())

@@ -15,10 +15,10 @@ _DROPS_S = 3.0  # seconds for which the rest of a refused body is read and dropp
 
 
 class ErrorShapes:
-    """A middleware that gives errors the shape of their path's dialect, also before a route is found.
+    """A middleware that sets the shape of errors by the path. It runs before routing, so unknown paths have a shape.
 
     Args:
-        by_path: shapes by path; a shape also holds for all paths below its path.
+        by_path: shapes by path. A shape also applies to all paths below its path.
         prefix: a prefix that the path of a request may have.
     """
 
@@ -73,7 +73,7 @@ class RefusesReadably:
                 await watched_receive()
 
         await self._app(scope, watched_receive, watched_send)
-        if drops:  # after self._app has returned, so that the time of the request does not count this wait
+        if drops:  # self._app has returned, so the measured time of the request excludes this wait
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(drop(), _DROPS_S)
             await send({"type": "http.response.body", "body": b""})
@@ -96,7 +96,7 @@ class RootPath:
 
 
 class EndsWithItsClient:
-    """A middleware that cancels the handler of a request when its client disconnects, streamed or not.
+    """A middleware that cancels the handler of a POST request, streamed or not, when the client disconnects.
 
     Without this middleware, a handler that waits for the engine would notice the disconnect only when it sends. The
     watch starts after the whole body has been read, because body and disconnect arrive on the same channel.
@@ -115,7 +115,7 @@ class EndsWithItsClient:
         try:
             await asyncio.shield(handler)
         except asyncio.CancelledError:
-            handler.cancel()  # needed if this task was cancelled itself, at the end of the server
+            handler.cancel()  # the end of the server cancels this task, but not the shielded handler
             with contextlib.suppress(asyncio.CancelledError):
                 await handler
             if not client.has_left:
@@ -129,7 +129,7 @@ class _Client:
 
     Attributes:
         handler: the task to cancel when the client leaves.
-        has_left: the client has left.
+        has_left: True after the client has left.
     """
 
     def __init__(self, receive: Any) -> None:

@@ -1,7 +1,7 @@
-"""Removes the folders of this machine from messages for callers. Of a path, "…/" and its last name remain.
+"""Removes the folders of this machine from messages for callers. A path becomes "…/" and its last name.
 
 Any library may put a path into its error, so messages are searched where they leave the server, not where they are
-made. The log keeps the paths.
+made. Messages in the log have whole paths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from llamabatch.utils import paths
 
-# First names of absolute paths on Linux, macOS and in containers. _pattern adds the first names of remembered paths.
+# First folders of absolute paths on Linux, macOS and in containers. _pattern adds those of remembered paths.
 _ROOTS = {
     *("bin", "boot", "dev", "etc", "home", "lib", "lib64", "media", "mnt", "nix", "opt", "proc", "root", "run", "sbin"),
     *("snap", "srv", "sys", "tmp", "usr", "var"),
@@ -25,12 +25,12 @@ _ROOTS = {
 }
 _NAME = r"[^\s/\\'\"`,;:()<>|]+"
 _DRIVE = rf"\b[A-Za-z]:[\\/]+(?:{_NAME}[\\/]+)*"
-_BEFORE = r"(?:(?<=file://)|(?<![\w./#~\\-]))"  # not within a relative path, an address or a pointer into JSON
-# The lists of other models in the same folder, in messages of gguf/resolve.py.
+_BEFORE = r"(?:(?<=file://)|(?<![\w./#~\\-]))"  # no match within a relative path, a URL or a JSON pointer
+# Matches the lists of other models in the same folder, which messages of gguf/resolve.py contain.
 _NEIGHBOURS = re.compile(
     r"""; did you mean (['"])[^\n]*\.gguf\1\?|(?<=is a directory) with (?=['"])[^\n]*(?=; give the path)"""
 )
-_LONGEST = 4096  # characters of a path
+_LONGEST = 4096  # characters; a longer text is not a path
 
 _remembered: set[str] = set()
 
@@ -46,7 +46,7 @@ def remember(*options: object) -> None:
 
 
 def without_paths(message: str) -> str:
-    """Returns the message with "…/" for each folder of this machine, and without the names of other models there."""
+    """Returns the message with "…/" in place of each folder, and without the lists of other models in a folder."""
     message = _NEIGHBOURS.sub("", message)
     if "/" not in message and "\\" not in message:
         return message

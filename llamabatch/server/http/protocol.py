@@ -23,9 +23,9 @@ from llamabatch.utils.system import limits, set_limits
 
 logger = logging.getLogger(__name__)
 
-_LEAST_RATE = 16 * 2**10  # bytes a second of a body that may go on after body_timeout_s
+_LEAST_RATE = 16 * 2**10  # bytes a second; a body that arrives at this rate may take longer than body_timeout_s
 _IDLE, _HEAD, _BODY, _BUSY = "idle", "head", "body", "busy"
-_LOOK_S, _LOOK_AGAIN_S = 0.05, 1.0  # seconds between two checks that a half-closed client still reads
+_LOOK_S, _LOOK_AGAIN_S = 0.05, 1.0  # seconds to the second check of a half-closed client, then between checks
 _PER_HEADER = 4  # bytes: ": " and the end of the line
 
 
@@ -69,7 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self._enter(_BUSY)
             self._stop_write_timer()
-        finally:  # this tells the request that its client has left
+        finally:  # the call of super tells the request that its client has left
             super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -94,7 +94,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.loop.call_later(wait_s, self._look_for_reader, cycle, _LOOK_AGAIN_S)
 
     def data_received(self, data: bytes) -> None:
-        if self.parser is None or self.transport.is_closing():  # refused, but not closed yet
+        if self.parser is None or self.transport.is_closing():  # the connection is refused, but not closed yet
             return
         if self._phase == _IDLE:
             self._enter(_HEAD)
@@ -134,7 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        # The response may be complete already, as for a request without a key.
+        # The response may be complete already, for example if the request has no key.
         self._enter(_IDLE if self.cycle is None or self.cycle.response_complete else _BUSY)
 
     def on_response_complete(self) -> None:
@@ -159,7 +159,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers a failure of the parser, also one that `_fail` has caused."""
+        """Sends the error of a failure of the parser. `_fail` may have caused the failure."""
         if self._refusal is None:
             self.malformed.add(self.loop)
         self._refuse(self._refusal or ApiError(400, "this is no HTTP request"))
@@ -221,14 +221,14 @@ class BoundedProtocol(HttpToolsProtocol):
         return ApiError(431, f"the head of the request has more than {most:,} bytes, which is the limit here")
 
     def _fail(self, refusal: ApiError) -> None:
-        """Stops the parser, whereupon uvicorn calls send_400_response."""
+        """Raises the error that stops the parser. uvicorn then calls send_400_response."""
         self._refusal = refusal
         raise httptools.HttpParserError(refusal.message)
 
     def _refuse(self, error: ApiError) -> None:
         """Sends an error and closes the connection. Sends no error if a response has begun."""
         cycle = self.cycle
-        # A cycle without a response belongs to a late body: the application waits for it and has sent nothing.
+        # A cycle without a response belongs to a late body: the application waits for the body and has sent nothing.
         if cycle is None or cycle.response_complete or (not cycle.response_started and not self.pipeline):
             body = json.dumps(error.to_openai()).encode()
             head = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n"
@@ -236,7 +236,7 @@ class BoundedProtocol(HttpToolsProtocol):
             fields["Connection"] = "close"
             head += "".join(f"{name}: {value}\r\n" for name, value in fields.items())
             self.transport.write(head.encode("latin-1") + b"\r\n" + body)
-            if cycle is None or cycle.response_complete:  # else the application counts the request
+            if cycle is None or cycle.response_complete:  # otherwise RequestLog counts the request
                 self.counts.add_unread(error.status)
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True  # the application must not write after this error
@@ -254,7 +254,7 @@ class CycleWithoutChunks(RequestResponseCycle):
             if not self._has_length:
                 self.chunked_encoding = False
         elif not self._has_length and self.scope["method"] != "HEAD":
-            self.expected_content_length = len(message.get("body", b""))  # uvicorn compares it with each part
+            self.expected_content_length = len(message.get("body", b""))  # uvicorn checks the length of each part
         await super().send(message)
 
 
@@ -282,7 +282,7 @@ def bounded(options: ServerOptions, counts: HttpCounts) -> type[BoundedProtocol]
 
 
 def allow_open_files(n_connections: int) -> None:
-    """Raises the soft limit of open files to the need of `n_connections`, as far as the hard limit allows."""
+    """Raises the soft limit of open files for `n_connections` connections, as far as the hard limit allows."""
     soft, hard = limits("RLIMIT_NOFILE")
     wanted = n_connections + 256
     if soft is None or soft >= wanted:

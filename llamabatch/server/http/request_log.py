@@ -1,8 +1,8 @@
-"""The id and the count of each request, a log line for each failure (id, method, path, status, code, reason), and on
-demand a log line for each request (client, name of its key, method, path, status, seconds).
+"""RequestLog, a middleware that gives each request an id, counts requests, and logs failures or all requests.
 
-The lines hold nothing of a body, a query or a header. They leave out error messages of statuses below 500, which may
-quote them.
+The line of a failure has id, method, path, status, code and reason. The line of any request has client, name of the
+key, method, path, status and seconds. No line has parts of a body, a query or a header. Lines leave out error messages
+of statuses below 500, because these messages may quote such parts.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ logger = logging.getLogger(__name__)
 _access_logger = logging.getLogger("llamabatch.server.access")
 
 _HEADER = b"x-request-id"
-_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # a request id that a caller may choose
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")  # request ids that callers may choose
 _FIELD = re.compile(r"[A-Za-z_]{1,40}")
 _LONGEST_PATH = 200  # characters
 _NOT_READY = ("model_loading", "model_draining", "model_not_loaded")
-_WAITS = (429, 503, 504)  # caused by load, not by a fault
+_WAITS = (429, 503, 504)  # statuses caused by load, not by a fault
 
 
 class RequestLog:
     """A middleware around everything that may fail.
 
-    An exception that gets here becomes an error response, so that no other log shows its text. The id of a request is
-    its header X-Request-Id, or a new one; the response has it as a header, too.
+    An exception that reaches this middleware becomes an error response, so that no other log shows its text. The id of
+    a request comes from its header X-Request-Id, or is new. The response has the id in the same header.
 
     Args:
-        counts: gets each request when it ends.
-        access: each request has a log line, not only each failure.
+        counts: counts each request when the request ends.
+        access: True: each request has a log line, not only each failure.
     """
 
     def __init__(self, app: App, counts: HttpCounts, access: bool = False) -> None:
@@ -53,7 +53,7 @@ class RequestLog:
         errors: list[ApiError] = []
         scope[SCOPE_ERRORS] = errors
         scope[SCOPE_KEY] = []
-        status = 0  # no response has begun
+        status = 0  # until the response begins
         began_s = time.perf_counter()
 
         async def watched(message: Message) -> None:
@@ -92,7 +92,7 @@ def _write(request_id: str, scope: Scope, status: int, error: ApiError | None) -
         parts.append(error.code)
     if error is not None and failed >= 500:
         parts.append(error.message)
-    elif error is not None and error.param and _FIELD.fullmatch(error.param):  # its message may hold values
+    elif error is not None and error.param and _FIELD.fullmatch(error.param):  # the message may contain values
         parts.append(f"the field {error.param}")
     reason = ": ".join(map(str, parts))
     logger.log(level, "request %s%s failed: %s %s: %s", request_id, named, scope["method"], _shown_path(scope), reason)
@@ -104,7 +104,7 @@ def _shown_path(scope: Scope) -> str:
 
 
 def _is_poll(scope: Scope, error: ApiError | None) -> bool:
-    """True for a poll of a server that is not ready. Load balancers send one a second; states are logged elsewhere."""
+    """True for a poll of a server that is not ready. Load balancers poll often, and states are logged elsewhere."""
     return scope["method"] in ("GET", "HEAD") and error is not None and error.code in _NOT_READY
 
 

@@ -1,7 +1,8 @@
 """Plain ASGI middlewares that check a caller before the body is read: Host, Origin with CORS, and keys.
 
-They prevent DNS rebinding: a web page can let its own host name resolve to 127.0.0.1 and then talk to a local server as
-to its own. Host and Origin reveal the page. A connection to another address needs a key, which a page lacks.
+The checks prevent DNS rebinding: a web page can let its own host name resolve to 127.0.0.1 and then talk to a local
+server as to its own. Host and Origin reveal such a page. On other addresses keys protect the server, because a page
+has no key.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PUBLIC = ("/", "/health", "/v1/health", "/livez", "/readyz", "/ping", "/openapi.
 PUBLIC_FOLDER = "/page/"
 METRICS = "/metrics"
 _EXPOSED = b"x-llamabatch-ignored, x-request-id, retry-after"  # response headers that pages may read
-_PREFLIGHT_S = b"600"  # how long a browser keeps the answer to a preflight
+_PREFLIGHT_S = b"600"  # seconds for which a browser may reuse the answer to a preflight
 _POLICY_VIOLATION = 1008  # RFC 6455, 7.4.1
 
 
@@ -90,7 +91,7 @@ class Cors:
 
     An origin is allowed if it is the same as Host, is among `cors_origins`, or is on this machine and `localhost` is
     among `cors_origins`. Other origins are refused if the server has no keys or the connection is to a loopback
-    address. A request without Origin is from no foreign page: browsers send it with all but plain navigation.
+    address. A request without Origin comes from no foreign page: browsers send Origin with all but plain navigation.
     """
 
     def __init__(self, app: App, options: ServerOptions) -> None:
@@ -152,7 +153,8 @@ class Cors:
     ) -> None:
         """Answers a preflight. Without `access-control-allow-origin` in `added`, the browser sends no request."""
         requested = _header(headers, b"access-control-request-headers")
-        # "*" does not cover Authorization, and has no effect with credentials (Fetch, CORS protocol)
+        # "*" does not cover Authorization and has no effect with credentials (Fetch, CORS protocol), so the answer
+        # names the requested headers instead.
         allowed = requested if self._headers == b"*" and requested and added else self._headers
         answer = [
             *added,
@@ -174,7 +176,7 @@ class KeyCheck:
     A key is a bearer token or the header x-api-key. Public paths need no key.
 
     Args:
-        metrics: True: /metrics needs a key, too.
+        metrics: True if /metrics needs a key.
     """
 
     def __init__(self, app: App, keys: KeyRing, metrics: bool = True) -> None:
@@ -192,7 +194,7 @@ class KeyCheck:
                 error = ApiError(
                     401,
                     f"{message}; {advice}",
-                    type="authentication_error",  # llama-server's and Anthropic's; the code is OpenAI's
+                    type="authentication_error",  # llama-server's and Anthropic's type; the code is OpenAI's
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
@@ -217,7 +219,7 @@ def own_path(scope: Mapping[str, Any], prefix: str = "") -> str:
     """Returns the path without the root path, as routes see it.
 
     Args:
-        prefix: another prefix that is removed.
+        prefix: another prefix to remove.
     """
     path = str(scope["path"])
     for root in (str(scope.get("root_path", "")), prefix):
@@ -236,7 +238,7 @@ def _keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     for name, value in headers:
         if name in (b"authorization", b"x-api-key"):
             scheme, _, rest = value.strip().partition(b" ")
-            # llama-server takes both headers with and without "Bearer"
+            # llama-server accepts both headers with and without "Bearer"
             found.append(rest.strip() if scheme.lower() == b"bearer" and rest else value.strip())
     return found
 
@@ -261,7 +263,7 @@ def _origin_host(origin: str) -> str:
 
 
 async def _refuse(error: ApiError, scope: Scope, send: Send) -> None:
-    """Sends an error and closes the connection if there may be a body: the unread body may have any length."""
+    """Sends an error. Closes the connection if the request may have a body, because the body may be long."""
     if scope["method"] not in ("GET", "HEAD"):
         error.headers["Connection"] = "close"
     response = error.response(scope)

@@ -1,4 +1,4 @@
-"""/lora-adapters: the adapters, with their scales for requests that name no adapters."""
+"""/lora-adapters: the adapters, and their scales for requests that name no adapters."""
 
 from __future__ import annotations
 

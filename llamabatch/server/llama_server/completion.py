@@ -88,13 +88,13 @@ async def _outputs(serving: Serving, limit: TimeLimit, call: RequestStream) -> l
 
 
 def _end(serving: Serving, call: RequestStream, places: list[int]) -> None:
-    """Ends the requests of these prompts. Their outputs so far arrive as other outputs do."""
+    """Aborts the requests of these prompts. Their outputs so far still arrive from `call`."""
     assert call.submission is not None
     serving.abort([call.submission.requests[place].request_id for place in places])
 
 
 class ProgressStream(EventStream):
-    """An EventStream that reports how much of the prompts is computed, until their first tokens come."""
+    """An EventStream that reports the number of computed tokens of each prompt until its first output."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class ProgressStream(EventStream):
             looking.cancel()
 
     def idle(self) -> bytes:
-        """Returns the new events about the progress of the prompts, or a comment if there are none."""
+        """Returns the new events about the progress of the prompts, or a comment if there are no such events."""
         return self._progress.due() or super().idle()
 
     async def _look(self) -> None:

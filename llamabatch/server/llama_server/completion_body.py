@@ -1,4 +1,4 @@
-"""The bodies of /completion and /infill, read without HTTP."""
+"""The bodies of /completion and /infill and their readers, without HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llamabatch.server.request.infill import Gap, infill_ids
 from llamabatch.server.request.prompts import MIXED_SCHEMA, MediaPrompt, Mixed, mixed_ids, read_mixed, read_with_media
 from llamabatch.utils.checks import show
 
-MAX_FIELDS = 256  # in response_fields
+MAX_FIELDS = 256  # names in response_fields
 
 USUAL: Mapping[str, Any] = {"max_tokens": None}
 
@@ -52,7 +52,7 @@ class LlamaCompletionBody(Generation):
     Attributes:
         prompts: one or several prompts.
         is_list: the response is a list with an entry for each prompt and continuation.
-        limit_ms: milliseconds from the first token on, after which the output ends once it has a line break; 0: none.
+        limit_ms: milliseconds from the first token on. Then the output ends once it has a line break. 0: no limit.
         fields: the fields of the response; (): all.
     """
 
@@ -70,7 +70,7 @@ class LlamaCompletionBody(Generation):
         return any(isinstance(each, MediaPrompt) for each in self.prompts)
 
     def token_prompts(self, processor: InputProcessor) -> list[Any]:
-        """Returns the token ids of each prompt, or its text and its media. Raises InputError."""
+        """Returns each prompt as token ids, or as a text with media. Raises InputError."""
         return [
             {"prompt": each.text, "multi_modal_data": {"any": each.media}}
             if isinstance(each, MediaPrompt)
@@ -90,7 +90,7 @@ class LlamaCompletionBody(Generation):
 
 
 def _begin(processor: InputProcessor) -> list[int]:
-    """Returns the token in place of an empty prompt: BOS, or EOS if the vocabulary has no BOS."""
+    """Returns the token that replaces an empty prompt: BOS, or EOS if the vocabulary has no BOS; []: neither exists."""
     marks = processor.special_ids
     return [marks[name] for name in ("bos", "eos") if name in marks][:1]
 

@@ -55,7 +55,7 @@ class Context:
         )
 
     def whole(self, output: RequestOutput, each: CompletionOutput, index: int, *, stream: bool, cut: bool) -> Json:
-        """Returns the response of one continuation. In a stream, it is the last event, without the text sent before.
+        """Returns the response of one continuation. In a stream, this is the last event, and lacks text and tokens.
 
         Args:
             cut: t_max_predict_ms ended the continuation.
@@ -90,7 +90,7 @@ class Context:
 
     @property
     def n_probs(self) -> int:
-        """The number of likeliest tokens that the body asks for at each place."""
+        """The number of likeliest tokens that the body asks for at each position."""
         return max(0, self.body.params.logprobs or 0)
 
 
@@ -126,7 +126,8 @@ def _is_out_of_context(each: CompletionOutput, body: LlamaCompletionBody) -> boo
 
 
 def only_fields(document: Json, names: Sequence[str]) -> Json:
-    """Returns the named fields of a document that exist, or all without names. a/b is field b of the object a."""
+    """Returns those of the named fields that a document has. Without names, returns the document. a/b is field b of the
+    object a."""
     if not names:
         return document
     found = {}
@@ -160,14 +161,14 @@ def probabilities(
     *,
     post_sampling: bool = False,
 ) -> Sequence[Json]:
-    """Returns completion_probabilities: the logprobs of each token and of the likeliest tokens at its place. With
-    `post_sampling`, they are probabilities."""
+    """Returns completion_probabilities: the logprobs of each token and of the likeliest tokens at its position. With
+    `post_sampling`, returns probabilities instead of logprobs."""
     top = "top_probs" if post_sampling else "top_logprobs"
 
     def entry(place: int) -> Json:
         token_id, given = token_ids[place], logprobs[place]
         likeliest = sorted(given.items(), key=lambda item: item[1].rank)[:n_probs]
-        if post_sampling:  # without a forced token, which could not be drawn
+        if post_sampling:  # a forced token is left out, because it could not be drawn
             likeliest = [(other, one) for other, one in likeliest if one.logprob > NEVER]
         return {
             **_token(token_id, given[token_id].logprob, model, post_sampling),
@@ -195,14 +196,14 @@ class TimeLimit:
     """
 
     def __init__(self, limit_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.over: set[int] = set()  # indices of the prompts that were ended
+        self.over: set[int] = set()  # indices of the prompts that `look` has named
         self._limit_s = limit_ms / 1000
         self._clock = clock
         self._first: dict[int, float] = {}
         self._with_line: set[int] = set()
 
     def look(self, outputs: Sequence[SequenceOutput]) -> list[int]:
-        """Takes new outputs. Returns the indices of the prompts whose requests must end now."""
+        """Reads new outputs. Returns the indices of the prompts that must end now."""
         if not self._limit_s:
             return []
         now, ended = self._clock(), []
@@ -219,7 +220,7 @@ class TimeLimit:
 
 
 class LlamaCompletionChunks:
-    """A writer of the events of a streamed completion. The last event of each continuation has all figures.
+    """A writer of the events of a streamed completion. The last event of a continuation has settings, counts and times.
 
     Args:
         end_prompts: ends the requests of these prompts. Their outputs then come with the reason "abort".
@@ -266,7 +267,7 @@ class LlamaCompletionChunks:
         return "".join(events).encode()
 
     def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
-        """Returns True also for the last event of a continuation, because it has the prompt as text."""
+        """Returns True for large outputs, and for the last output of a prompt: its event has the prompt as text."""
         return weight_of_pieces(outputs) > LIGHT or any(each.finished is not None for each in outputs)
 
     def end_takes_long(self) -> bool:
@@ -281,7 +282,7 @@ class LlamaCompletionChunks:
         return f"data: {dump(error_document(error))}\n\n".encode()
 
     def due(self) -> bytes:
-        """Returns and forgets the progress events that wait to be sent."""
+        """Removes and returns the progress events that wait to be sent."""
         events, self._due = self._due, []
         return "".join(events).encode()
 

@@ -18,7 +18,7 @@ _TYPES = {
 
 
 def error_document(error: ApiError) -> dict[str, Any]:
-    """Returns the body of an error. Its code is the status."""
+    """Returns the body of an error. The code in the body is the HTTP status."""
     kind = error.type if error.code == CONTEXT_CODE else _TYPES.get(error.status, error.type)
     return {"error": {"code": error.status, "message": error.public_message, "type": kind, **error.facts}}
 

@@ -47,7 +47,7 @@ class LlamaEmbeddingBody(PooledBody):
 
     Attributes:
         inputs: one or several inputs, each a text, token ids, or a mix of both.
-        norm: the embd_normalize of EMBEDDING. It applies to pooled vectors only.
+        norm: the value of embd_normalize. It applies to pooled vectors only.
     """
 
     inputs: tuple[Mixed, ...] = ()
@@ -80,7 +80,7 @@ def read_llama_embedding(body: Mapping[str, Any], rules: Rules = RULES) -> Llama
 
 
 def embedding_documents(body: LlamaEmbeddingBody, outputs: Sequence[RequestOutput], model: Model) -> list[Json]:
-    """Returns for each text a list of vectors: one vector if the model pools, otherwise one for each token."""
+    """Returns a list of vectors for each text: one vector if the model pools, otherwise one vector for each token."""
     n_embd = token_vectors(model)
     found = vectors(outputs, normalize=False, errors="raise", n_embd=n_embd)
     return [
@@ -90,7 +90,7 @@ def embedding_documents(body: LlamaEmbeddingBody, outputs: Sequence[RequestOutpu
 
 
 def normalized(vector: Vector, norm: int) -> Vector:
-    """Returns a vector scaled to norm 1. EMBEDDING explains the values of `norm`."""
+    """Returns a vector, scaled as `norm` asks. The field embd_normalize of EMBEDDING explains the values of `norm`."""
     if norm < 0:
         return vector
     size = np.abs(vector).max() / _LARGEST if norm == 0 else np.linalg.norm(vector.astype(np.float64), norm)

@@ -61,7 +61,7 @@ def generation_settings(
         "stream": stream,
         "logit_bias": [
             *({"token": token, "bias": bias} for token, bias in full.biases),
-            *({"token": token, "bias": None} for token in (model.eog_ids if full.ignore_eos else ())),  # None: never
+            *({"token": token, "bias": None} for token in (model.eog_ids if full.ignore_eos else ())),  # None: a ban
         ],
         "n_probs": max(0, full.logprobs or 0),
         "min_keep": 0,

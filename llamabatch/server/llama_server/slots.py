@@ -78,7 +78,7 @@ async def slots(request: HttpRequest) -> Any:
 class SlotEvents:
     """An ASGI response with the live view of a server's engines, as server-sent events.
 
-    It ends when its reader leaves or the server stops. A slow reader gets fewer events, but never an old event.
+    The response ends when its reader leaves or the server stops. A slow reader gets fewer events, but never old ones.
     """
 
     _n_open = 0  # open streams of this process
@@ -110,7 +110,8 @@ class SlotEvents:
             leaving.cancel()
 
     async def _event(self) -> bytes:
-        """Returns an event with the slots, or only with the state before the load and once the engine is gone."""
+        """Returns an event with the slots. Before the model is loaded and after the engine has ended, the event has the
+        state of the server instead."""
         try:
             return await live_of(self._serving).event()
         except (ApiError, EngineClosedError) as error:

@@ -1,4 +1,4 @@
-"""/apply-template and /v1/chat/completions/input_tokens make a prompt of a conversation, and generate nothing. Fields
+"""/apply-template and /v1/chat/completions/input_tokens make a prompt from a conversation, and generate nothing. Fields
 about the response are checked, but have no effect."""
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ async def livez(request: HttpRequest) -> JSONResponse:
 async def readyz(request: HttpRequest) -> JSONResponse:
     """Returns 200 if a request would run at once or wait in the queue; else 503, with the state and the reason.
 
-    While a dead engine is replaced, the status is 503: a request is accepted and waits, but another server is better.
+    While a dead engine is replaced, the status is 503. A request would be accepted, but another server answers sooner.
     """
     serving = serving_of(request)
     try:

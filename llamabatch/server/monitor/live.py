@@ -1,5 +1,5 @@
-"""Live: the slots, the queue and the speed of a server's engines. Never shows a prompt or an output. All watchers share
-one look at the engines, at most ten times a second."""
+"""Live: the slots, the queue and the speed of a server's engines, without prompts and outputs. The engines are asked at
+most ten times a second, and all watchers share the figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 class Live:
-    """The figures of one server's engines. Call its methods on an event loop unless they name other threads."""
+    """The figures of one server's engines. Call its methods on an event loop, except `machine`."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving: weakref.ref[Serving] = weakref.ref(serving)
@@ -40,7 +40,7 @@ class Live:
         self._event: tuple[object, str, bytes] | None = None  # (look, state, event made of them)
 
     async def look(self) -> tuple[EngineStats, list[EngineState]]:
-        """Returns figures and states at most EVERY_S old, or older if an engine takes longer than 5 s to answer.
+        """Returns figures and states that are at most EVERY_S old, or older if an engine does not answer within 5 s.
 
         Raises:
             ApiError: the model is not available. EngineClosedError: the engine has ended.
@@ -74,20 +74,20 @@ class Live:
 
     @property
     def last(self) -> tuple[EngineStats, list[EngineState]]:
-        """The last figures without slots, so that counters stand still while there is no engine."""
+        """The last figures, without slots. They let counters keep their values while there is no engine."""
         if self._seen is None:
             return EngineStats(), []
         return self._seen[1].of_the_past(), []
 
     def rates(self) -> Json:
-        """Returns the speeds of the last WINDOW_S seconds, or of a shorter span if the looks began later."""
+        """Returns the speeds of the last WINDOW_S seconds, or of a shorter span after the first call of `look`."""
         if len(self._past) < 2:
             return rates(EngineStats(), 0.0)
         (before_s, before), (now_s, now) = self._past[0], self._past[-1]
         return rates(now.since(before), now_s - before_s)
 
     def machine(self) -> MachineSample:
-        """Samples the machine since the last call. Takes milliseconds, so call it on a worker thread."""
+        """Returns the use of the machine since the last call. Takes milliseconds, so call it on a worker thread."""
         serving = self._serving()
         if self._sampler is None:
             self._sampler = MachineSampler(lambda: _pids(self._serving()))
@@ -96,7 +96,7 @@ class Live:
     async def event(self) -> bytes:
         """Returns everything that the page shows of the engines, as a server-sent event.
 
-        All watchers of a look share one event. Raises as look.
+        All watchers share the event until the figures change. Raises the errors of `look`.
         """
         serving = self._serving()
         assert serving is not None
@@ -177,7 +177,7 @@ def slot_document(slot: SlotState, engine: int, state: EngineState) -> Json:
 
 
 def queue_document(stats: EngineStats, states: Sequence[EngineState]) -> Json:
-    """Returns the queues of all engines as plain values: the number of waiting requests, and the next with reasons."""
+    """Returns the queues of all engines as plain values, with the reasons why the next requests wait."""
     waiting = [one for state in states for one in state.waiting]
     return {
         "n": sum(state.n_waiting for state in states),
@@ -209,7 +209,7 @@ def tier(one: SlotState | WaitingState) -> str:
 
 
 def rates(span: EngineStats, seconds: float) -> Json:
-    """Returns the speeds in a span of time. Gaps are None if there were none."""
+    """Returns the speeds in a span of time. The gaps between tokens are None if there were no gaps."""
     gaps = span.inter_token_s
 
     def each_second(count: int) -> float:

@@ -67,7 +67,7 @@ class PooledFigures(NamedTuple):
     """Figures of one of several models.
 
     Attributes:
-        name: the model's first name. loaded: 1 or 0. users: running HTTP calls. loads: since the start of the server.
+        name: the model's first name. loaded: 1 or 0. users: running HTTP calls. loads: number since the server started.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Metrics:
         """Returns all figures as text of version 0.0.4.
 
         Args:
-            stats: of all engines. states: of each engine, for the adapters in use.
+            stats: figures of all engines together. states: the state of each engine, for the adapters in use.
             n_open: running HTTP calls.
             http: counts of the requests that have ended. keys: counts by key.
         """
@@ -195,7 +195,7 @@ class Metrics:
             yield family
 
     def _lora_info(self, states: Sequence[EngineState]) -> Any:
-        """Returns vLLM's gauge of adapters. Its labels hold the information; its value is the time."""
+        """Returns vLLM's gauge of adapters. Its labels name the adapters, and its value is the time."""
         running = sorted({name for state in states for slot in state.slots for name in slot.adapters})
         family = self._core.GaugeMetricFamily(
             VLLM + "lora_requests_info",
@@ -255,7 +255,7 @@ async def metrics(request: HttpRequest) -> Any:
     live = live_of(serving)
     try:
         stats, states = await live.look()
-    except (ApiError, EngineClosedError):  # loading, or the engine has ended
+    except (ApiError, EngineClosedError):  # the model is loading, or the engine has ended
         stats, states = live.last
     name, n_open, ready = serving.names[0], serving.n_open, serving.state == "ready"
     http: HttpCounts = request.app.state.http_counts

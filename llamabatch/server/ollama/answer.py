@@ -29,7 +29,7 @@ class Writer:
         shows_thinking: the response includes the thinking.
         logprobs: the number of likeliest tokens beside each token; None: no logprobs.
         piece: returns the bytes of a token id, for logprobs.
-        has_context: the last document has the token ids of prompt and answer, from which a later request continues.
+        has_context: the last document has the token ids of prompt and answer. A later request can continue from them.
     """
 
     model: str
@@ -112,7 +112,7 @@ def answer(writer: Writer, outputs: list[RequestOutput]) -> Json:
 
 
 class Lines:
-    """A writer of the lines of a streamed response. Tool calls come whole, in a line before the last one."""
+    """A writer of the lines of a streamed response. The line before the last line has all tool calls."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -137,7 +137,7 @@ class Lines:
         return self._writer.has_context and self._finished is not None and weight([self._finished]) > LIGHT
 
     def end(self) -> Iterator[bytes]:
-        """Yields the line of the tool calls, and the last line with the counts."""
+        """Yields the line of the tool calls, if there are any, and the last line with the counts."""
         finished, writer = self._finished, self._writer
         assert finished is not None
         [whole] = finished.outputs
@@ -155,5 +155,5 @@ def _written(lines: Sequence[Json]) -> bytes:
 
 
 def _text_ids(output: RequestOutput) -> list[int]:
-    """Returns the token ids of a prompt without those of image cells, which a later request could not name."""
+    """Returns the token ids of a prompt without those of image cells. A later request could not name image cells."""
     return [token_id for token_id in output.prompt_token_ids if token_id >= 0]

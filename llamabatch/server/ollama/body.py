@@ -1,4 +1,4 @@
-"""The bodies of /api/chat and /api/generate, read without HTTP."""
+"""The bodies of /api/chat and /api/generate and their readers, without HTTP."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from llamabatch.server.request.generation import Generation, read_generation
 from llamabatch.server.request.generation_fields import GENERATION
 from llamabatch.server.request.infill import Gap, infill_ids, missing_marks
 from llamabatch.server.request.media import content_of, media_part
+from llamabatch.server.request.optional import behind, media_text
 from llamabatch.server.request.prompts import as_prompts
 from llamabatch.utils.checks import choice, integer, show
 
@@ -123,7 +124,7 @@ class EmptyBody:
     unload: bool = False
     stream: bool = True
     ignored: tuple[str, ...] = ()
-    # with_model reads these two fields of a Generation
+    # with_model needs these two fields.
     adapters: Mapping[str, float] | None = None
     lora: tuple[tuple[int, float], ...] | None = None
 
@@ -192,7 +193,7 @@ def _empty(given: Body) -> EmptyBody:
 
 
 def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
-    """Returns the ChatBody of a body whose messages are in `chat`."""
+    """Returns the ChatBody of a body. `chat` contains the messages and tools of the body."""
     think = given.take("think")
     if isinstance(think, bool):
         kwargs = thinking_kwargs(given, rules, "think", "enabled" if think else "disabled")
@@ -201,7 +202,7 @@ def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
         effort = choice(PromptError, "think", think, EFFORTS)
         chat["chat_template_kwargs"] = effort_kwargs(given, rules, "think", effort)
     fields = _fields(given)
-    if "logprobs" in fields:  # a chat has two fields for logprobs, other bodies one
+    if "logprobs" in fields:  # a chat has two fields for logprobs, other bodies have one
         chat |= {"logprobs": True, "top_logprobs": fields.pop("logprobs")}
     ignored = tuple(given.ignored)
     names = {own: f"options.{name}" for name, own in _NAMES.items()} | {"stop": "options.stop"}
@@ -211,7 +212,7 @@ def _chat(given: Body, chat: Json, rules: Rules) -> ChatBody:
 
 
 def _fields(given: Body) -> Json:
-    """Returns the fields of a Generation whose values come from a body or its `options`."""
+    """Returns the fields of a Generation that a body and its `options` set."""
     found = {**_options(given), "model": given.label("model"), "stream": given.boolean("stream", True)}
     found["cache_salt"] = given.take("cache_salt")
     form = given.take("format")
@@ -233,7 +234,7 @@ def _fields(given: Body) -> Json:
 
 
 def _options(given: Body) -> Json:
-    """Returns the options of a body as fields of a Generation. Options of loading and unknown options are ignored."""
+    """Returns the options of a body as fields of a Generation. Options for loading and unknown options are ignored."""
     options = given.take("options")
     if options is None:
         return {}
@@ -254,8 +255,11 @@ def _options(given: Body) -> Json:
 
 
 def _messages(messages: list[Any], given: Body) -> Iterator[Json]:
-    """Yields the messages in OpenAI's format. A tool result gets the id of a call of the function that it names."""
+    """Yields the messages in OpenAI's format. A tool result gets the id of an open call of the same function."""
     n_calls = 0
+    asked = behind(
+        [n for n, each in enumerate(messages) if isinstance(each, Mapping) and each.get("role") == "assistant"]
+    )
     open_calls: list[tuple[str, str]] = []  # ids and names of calls that have no result yet
     for index, message in enumerate(messages):
         place = f"messages[{index}]"
@@ -263,7 +267,8 @@ def _messages(messages: list[Any], given: Body) -> Iterator[Json]:
             raise PromptError(f"{place} is {show(message)}; give an object with role and content")
         content = message.get("content")
         if message.get("images"):
-            content = _with_images(f"{place}.images", message["images"], content or "", given)
+            is_history = index < asked or message.get("role") == "tool"
+            content = _with_images(f"{place}.images", message["images"], content or "", given, is_history=is_history)
         made: Json = {"role": message.get("role"), "content": "" if content is None else content}
         if message.get("thinking"):
             made["reasoning_content"] = message["thinking"]
@@ -279,10 +284,13 @@ def _messages(messages: list[Any], given: Body) -> Iterator[Json]:
         yield made
 
 
-def _with_images(place: str, images: object, text: Any, given: Body) -> Any:
-    """Returns the content of a message with images before its text. Raises PromptError, ApiError."""
+def _with_images(place: str, images: object, text: Any, given: Body, *, is_history: bool = False) -> Any:
+    """Returns the content of a message with images before its text. Texts replace images of the history that the model
+    cannot read. Raises PromptError, ApiError."""
     if not images:
         return text
+    if IMAGE not in given.reads and is_history and isinstance(images, list):
+        return "\n".join([*(media_text(given, f"{place}[{n}]", IMAGE) for n in range(len(images))), str(text)])
     if IMAGE not in given.reads:
         raise ApiError(
             400,
@@ -310,7 +318,7 @@ def _call(place: str, call: object, number: int) -> Json:
 
 
 def _answered(open_calls: list[tuple[str, str]], name: object) -> str:
-    """Removes and returns the id of the first call without a result. If `name` is given, the call must have it."""
+    """Removes and returns the id of the first open call; if `name` is given, of the first open call of that name."""
     for place, (call_id, called) in enumerate(open_calls):
         if name is None or called == name:
             del open_calls[place]

@@ -10,25 +10,25 @@ from llamabatch.server.response.event_stream import EventStream
 from llamabatch.server.serving.serving import Serving
 
 API_VERSION = "0.12.11"  # the version of ollama's API; clients compare it with the version that they need
-PATHS = "/api"  # errors under this path have the format below, even if no route matches
+PATHS = "/api"  # errors under this path have the format of error_document, even if no route matches
 
 LATEST = ":latest"
 _NANO = 10**9
 
 
 class LineStream(EventStream):
-    """A stream of JSON documents, one per line. No comments keep it open, because its clients do not know comments."""
+    """A stream of JSON documents, one per line. While idle, it sends no comments: ollama's clients know none."""
 
     media = b"application/x-ndjson"
 
 
 def error_document(error: ApiError) -> dict[str, Any]:
-    """Returns the body of an error, which is also its line in a stream."""
+    """Returns the body of an error. In a stream, this body is the line of the error."""
     return {"error": error.public_message}
 
 
 def served_name(name: str, serving: Serving) -> str:
-    """Returns a model's name without the tag ":latest" of ollama's clients, unless a served name has the tag."""
+    """Removes the tag ":latest" that ollama's clients add to a model's name, unless a served name has the tag."""
     return name if name in serving.names else name.removesuffix(LATEST)
 
 

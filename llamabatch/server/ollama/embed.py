@@ -44,7 +44,7 @@ class EmbedBody(PooledBody):
 
     Attributes:
         inputs: the texts.
-        longest: the number of tokens after which a text is cut; None: a longer text is an error.
+        longest: as in PooledBody.
         dimensions: the number of elements that a vector keeps; None: all.
     """
 
@@ -69,7 +69,7 @@ class EmbedBody(PooledBody):
 
 @reads
 def read_embed(body: Mapping[str, Any], rules: Rules = RULES) -> tuple[EmbedBody, bool]:
-    """Reads the body of /api/embed. The second result is True if too long texts are cut. Raises ApiError."""
+    """Reads the body of /api/embed. The second result is True if texts that are too long are cut. Raises ApiError."""
     given = Body(body, EMBED, rules)
     inputs = given.needed("input", "a text, or a list of texts")
     texts = [inputs] if isinstance(inputs, str) else inputs

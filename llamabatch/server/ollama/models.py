@@ -80,13 +80,13 @@ def shown(metadata: Mapping[str, str], facts: FileFacts, template: str, uses: Se
 
 
 def _capabilities(serving: Serving) -> list[str]:
-    """Returns ollama's list of capabilities, in which a model that generates is not an embedding model."""
+    """Returns ollama's list of capabilities. In this list, a model that generates text is no embedding model."""
     found = capabilities(serving)
     return [name for name in found if name != "rerank" and (name != "embedding" or "completion" not in found)]
 
 
 def _value(text: str) -> Any:
-    """Returns the value of a metadata key from its text, because llama.cpp gives only texts."""
+    """Converts the text of a metadata value to the value, because llama.cpp returns all values as texts."""
     for read in (int, float):
         try:
             return read(text)
@@ -128,8 +128,8 @@ async def show(request: HttpRequest) -> Any:
 
 
 async def alive(request: HttpRequest) -> Any:
-    """Answers 200, because ollama's clients check here if a server runs. The web page of the server,
-    if it is on, is the response instead."""
+    """Answers 200, because ollama's clients check here if a server runs. If the server's web page is on,
+    the page is the response instead."""
     return PlainTextResponse("llamabatch is running")
 
 

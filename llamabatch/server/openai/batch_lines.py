@@ -76,7 +76,7 @@ def _form(body: _Body, serving: Serving) -> ServiceForm:
     def answer(output: RequestOutput) -> Mapping[str, Any]:
         try:
             document = _answer(body, output, serving)
-            # The journal has its own JSON encoder, which cannot write Rows. Embedding documents have no Rows.
+            # The JSON encoder of the journal cannot write Rows, but `dump` can. Embedding documents have no Rows.
             return document if isinstance(body, EmbeddingBody) else json.loads(dump(document))
         except Exception as error:
             raise _own(error) from error
@@ -85,7 +85,7 @@ def _form(body: _Body, serving: Serving) -> ServiceForm:
 
 
 def _own(error: Exception) -> PromptError:
-    """Turns any error into an error of its line, because no line may end the batch. Unforeseen errors are logged."""
+    """Turns any error into the error of a line, because no line may end the batch. Unforeseen errors are logged."""
     return PromptError(answer_of(ApiError.of(error)))
 
 

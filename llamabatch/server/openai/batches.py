@@ -25,7 +25,7 @@ from llamabatch.server.response.answer import ignored_of
 from llamabatch.server.serving.serving import serving_of
 from llamabatch.utils.checks import nearest, show
 
-_MOST_BATCHES, _USUAL_BATCHES = 100, 20  # in a page
+_MOST_BATCHES, _USUAL_BATCHES = 100, 20  # batches in a page: the largest and the default limit
 
 BATCH: Fields = {
     "input_file_id": Field({"type": "string"}, "id of an uploaded file of lines"),
@@ -96,7 +96,7 @@ def read_batch(body: Mapping[str, Any], rules: Rules = RULES) -> BatchBody:
 
 
 def _document(batches: Batches | None, record: BatchRecord) -> Json:
-    """Returns a batch in OpenAI's format, with `waiting_for` if it waits for the disk or the engine."""
+    """Returns a batch in OpenAI's format, with `waiting_for` if the batch waits for the disk or the engine."""
     waits = None if batches is None else batches.waiting_for(record)
     return record.to_openai() | ({} if waits is None else {"waiting_for": waits})
 

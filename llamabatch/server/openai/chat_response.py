@@ -79,18 +79,18 @@ def _old_form(reason: str | None) -> str | None:
 
 
 def logprobs_of(logprobs: Sequence[TokenLogprobs] | None, body: ChatBody, head: Head) -> dict[str, Any] | None:
-    """Returns "logprobs" of a choice or of a piece of it; None: the request did not ask for logprobs."""
+    """Returns the "logprobs" of a choice or of one of its pieces; None: the request did not ask for logprobs."""
     if logprobs is None or body.params.logprobs is None:
         return None
     return {"content": Rows(logprobs, lambda given: chat_logprob(given, head.piece, body.params.logprobs))}
 
 
 class ChatChunks:
-    """A writer of the events of a streamed chat. The first event of a choice has the role, the last the finish_reason.
+    """A writer of the events of a streamed chat. A choice's first event has the role, its last event the finish_reason.
 
     Args:
         n_prompt: the number of tokens in the prompt.
-        count: counts the tokens of the thinking in outputs.
+        count: returns the number of tokens of the thinking in outputs.
     """
 
     def __init__(self, head: Head, body: ChatBody, n_prompt: int, count: Callable[[list[RequestOutput]], int]) -> None:
@@ -104,7 +104,7 @@ class ChatChunks:
         # True: every chunk has more than its text
         self._is_rich = body.continuous_usage or self._token_ids or body.params.wants_logprobs
         self._begun: set[int] = set()
-        # A chunk of plain text is written by hand: the index of the choice, _text_head, the text, _text_tail.
+        # Chunks of plain text are joined from _head, the index of the choice, _text_head, the text and _text_tail.
         self._text_head = ',"delta":{"content":'
         self._text_tail = f'}},"logprobs":null,"finish_reason":null}}]{self._usage_part()}}}\n\n'
 
@@ -134,7 +134,7 @@ class ChatChunks:
         return error_event(error)
 
     def _counts(self, outputs: Sequence[SequenceOutput]) -> bool:
-        """Returns True if an output ends whose thinking must be tokenized to count its tokens."""
+        """Returns True if an output ends and its thinking must be tokenized to count the tokens."""
         is_wanted = self._body.include_usage or self._body.continuous_usage
         ended = [each.finished for each in outputs if each.finished is not None] if is_wanted else []
         return any(each.reasoning for output in ended for each in output.outputs)
@@ -192,7 +192,7 @@ class ChatChunks:
             usage = usage_of([finished])
             usage.reasoning_tokens = self._usage.reasoning_tokens
             if usage.reasoning_tokens and self._counts([output]):
-                usage.reasoning_tokens = self._count([finished])  # a piece may hold thinking and text
+                usage.reasoning_tokens = self._count([finished])  # a piece may contain thinking and text
             self._usage = usage
 
     def _end_choice(self, index: int, reason: str | None, events: list[str]) -> None:
@@ -203,7 +203,7 @@ class ChatChunks:
 
 
 def _function_call(calls: tuple[ToolCallDelta, ...]) -> dict[str, Any]:
-    """Returns a delta with the old field `function_call`, which holds one call. Further calls are left out."""
+    """Returns a delta with the old field `function_call`. The field has room for one call, so others are left out."""
     first = [call.to_openai()["function"] for call in calls if call.index == 0]
     if not first:
         return {}

@@ -1,4 +1,4 @@
-"""Code that the responses of OpenAI's endpoints share: JSON written by hand, usage, last events and errors."""
+"""Code that the responses of OpenAI's endpoints share: their heads, usage, last events and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Head:
     Attributes:
         id: the id with OpenAI's prefix. model: the name that the caller asked for.
         created: time.time() of the request in whole seconds.
-        tier: the service_tier of the response; None: the caller named none.
+        tier: the service_tier of the response; None: the request has none.
         piece: returns the bytes of a token id, for logprobs; None: the bytes are not known.
     """
 
@@ -111,7 +111,7 @@ def usage_part(usage: Usage, body: Generation) -> str:
 
 
 def last_event(head: str, usage: Usage, outputs: Sequence[RequestOutput], body: Generation) -> bytes:
-    """Returns the event after the last piece, with usage and timings but no choices; empty if neither is asked for."""
+    """Returns the event after the last piece, with usage and timings but no choices; b"": neither is requested."""
     more: dict[str, Any] = {"usage": usage.to_openai()} if body.include_usage else {}
     if body.timings_per_token:
         more["timings"] = timings_of(outputs)
@@ -119,7 +119,7 @@ def last_event(head: str, usage: Usage, outputs: Sequence[RequestOutput], body: 
 
 
 def llama_server_extras(outputs: Sequence[RequestOutput], body: Generation) -> dict[str, Any]:
-    """Returns the entries of a whole response that llama-server's fields timings_per_token and verbose ask for."""
+    """Returns entries for a whole response: those that llama-server's timings_per_token and verbose ask for."""
     more: dict[str, Any] = {"timings": timings_of(outputs)} if body.timings_per_token else {}
     if body.verbose:
         prompts = [output.prompt for output in outputs]
@@ -128,7 +128,7 @@ def llama_server_extras(outputs: Sequence[RequestOutput], body: Generation) -> d
 
 
 def prompt_logprobs_of(output: RequestOutput) -> Sequence[dict[str, Any] | None] | None:
-    """Returns vLLM's prompt_logprobs: for each token of the prompt the logprobs by token id, None for the first."""
+    """Returns vLLM's prompt_logprobs: a dict from token id to logprob for each prompt token, and None for the first."""
     if output.prompt_logprobs is None:
         return None
     return Rows(output.prompt_logprobs, _prompt_logprob)

@@ -1,4 +1,4 @@
-"""The body of /v1/completions, read without HTTP."""
+"""The body of /v1/completions and its reader, without HTTP."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CompletionBody(Generation):
 
     Attributes:
         prompts: one or several prompts, each a text or token ids.
-        echo: the response begins with the prompt, and with its logprobs if the output has logprobs.
+        echo: the response begins with the prompt. If the output has logprobs, the prompt has logprobs as well.
         prompt_logprobs: each choice has vLLM's prompt_logprobs.
         add_special: a text gets the special tokens of the vocabulary, such as BOS.
     """

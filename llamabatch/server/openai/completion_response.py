@@ -24,7 +24,7 @@ from llamabatch.server.response.json_text import LIGHT, Rows, dump, quoted, weig
 
 _KIND = "text_completion"
 
-_CONTINUES = bytes(range(0x80, 0xC0))  # continuation bytes of UTF-8, which begin no character
+_CONTINUES = bytes(range(0x80, 0xC0))  # continuation bytes of UTF-8; no character begins with them
 
 Piece = Callable[[int], bytes]  # returns the bytes of a token id
 
@@ -32,7 +32,7 @@ Piece = Callable[[int], bytes]  # returns the bytes of a token id
 def completion_response(
     head: Head, outputs: list[RequestOutput], body: CompletionBody, piece: Piece, texts: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Returns a "text_completion" document. Its choice `prompt * n + i` is continuation i of that prompt.
+    """Returns a "text_completion" document. Choice number `p * n + i` is continuation i of prompt p.
 
     Args:
         texts: the texts of the prompts, for echo.
@@ -77,7 +77,7 @@ def _choice(
 
 
 class LogprobsRecord:
-    """The "logprobs" of a choice. They grow token by token, because offsets count from the beginning of the text.
+    """A writer of the "logprobs" of a choice. It counts the text offsets from one call of `add` to the next.
 
     Args:
         as_ids: tokens are named by their ids, such as token_id:17.
@@ -94,9 +94,9 @@ class LogprobsRecord:
         """Returns the logprobs of further tokens.
 
         Args:
-            top: 0: without the likeliest tokens.
-            text: the text of the prompt, if the tokens are a prompt. The text of the first token, which has no logprob,
-                is taken from it.
+            top: the requested number of likeliest tokens; 0: only the chosen tokens have logprobs.
+            text: the text of the prompt, if the tokens are a prompt. The first token has no logprob, and its text is
+                cut from this text.
         """
         offsets, names, chosen = list[int](), list[str](), list[float | None]()
         for token_id, given in zip(token_ids, logprobs, strict=False):
@@ -111,13 +111,13 @@ class LogprobsRecord:
     def _first(self, text: str, token_ids: Sequence[int]) -> str:
         """Returns the text of a prompt's first token, without the space that some vocabularies put before a text."""
         rest = b"".join(map(self._piece, token_ids[1:]))
-        behind = rest.lstrip(_CONTINUES)  # without the end of a character that the first token begins
+        behind = rest.lstrip(_CONTINUES)  # without the rest of a character that begins in the first token
         found = text[: max(0, len(text) - len(behind.decode(errors="replace")))]
         self._places.at = len(found) - (len(behind) < len(rest))
         return found
 
     def _likeliest(self, at: tuple[Sequence[TokenLogprobs | None], int]) -> dict[str, float] | None:
-        """Returns the likeliest tokens and the chosen token, even if it is not among them, as OpenAI's API does."""
+        """Returns the logprobs of the likeliest tokens and always of the chosen token, as OpenAI's API does."""
         logprobs, place = at
         given = logprobs[place]
         if given is None:
@@ -150,14 +150,15 @@ class CompletionChunks:
         self._top = body.params.logprobs
         self._token_ids = body.return_token_ids
         self._is_rich = body.continuous_usage or self._token_ids or self._top is not None
-        # With echo, the logprobs of the prompt come first, but are known only when the request ends. Pieces wait here.
+        # With echo, the logprobs of the prompt come first, but they are known only when the request ends. Until then
+        # the pieces of each prompt wait here.
         self._held: dict[int, list[SequenceOutput]] | None = {} if body.echo and self._top is not None else None
-        self._usage = Usage(n_prompt)  # of the pieces so far
-        self._ended = Usage()
-        self._outputs: list[RequestOutput] = []  # of the finished requests
+        self._usage = Usage(n_prompt)  # usage of the pieces so far
+        self._ended = Usage()  # usage of the finished requests
+        self._outputs: list[RequestOutput] = []  # outputs of the finished requests
         self._records: dict[int, LogprobsRecord] = {}
         self._begun: set[int] = set()
-        self._finished: dict[int, RequestOutput] = {}  # by prompt, if pieces are held
+        self._finished: dict[int, RequestOutput] = {}  # outputs by prompt, if pieces wait in _held
         self._text_tail = f',"logprobs":null,"finish_reason":null}}]{self._usage_part()}}}\n\n'
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
@@ -200,7 +201,7 @@ class CompletionChunks:
     def _released(
         self, outputs: list[SequenceOutput], held: dict[int, list[SequenceOutput]]
     ) -> Iterator[SequenceOutput]:
-        """Yields the outputs of finished prompts, and holds the outputs of other prompts."""
+        """Yields the outputs of finished prompts, and stores the outputs of other prompts in `held`."""
         for output in outputs:
             waiting = held.setdefault(output.prompt_index, [])
             waiting.append(output)

@@ -6,14 +6,15 @@ import json
 import re
 
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-# The complete characters of a JSON string that may be cut off: whole escapes, and surrogate pairs with both halves.
+# Matches the complete characters of a JSON string that may be cut off. Escapes must be whole, and surrogate pairs must
+# have both halves.
 _WHOLE = re.compile(
     r'(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4})+'
 )
 
 
 class CustomInput:
-    """The text of a custom tool call, read from the JSON of its arguments while the model writes it."""
+    """The text of a custom tool call, read from the JSON arguments of the call while the model writes them."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -37,7 +38,7 @@ class CustomInput:
         return new
 
     def end(self) -> str:
-        """Returns the remaining characters. Arguments without a text as `input` are the text themselves."""
+        """Returns the remaining characters. Arguments without a text as `input` are themselves the text."""
         whole = input_of(self._json)
         rest = whole[len(self.text) :] if whole.startswith(self.text) else ""
         self.text += rest

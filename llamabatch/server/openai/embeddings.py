@@ -64,12 +64,12 @@ class EmbeddingBody(PooledBody):
         return len(self.inputs)
 
     def submission(self, processor: InputProcessor, loaded: Sequence[str] = ()) -> Submission:
-        """Returns one request for each input. Raises InputError, also if the pooling gives a vector for each token."""
+        """Returns one request for each input. Raises InputError, also if the server makes a vector for each token."""
         if processor.pooling == "none":
             raise ConfigError(
                 "the server was started with pooling 'none', a vector for each token; give 'mean' or 'cls'"
             )
-        texts: list[Prompt] = [  # an empty text still gets the special tokens around a text
+        texts: list[Prompt] = [  # an empty text becomes the special tokens that enclose every text
             each if isinstance(each, str) and each else tuple(mixed_ids(each, processor)) for each in self.inputs
         ]
         if () in texts:

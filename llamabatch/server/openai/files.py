@@ -21,11 +21,11 @@ from llamabatch.utils.checks import show
 
 R = TypeVar("R", FileRecord, BatchRecord)
 
-_MOST_FILES = 10_000  # in a page
+_MOST_FILES = 10_000  # files in a page
 
 
 async def batches_of(request: HttpRequest) -> Batches:
-    """Returns the files and batches of the application that got the request. Raises ApiError if there are none."""
+    """Returns the files and batches of the application that got the request. Raises ApiError if they are off."""
     service: BatchService = request.app.state.batches
     return await asyncio.to_thread(service.batches)
 
@@ -48,7 +48,7 @@ def page_of(records: Sequence[R], query: Mapping[str, str], most: int, usual: in
     """Returns a page of records in OpenAI's format, in the order of `records`.
 
     Args:
-        query: has `limit`, and `after`, the id of the last record of the previous page.
+        query: may have `limit`, the number of records, and `after`, the id of the last record of the previous page.
         most, usual: the largest limit and the default limit.
 
     Raises:
@@ -115,9 +115,8 @@ async def content(request: HttpRequest) -> Any:
     """Sends the content of a file."""
     store, file_id = await store_with(request, "file_id")
     record = store.file(file_id)
-    if not await asyncio.to_thread(
-        store.content(record.id).exists
-    ):  # the file was deleted meanwhile, or by another program
+    # Another request or program may have deleted the file.
+    if not await asyncio.to_thread(store.content(record.id).exists):
         raise ApiError(404, f"the content of {record.id} is gone", param="file_id")
     return FileResponse(store.content(record.id), media_type="application/octet-stream", filename=record.filename)
 

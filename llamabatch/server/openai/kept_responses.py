@@ -1,5 +1,5 @@
 """Responses that are stored for a while, in memory only. A request names a stored response by `previous_response_id`,
-and an item of it by `item_reference`. The AI SDK sends item references from the second step on.
+and an item of a stored response by `item_reference`. The AI SDK sends item references from the second step on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-_PART = 8  # the input of one response may take at most this part, 1/8, of max_bytes
+_PART = 8  # the input of one response may need at most max_bytes / _PART
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Kept:
     """A stored response.
 
     Attributes:
-        items: the input items, after the items of earlier responses.
+        items: the items of earlier responses, then the input items.
         document: the response object.
-        n_bytes: the size of both in memory.
+        n_bytes: the bytes of items and document in memory.
     """
 
     items: tuple[Any, ...]
@@ -44,7 +44,7 @@ class KeptResponses:
     """The most recently used responses of one server. Safe from any thread.
 
     Args:
-        max_bytes: the memory that all responses together may take; 0: no response is stored.
+        max_bytes: the memory that all responses together may use; 0: no response is stored.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -54,11 +54,11 @@ class KeptResponses:
         self._lock = threading.Lock()
 
     def can_keep(self, items: Iterable[Any]) -> bool:
-        """Returns False if the input of a response is too large to be stored."""
+        """Returns False if the input of a response is too large to be stored, or if no responses are stored."""
         return self._max > 0 and size_of(items, self._max // _PART) <= self._max // _PART
 
     def keep(self, owner: str | None, items: tuple[Any, ...], document: Json) -> None:
-        """Stores a finished response without its logprobs.
+        """Stores a finished response without its logprobs. Drops the least recently used ones above max_bytes.
 
         Args:
             owner: the name of the caller's API key; other keys do not find the response. None: there are no keys.
@@ -73,7 +73,7 @@ class KeptResponses:
                 self._remove(next(iter(self._kept)))
 
     def find(self, owner: str | None, response_id: str) -> Kept | None:
-        """Returns a response by its id; None: it is not stored."""
+        """Returns a response by its id, and marks the response as used; None: no such response is stored."""
         with self._lock:
             kept = self._kept.get((owner, response_id))
             if kept is not None:
@@ -81,7 +81,7 @@ class KeptResponses:
             return kept
 
     def forget(self, owner: str | None, response_id: str) -> bool:
-        """Drops a response. Returns False if it was not stored."""
+        """Drops a response. Returns False if no such response was stored."""
         with self._lock:
             return self._remove((owner, response_id))
 
@@ -109,7 +109,7 @@ def response_of(item: str) -> str:
 
 
 def size_of(values: Iterable[Any], most: int) -> int:
-    """Returns the bytes that JSON values take in memory. Stops counting above `most`."""
+    """Returns the bytes that JSON values use in memory. Stops counting above `most`."""
     size, left = 0, list(values)
     while left and size <= most:
         value = left.pop()

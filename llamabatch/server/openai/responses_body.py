@@ -1,4 +1,4 @@
-"""The body of /v1/responses, read without HTTP. It becomes a ChatBody, so that all checks of a chat apply."""
+"""The body of /v1/responses and its reader, without HTTP. The body becomes a ChatBody: all checks of a chat apply."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ RESPONSES: Fields = {
     **_OWN,
 }
 
-# The fields of the body that the response repeats, with the value that the response has if the body has none.
+# The fields of the body that the response repeats. Each value is that of a response to a body without the field.
 _REPEATED: Json = {
     "instructions": None,
     "max_output_tokens": None,
@@ -94,7 +94,7 @@ class ResponsesBody:
     Attributes:
         chat: the same request as a chat.
         repeated: the fields of the request that the response repeats.
-        logprobs: the text comes with logprobs.
+        logprobs: the text of the response has logprobs.
         namespaced: maps the name under which the model knows a function to its namespace and plain name.
         custom: the names of custom tools. The model knows a custom tool as a function with one text as its argument.
         items: the items of earlier responses and of the input, to be stored; None: the response is not stored.
@@ -108,7 +108,11 @@ class ResponsesBody:
     items: tuple[Any, ...] | None = None
 
     def called(self, name: str) -> Json:
-        """Returns the fields of an output item for the name of the called function."""
+        """Returns the fields of an output item that name the called function: the plain name, and the namespace if any.
+
+        Args:
+            name: the name under which the model knows the function.
+        """
         if name not in self.namespaced:
             return {"name": name}
         namespace, plain = self.namespaced[name]

@@ -1,4 +1,4 @@
-"""Items of /v1/responses: the input and the responses before it, as messages of a chat."""
+"""Items of /v1/responses: converts the items of an input and of earlier responses to messages of a chat."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NOT_KEPT = (
 
 
 def items_before(previous: str | None, find: Find) -> Iterable[Any]:
-    """Returns the items of the previous response and of all responses before it."""
+    """Returns the items of the previous response and of all responses before that. Raises ApiError."""
     if previous is None:
         return ()
     if (kept := find(previous)) is None:
@@ -132,7 +132,8 @@ def _answer(messages: list[Json], before: str) -> Json | None:
     """Returns the assistant message that the next item continues; None: the item begins a new message.
 
     Args:
-        before: "content": the message must have neither text nor calls yet; "more": any message will do.
+        before: "content": the item is a text, and continues only a message without text and calls. "more": the item is
+            a call, and continues any assistant message.
     """
     last = messages[-1] if messages else None
     if last is None or last["role"] != "assistant":
@@ -143,7 +144,7 @@ def _answer(messages: list[Json], before: str) -> Json | None:
 
 
 def _thoughts(place: str, item: Mapping[str, Any]) -> str:
-    """Returns the thinking of a reasoning item, or its summary if it has no other text."""
+    """Returns the thinking of a reasoning item, or the summary if the item has no other text."""
     for name in ("content", "summary"):
         parts = item.get(name) or []
         if not isinstance(parts, list):
@@ -158,8 +159,8 @@ def _content(where: str, content: object, given: Body, *, shown: bool) -> str | 
     """Returns a content as text, or as parts if it has media that the model can read.
 
     Args:
-        shown: True: the caller asks about this content, so media that the model cannot read are refused. False: the
-            content is history or a tool result, which programs send again each time, so a text replaces such media.
+        shown: True: the caller asks about this content, and media that the model cannot read are refused. False: texts
+            replace such media, because programs send history and results of tools again with each request.
     """
     if isinstance(content, str):
         return content

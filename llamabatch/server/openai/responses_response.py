@@ -22,7 +22,7 @@ from llamabatch.server.response.event_stream import DONE
 from llamabatch.server.response.json_text import LIGHT, Rows, dump, dump_in_pieces, weight_of_pieces
 from llamabatch.server.serving.serving import Serving
 
-_MUCH = 2**16  # bytes in memory of JSON that takes a millisecond to write
+_MUCH = 2**16  # bytes in memory of JSON values; writing as much takes a millisecond
 
 Json = dict[str, Any]
 
@@ -34,7 +34,7 @@ class ResponseHead:
     Attributes:
         number: the part that the ids of the response and of its items share.
         created: time.time() of the request in whole seconds.
-        sampling: the temperature and top_p in effect, of the body or the model's defaults.
+        sampling: the temperature and top_p in effect, from the body or from the model's defaults.
         piece: returns the bytes of a token id, for logprobs; None: the bytes are not known.
         keep: stores the finished response object; None: the response is not stored.
     """
@@ -133,7 +133,7 @@ def response_document(head: ResponseHead, outputs: list[RequestOutput], n_reason
     for part in parts or ([] if items else [""]):
         if isinstance(part, str):
             items.append(message_item(head.item_id("msg", len(items)), [text_part(part, logprobs)]))
-            logprobs = []  # the first message has all logprobs: nothing tells which tokens belong to calls
+            logprobs = []  # the first message gets all logprobs: nothing shows which tokens belong to calls
         else:
             called, place = head.body.called(part.name), len(items)
             if part.name in head.body.custom:
@@ -179,10 +179,10 @@ def logprobs_of(logprobs: Sequence[TokenLogprobs] | None, head: ResponseHead) ->
 class ResponseEvents:
     """A writer of the numbered events of a streamed response: items of thinking, text and calls, one after another.
 
-    The stream ends with [DONE]: the OpenResponses specification demands it, and OpenAI's clients stop reading there.
+    The stream ends with [DONE], as the OpenResponses specification demands. OpenAI's clients stop reading there.
 
     Args:
-        count: counts the tokens of the thinking in outputs.
+        count: returns the number of tokens of the thinking in outputs.
     """
 
     def __init__(self, head: ResponseHead, count: Callable[[list[RequestOutput]], int] = lambda outputs: 0) -> None:
@@ -190,12 +190,12 @@ class ResponseEvents:
         self._count = count
         self._number = 0  # number of the next event
         self._items: list[Json] = []  # the complete items
-        self._item: _Item | None = None  # the open item
+        self._item: _Item | None = None  # the item that is being written
         self._is_begun = False
         self._finished: RequestOutput | None = None
         self._n_text = 0  # characters of the answer so far
         self._n_logprobs = 0
-        self._has_thought = False  # if True, the end tokenizes the thinking to count its tokens
+        self._has_thought = False  # True: `end` tokenizes the thinking to count its tokens
         self._repeats_much = size_of([head.body.repeated], _MUCH) > _MUCH  # large tools or instructions
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
@@ -235,7 +235,7 @@ class ResponseEvents:
         finished = self._finished
         assert finished is not None
         is_cut = finished.outputs[0].finish_reason is FinishReason.LENGTH
-        if self._item is None and not self._items:  # as in a whole response
+        if self._item is None and not self._items:  # a whole response without items has an empty message as well
             self._open("msg", 0, events)
         self._close(events, "incomplete" if is_cut else "completed")
         document = ended(self.head, finished, self._items, self._count([finished]))

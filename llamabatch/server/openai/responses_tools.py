@@ -31,8 +31,8 @@ def read_tools(given: Body, namespaced: Namespaced, custom: set[str]) -> Json:
     """Returns tools, tool_choice and parallel_tool_calls as fields of a chat.
 
     Args:
-        namespaced: the functions of namespaces are added to it.
-        custom: the names of custom tools are added to it.
+        namespaced: the dict to which the functions of namespaces are added.
+        custom: the set to which the names of custom tools are added.
     """
     found: Json = {}
     tools, chosen = given.take("tools"), given.take("tool_choice")
@@ -64,7 +64,7 @@ def read_tools(given: Body, namespaced: Namespaced, custom: set[str]) -> Json:
 
 
 def _choice(place: str, chosen: object, tools: Iterable[Json], namespaced: Namespaced) -> Json:
-    """Returns the choice of a function in the format of a chat."""
+    """Returns a `tool_choice` that names a function, in the format of Chat Completions."""
     if not isinstance(chosen, Mapping) or chosen.get("type") not in _OWN:
         raise PromptError(f'{place} is {show(chosen)}; give {{"type": "function", "name": …}}')
     namespace, name = chosen.get("namespace"), string(f"{place}.name", chosen.get("name"))
@@ -80,7 +80,7 @@ def _function(where: str, tool: object, namespace: str | None, custom: set[str])
 
     Args:
         namespace: the namespace of the tool; None: the tool has none.
-        custom: the name of a custom tool is added to it.
+        custom: the set to which the name of a custom tool is added.
     """
     if not isinstance(tool, Mapping) or tool.get("type") not in _OWN:
         raise PromptError(f"{where} is {show(tool)}; give an object of type function, custom or namespace")
@@ -97,7 +97,7 @@ def _function(where: str, tool: object, namespace: str | None, custom: set[str])
 
 
 def _one_text(where: str, form: object) -> Json:
-    """Returns the JSON schema of the text that a custom tool takes. `form` is the `format` of the tool."""
+    """Returns the JSON schema of a custom tool's input text. `form` is the `format` of the tool."""
     if form is None:
         return {"type": "string"}
     if not isinstance(form, Mapping):

@@ -43,7 +43,7 @@ TRANSCRIPTION: Fields = {
     "max_tokens": Field({"type": "integer"}, "tokens of the text at most"),
     **{name: Field({"type": "number"}) for name in ("seed", "top_p", "top_k")},
 }
-# Fields that would change the answer and are not supported, with the reason.
+# Unsupported fields that would change the answer, each with the reason for the refusal.
 _REFUSED = {
     "timestamp_granularities[]": "models tell no times",
     "timestamp_granularities": "models tell no times",

@@ -1,1 +1,2 @@
-"""The page at /: chats, the live batch, prompts one by one compared with all at once, batches. It needs no build."""
+"""The web page at /. It shows chats, the live batch, batches, and a comparison of prompts sent one by one with prompts
+sent all at once. Its files need no build."""

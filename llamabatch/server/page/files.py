@@ -1,4 +1,4 @@
-"""The files of the page, and their routes. The files hold no data of the server, so they need no key."""
+"""The files of the page, and their routes. The files contain no data of the server, so they need no key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES = {
     "svg": "image/svg+xml",
 }
 # Scripts, styles and calls come from this server alone. Inline scripts and styles are forbidden, so that no text of a
-# model can become one. Pictures are drawn by the page itself, or are shown to the model by the user.
+# model can become a script or a style. Pictures come from the page itself or from the user.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -35,7 +35,7 @@ _POLICY = "; ".join(
     )
 )
 _HEADERS = {
-    "cache-control": "no-cache",  # browsers must ask by etag, because another release may have the same address
+    "cache-control": "no-cache",  # browsers must check the etag: another release has the same URLs
     "content-security-policy": _POLICY,
     "cross-origin-opener-policy": "same-origin",
     "referrer-policy": "no-referrer",

@@ -1,4 +1,4 @@
-"""ModelPool: several models of one server. Requests load models, as many as fit in memory."""
+"""ModelPool: several models of one server. Requests load the models that they name, as many as fit in memory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from llamabatch.server.serving.serving import Serving, unavailable
 logger = logging.getLogger(__name__)
 
 ModelState = Literal["unloaded", "loading", "loaded", "unloading", "sleeping"]
-_TICK_S = 0.001  # the shortest timer: one that fires early by rounding must not be set again at the same moment
-_WORK_S = 1.0  # between two looks at a model that batches keep loaded
-_FIRST_LOAD_S = 2.0  # the assumed time of a first load
+_TICK_S = 0.001  # seconds of the shortest timer: a timer that fires early must not be set for the same moment again
+_WORK_S = 1.0  # seconds between two checks of a model that batches keep loaded
+_FIRST_LOAD_S = 2.0  # seconds that a first load is assumed to take
 
 
 class PooledModel:
@@ -35,13 +35,14 @@ class PooledModel:
         app: the application over `serving`.
 
     Attributes:
-        state: "sleeping" is unloaded after idle time. error: the reason why the last load failed.
-        is_leaving: `unload` waits for the end of its requests; the model takes no new requests.
-        n_users: requests that use the model. used_s: the loop's time when the last of them ended.
-        keep_s: seconds without a request after which the model sleeps, as the last client wished; math.inf: never;
-            None: no wish.
-        last_load_s: seconds that the last successful load took; None: there was none.
-        n_loads: loads since the start. began_s: the loop's time when the last load began.
+        state: "sleeping" means that the model was unloaded because no request came.
+        error: the reason why the last load failed; None: it did not fail.
+        is_leaving: True while `unload` waits for the end of the model's requests. The model accepts no new requests.
+        n_users: requests that use the model. used_s: the event loop's time when the last use ended.
+        keep_s: the last client's wish: seconds without a request after which the model sleeps; math.inf: never; None:
+            no wish.
+        last_load_s: seconds that the last successful load took; None: no load has succeeded.
+        n_loads: loads since the start. began_s: the event loop's time when the last load began.
     """
 
     def __init__(self, spec: ModelSpec, serving: Serving, app: App) -> None:
@@ -82,10 +83,12 @@ def _now() -> float:
 
 @dataclass
 class _Wait:
-    """The requests that wait for one model, since the first of them came.
+    """The requests that wait for one model.
 
     Attributes:
-        is_asked: the model must be loaded even if no request waits for it.
+        since_s: the event loop's time when the first request came.
+        entered: a future for each request, which is done when the request may use the model.
+        is_asked: True if the model must be loaded even if no request waits for it.
     """
 
     since_s: float = field(default_factory=_now)
@@ -94,13 +97,13 @@ class _Wait:
 
 
 class ModelPool:
-    """Models by name. The methods belong to one event loop.
+    """The models of a server, by name. Call the methods on one event loop.
 
     A request for a loaded model runs at once. A request for another model waits until that model is loaded, together
     with other requests for it. Models are loaded one after another, in the order in which requests asked for them. If a
     model does not fit beside the loaded models, the models that are idle longest are unloaded first. If all models are
     busy, a busy model continues for as long as the waiting model's last load took, so that requests for both are
-    gathered. Then the busy model takes no new requests, and its running requests end.
+    gathered. Then the busy model accepts no new requests, and its running requests end.
 
     Args:
         takes_any: requests with an unknown name use the first model.
@@ -109,7 +112,7 @@ class ModelPool:
 
     Attributes:
         models: the models. Requests without a model use the first one.
-        load_error: always None, as of a Serving whose load succeeded.
+        load_error: always None; run.py reads this attribute of a Serving.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class ModelPool:
         self.load_error: BaseException | None = None
         self._takes_any = takes_any
         self._waiting: dict[PooledModel, _Wait] = {}
-        self._closing: set[PooledModel] = set()  # busy models that take no new requests
+        self._closing: set[PooledModel] = set()  # busy models that accept no new requests
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: dict[PooledModel | None, asyncio.TimerHandle] = {}
         self._starting: list[PooledModel] = []
@@ -136,7 +139,7 @@ class ModelPool:
         self._is_draining = False
         self._changed = asyncio.Event()
 
-    # The part that run.py uses of a Serving, too.
+    # The members that run.py uses, as of a Serving
 
     @property
     def state(self) -> str:
@@ -149,10 +152,10 @@ class ModelPool:
         return any(model.serving.is_loading for model in self.models)
 
     def start(self) -> Future[None]:
-        """Starts to load the initial models. The future is done when each is loaded or has failed."""
+        """Starts to load the initial models. The future is done when each of them is loaded or has failed."""
         if self._started is None:
             self._started = Future()
-            self._started.set_running_or_notify_cancel()  # a caller that stops waiting must cancel nothing
+            self._started.set_running_or_notify_cancel()  # a caller cannot cancel it
             for model in self.models:
                 if not model.spec.on_startup:
                     continue
@@ -186,11 +189,11 @@ class ModelPool:
     # Names
 
     def has(self, name: str) -> bool:
-        """Returns True if a model has this name, or this adapter."""
+        """Returns True if a model or an adapter has this name."""
         return any(name in model.serving.names or name in model.adapters for model in self.models)
 
     def find(self, name: str | None) -> PooledModel:
-        """Returns the model with this name, alias or adapter, and for None the first model. Raises ApiError (404)."""
+        """Returns the model with this name, alias or adapter; the first model for None. Raises ApiError (404)."""
         if name is None:
             return self.models[0]
         for model in self.models:
@@ -209,13 +212,13 @@ class ModelPool:
     async def using(
         self, model: PooledModel, loads: bool | None = None, *, looks: bool = False, holds: bool = True
     ) -> AsyncIterator[None]:
-        """Loads a model, unless it is loaded, and keeps it until the end of the block.
+        """Loads a model, unless it is loaded, and keeps it loaded until the end of the block.
 
         Args:
-            loads: replaces the pool's autoload; None: it does not.
-            looks: the block only reads, so the idle time of the model does not begin again at its end.
-            holds: the model is not unloaded before the end of the block. False: for a request that lasts
-                as long as a page is open.
+            loads: replaces the pool's autoload; None: the pool's autoload applies.
+            looks: True: the block only reads, so its end does not restart the idle time of the model.
+            holds: True: the model is not unloaded before the end of the block. False: it may be unloaded earlier, since
+                the request may last as long as a page is open.
 
         Raises:
             ApiError: the model is not loaded and `loads` is False (400); its load fails, or the server ends (503).
@@ -249,7 +252,7 @@ class ModelPool:
         return model.state == "loaded" and not model.is_leaving and model not in self._closing
 
     def load(self, model: PooledModel) -> None:
-        """Starts to load a model that is not loaded."""
+        """Starts to load a model, unless it is loaded."""
         if not self.is_open(model):
             self._waiting.setdefault(model, _Wait()).is_asked = True
             self._look()
@@ -282,7 +285,7 @@ class ModelPool:
         return max(0.0, idle_s + (0.0 if model.n_users else model.used_s - _now()))
 
     def keep(self, model: PooledModel, seconds: float | None) -> None:
-        """Sets the seconds without a request after which a model sleeps; math.inf: never; None: as its options say."""
+        """Sets the seconds without a request after which a model sleeps; math.inf: never; None: by its options."""
         model.keep_s = seconds
         self._look()
 
@@ -301,9 +304,9 @@ class ModelPool:
             except (ConfigError, OSError) as error:
                 raise ApiError(503, f"the models cannot be looked for again: {error}") from error
             self.models += map(self._make, found.new)
-            for model in self.models[1:]:  # requests without a model use the first one
+            for model in list(self.models):
                 is_idle = model.state in ("unloaded", "sleeping") and model not in self._waiting
-                if is_idle and not found.names & set(model.serving.names):
+                if is_idle and not found.names & set(model.serving.names) and len(self.models) > 1:
                     self.models.remove(model)
 
     def wait_in_words(self, model: PooledModel) -> str:
@@ -313,7 +316,7 @@ class ModelPool:
         last = "" if model.last_load_s is None else f"; its last load took {model.last_load_s:.0f} s"
         return f"{model.name} has been loading for {_now() - model.began_s:.0f} s{last}"
 
-    # The inside
+    # Internals
 
     def _loaded(self) -> list[PooledModel]:
         return [model for model in self.models if model.state == "loaded"]
@@ -346,7 +349,7 @@ class ModelPool:
         self._look()
 
     def _look(self) -> None:
-        """Takes the next step for the model that has waited longest. Called after each change."""
+        """Serves the model that has waited longest, and puts idle models to sleep. Called after each change."""
         self._changed.set()
         if not self._is_draining:
             self._serve_waiting()
@@ -360,7 +363,7 @@ class ModelPool:
         for model, wait in list(self._waiting.items()):
             if model.state != "loaded":
                 if any(each.state in ("loading", "unloading") for each in self.models):
-                    self._closing = before  # the end of that load or unload calls this again
+                    self._closing = before  # the end of that load or unload calls _look again
                 else:
                     self._make_room(model, wait, before)
                 return
@@ -377,7 +380,7 @@ class ModelPool:
         """Loads the model if it fits. Otherwise unloads idle models, or lets busy models end their work.
 
         Args:
-            before: the models that already take no new requests.
+            before: the models that already accept no new requests.
         """
         leaving = self._leaving_for(model, before)
         busy = [each for each in leaving if each.n_users]
@@ -393,7 +396,8 @@ class ModelPool:
             self._closing.update(busy)
 
     def _leaving_for(self, model: PooledModel, before: set[PooledModel]) -> list[PooledModel]:
-        """Returns the loaded models to unload for this model: idle models first, then `before`, then the oldest use."""
+        """Returns the loaded models to unload for this model: idle models first, then models in `before`, then the
+        least recently used models."""
         staying = sorted(self._loaded(), key=lambda each: (each.n_users > 0, each not in before, each.used_s))
         leaving = []
         while staying and not self._fit([*staying, model]):
@@ -470,7 +474,7 @@ class ModelPool:
     async def _close(self, model: PooledModel, state: ModelState) -> None:
         try:
             with contextlib.suppress(ApiError, EngineClosedError):
-                await live_of(model.serving).look()  # for the last figures, which /metrics still shows
+                await live_of(model.serving).look()  # stores the last figures for /metrics
             await model.serving.aclose()
         except Exception:
             logger.exception("%s could not be unloaded in good order", model.name)
@@ -484,7 +488,7 @@ class ModelPool:
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)  # asyncio itself keeps no reference
+        self._tasks.add(task)  # asyncio has only a weak reference
         task.add_done_callback(self._tasks.discard)
         return task
 

@@ -20,11 +20,11 @@ class PoolOptions:
     """Options of a pool. Raises ConfigError.
 
     Attributes:
-        free_bytes: the bytes that all loaded models together may take, of main memory and then of each GPU.
+        free_bytes: the bytes that all loaded models together may use: of main memory first, then of each GPU.
         max_loaded: the most models that are loaded at once; 0: as many as fit.
         sleep_idle_s: seconds without a request after which a model is unloaded; None: never.
-        in_order: True: a busy model takes no more requests as soon as a request waits for another model. False: it
-            continues for as long as the other model's last load took, so that requests for both are gathered.
+        in_order: True: a busy model accepts no more requests as soon as a request waits for another model. False: the
+            busy model continues for as long as the other model's last load took, so that requests for both gather.
         autoload: True: a request loads its model. False: the request is refused, and only POST /models/load loads.
     """
 
@@ -48,10 +48,10 @@ class ModelSpec:
     Attributes:
         config: the options of its engine. options: the options of the server, with the names of the model.
         plan: the plan of its engine on this machine.
-        bytes: the bytes that it takes of main memory, then of each GPU, as many entries as PoolOptions.free_bytes has.
+        bytes: the bytes that the model needs of main memory, then of each GPU, in the order of PoolOptions.free_bytes.
         is_encoder: the model predicts no next token.
         on_startup: the model is loaded when the server starts.
-        sleep_idle_s: replaces the sleep_idle_s of PoolOptions, unless None.
+        sleep_idle_s: replaces PoolOptions.sleep_idle_s; None: PoolOptions.sleep_idle_s applies.
     """
 
     config: EngineConfig

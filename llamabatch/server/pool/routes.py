@@ -1,4 +1,4 @@
-"""The endpoints of a pool. Any other request goes to the application of the model that it names."""
+"""The endpoints of a pool, and the dispatch of all other requests to the applications of the models that they name."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from llamabatch.utils.version import __version__
 _WITHOUT_MODEL = frozenset(("/", "/version", "/api/version", "/openapi.json", "/favicon.ico"))
 _PAGE = "/page/"
 _KEPT = "/v1/responses/"  # all models share the stored responses
-_NO_LOAD = frozenset(("/slots", "/load"))  # a model that is not loaded has no slots and no calls
+_NO_LOAD = frozenset(("/slots", "/load"))  # load no model: a model that is not loaded has no slots and no calls
 _FILES = ("/v1/files", "/v1/batches")
 _OLLAMA = "/api/"
 _ON_LOOP = 2**16  # bytes; a larger body is read on a thread
-_DURATION = re.compile(r"(-?[0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")  # as Go's time.ParseDuration
+_DURATION = re.compile(r"(-?[0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")  # the syntax of Go's time.ParseDuration
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FOR_EVER_S = 365 * 86_400
 _OWNER = "llamabatch"
@@ -81,11 +81,11 @@ class _Endpoints:
         self._pool = pool
 
     async def livez(self, _: HttpRequest) -> Response:
-        """Answers 200, because a model that fails does not affect other models."""
+        """Returns 200 always, because a model that fails does not affect other models."""
         return JSONResponse({"status": "ok", "state": self._pool.state})
 
     async def readyz(self, request: HttpRequest) -> Response:
-        """Answers 200 once the initial models are loaded, until the server ends. Requests load other models."""
+        """Returns 200 once the initial models are loaded or have failed, until the server drains; otherwise 503."""
         state = self._pool.state
         if state == "ready":
             return JSONResponse({"status": "ok"})
@@ -143,7 +143,7 @@ class _Endpoints:
         return json_response({"models": found})
 
     async def metrics(self, request: HttpRequest) -> Response:
-        """Returns the metrics of loads and of HTTP; with `model` in the query, the metrics of that model's engine."""
+        """Returns the metrics of loads and of HTTP, or of a model's engine: `model` in the query, or the only model."""
         name, models = request.query_params.get("model") or None, self._pool.models
         state = request.app.state
         if name is not None or len(models) == 1:
@@ -185,7 +185,7 @@ class _Endpoints:
 
 
 class _Dispatch:
-    """An ASGI application that loads the model of a request, and hands the request to the model's application."""
+    """An ASGI application that loads the model of a request, and passes the request to the model's application."""
 
     def __init__(self, pool: ModelPool) -> None:
         self._pool = pool
@@ -194,6 +194,7 @@ class _Dispatch:
         path, pool = own_path(scope), self._pool
         first = pool.find(None)
         is_post = scope["method"] == "POST"
+        reads = is_post and not path.startswith(_FILES)  # an upload streams to the disk, and its body names no model
         no_model = path in _WITHOUT_MODEL or path.startswith(_PAGE) or (path.startswith(_KEPT) and not is_post)
         if no_model or not _has_route(first.app, scope):
             await first.app(scope, receive, send)
@@ -203,7 +204,7 @@ class _Dispatch:
         request = HttpRequest(scope)
         query = request.query_params
         name, keep, streams, ping_s = query.get("model") or None, None, False, None
-        if is_post:
+        if reads:
             body, receive = await _read(request, receive)
             given = body.get("model")
             if given is None and path.startswith(_OLLAMA):
@@ -220,7 +221,7 @@ class _Dispatch:
             await _props(pool)(scope, receive, send)
             return
         model = pool.find(name)
-        if path == "/api/show" and model.state != "loaded":  # clients ask about every listed model, so no load
+        if path == "/api/show" and model.state != "loaded":  # no load: clients ask about every listed model
             await json_response(await asyncio.to_thread(_ollama_show, model))(scope, receive, send)
             return
         loads = {"true": True, "1": True, "false": False, "0": False}.get(query.get("autoload", ""))
@@ -245,7 +246,7 @@ async def _streamed(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Loads a model, then hands it a request for a stream. Meanwhile, comments keep the stream open."""
+    """Loads a model, then passes it a request for a stream. Comments keep the stream open during the load."""
     every_s = model.serving.options.sse_ping_s if ping_s is None else ping_s
     stream = WaitingStream(scope, send, lambda: pool.wait_in_words(model), every_s)
     try:
@@ -260,8 +261,8 @@ async def _streamed(
 
 
 async def _read(request: HttpRequest, receive: Receive) -> tuple[Json, Receive]:
-    """Reads a body. Returns its JSON object or the fields of its form, or {} if it is empty or a list, and a `receive`
-    that brings the body once more.
+    """Reads a body. Returns the body's JSON object or form fields ({}: the body is empty or a list), and a `receive`
+    that returns the same body again.
 
     Raises:
         ApiError: as in read_json and in Form.
@@ -292,7 +293,7 @@ async def _read(request: HttpRequest, receive: Receive) -> tuple[Json, Receive]:
 
 
 def _has_route(app: Any, scope: Scope) -> bool:
-    """Returns True if the application has an endpoint for this path and method. A 404 or a 405 needs no model."""
+    """Returns True if the application has an endpoint for this path and method. Otherwise no model is needed."""
     return any(route.matches(scope)[0] is Match.FULL for route in app.routes)
 
 
@@ -313,14 +314,15 @@ def _props(pool: ModelPool) -> App:
 
 
 def _ping_s(interval: object) -> float | None:
-    """Reads the seconds of sse_ping_interval; None: there is none, or the model's application will refuse it."""
+    """Returns the seconds of sse_ping_interval; None: missing, or wrong (the model's application refuses the body)."""
     if isinstance(interval, bool) or not isinstance(interval, int):
         return None
     return float(max(0, interval))
 
 
 def _seconds(keep_alive: object) -> float | None:
-    """Reads the seconds of ollama's keep_alive; math.inf: below 0 or over a year; None: no number or duration as 5m."""
+    """Returns the seconds of ollama's keep_alive, a number or a duration such as 5m. math.inf: the value is below 0 or
+    over a year. None: the value is missing or has another form."""
     if isinstance(keep_alive, bool) or keep_alive is None:
         return None
     if isinstance(keep_alive, str):
@@ -369,7 +371,7 @@ def _ollama_show(model: PooledModel) -> Json:
 
 
 def _uses(model: PooledModel) -> list[str]:
-    """Returns the capabilities of a model in ollama's words, as far as its plan tells them before a load."""
+    """Returns the capabilities of a model by ollama's names, as far as they are known before a load."""
     spec = model.spec
     uses = {
         "completion": not spec.is_encoder,

@@ -1,4 +1,4 @@
-"""Plans each model of a pool from the headers of its files, before anything is loaded."""
+"""The plan of each model of a pool, made from the headers of the model's files before any model is loaded."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from llamabatch.planning.plan import bytes_by_place
 from llamabatch.server.options import ServerOptions
 from llamabatch.server.pool.options import ModelSpec
 
-# The options that a plan chooses by the free memory. A later load must choose the same values, so they are fixed.
+# The options that a plan chooses by the free memory. A later load must use the same values, so spec_of fixes them.
 _CHOSEN = ("n_ctx", "n_slots", "kv", "kv_cells", "cache_ram")
 
 
 def spec_of(config: EngineConfig, options: ServerOptions, share: float, **more: Any) -> ModelSpec:
-    """Returns the ModelSpec of a model, with `more` of its fields. The plan uses the model's share of the free memory,
-    or all free memory if the share is too small.
+    """Returns the ModelSpec of a model. The plan uses the model's share of the free memory, or all free memory if the
+    share is too small. `more` has further fields of the ModelSpec.
 
     Raises:
         ModelFileError: the header of a file is damaged. ConfigError, MemoryPlanError: as in capacity.resolve.

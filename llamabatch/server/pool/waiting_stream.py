@@ -42,7 +42,7 @@ class WaitingStream:
         self.has_begun = False
 
     async def until(self, entering: Awaitable[Any]) -> None:
-        """Waits for the model, and sends comments meanwhile. Raises any error of `entering`."""
+        """Waits for the model, and sends comments during the wait. Raises any error of `entering`."""
         task = asyncio.ensure_future(entering)
         try:
             while not (await asyncio.wait({task}, timeout=self._every_s or None))[0]:
@@ -57,7 +57,8 @@ class WaitingStream:
         await task
 
     async def send(self, message: Any) -> None:
-        """Sends a message of the model's application, as its `send`."""
+        """Sends a message of the model's application. If the stream has begun, drops the head and turns an error
+        response into an event."""
         if not self.has_begun:
             await self._send(message)
         elif message["type"] == "http.response.start":
@@ -70,7 +71,7 @@ class WaitingStream:
                 await self._part(self._event(bytes(self._failed)), ends=True)
 
     async def fail(self, error: ApiError) -> None:
-        """Ends the stream with the event of an error. Its head must have been sent."""
+        """Ends the stream with the event of an error. The head of the stream must have been sent."""
         await self._part(self._event(dump(error_body(error, self._scope)).encode()), ends=True)
 
     def _event(self, document: bytes) -> bytes:

@@ -1,1 +1,1 @@
-"""Request bodies: reads and checks the fields that dialects have in common, and makes requests of them."""
+"""Request bodies: reads and checks the fields that several dialects share, and makes engine requests from bodies."""

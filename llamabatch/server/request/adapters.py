@@ -1,4 +1,4 @@
-"""Adapters in bodies: the names or llama-server's ids that a body gives, with their scales."""
+"""Adapters in bodies: a body gives their names or llama-server's ids, with their scales."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from llamabatch.utils.checks import integer, number, show
 
 
 def read_adapters(body: Body) -> tuple[Mapping[str, float] | None, tuple[tuple[int, float], ...] | None]:
-    """Takes the adapters that a body gives by name, and those that it gives by id. Raises AdapterError."""
+    """Removes and returns the adapters that a body gives by name, and those that it gives by id; None: not given.
+    Raises AdapterError."""
     adapters, lora = _adapters(body.take("adapters")), _lora(body.take("lora"))
     if lora is not None and adapters is not None:
         raise AdapterError("adapters and lora are both given; give one of them")
@@ -50,13 +51,13 @@ def _lora(given: object) -> tuple[tuple[int, float], ...] | None:
 def scales_of(
     adapters: Mapping[str, float] | None, lora: tuple[tuple[int, float], ...] | None, loaded: Sequence[str]
 ) -> Mapping[str, float] | None:
-    """Returns names and scales of the adapters that a body asks for by name or id; None: it names none.
+    """Returns names and scales of the adapters that a body asks for by name or id; None: the body names no adapters.
 
     Args:
-        loaded: names in the order of llama-server's ids.
+        loaded: names of the adapters in the order of llama-server's ids.
 
     Raises:
-        AdapterError: an id is not among them.
+        AdapterError: no loaded adapter has an id of the body.
     """
     if lora is None:
         return adapters

@@ -1,5 +1,5 @@
-"""Body: the values of a JSON body, taken by a table of its fields. A field is known, refused, or ignored and named in a
-header. Of HTTP, this module knows only the headers."""
+"""Body: reads the values of a JSON body by a table of known fields. Other fields are refused, or ignored and named in a
+header. This module knows nothing of HTTP but the headers."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ MAX_REPEATED = 256  # characters of a text that an answer repeats and the model 
 
 _LOGPROBS = ("logprobs", "top_logprobs", "n_probs", "prompt_logprobs", "logprob_token_ids")
 _MAX_HEADER = 1024  # bytes of the value of IGNORED_HEADER
-_MAX_IGNORED = 1024  # ignored names kept of a body, because the event loop writes them to the header and the log
-_MAX_IGNORED_NAME = 64  # characters kept of each ignored name, because log_ignored never forgets a name
-_MAX_NAMES = 512  # names in the value of IGNORED_HEADER; each takes three bytes or more
-_MAX_LOGGED = 1024  # names of ignored fields that are remembered as logged
+_MAX_IGNORED = 1024  # ignored names stored of a body, because the event loop writes them to the header and the log
+_MAX_IGNORED_NAME = 64  # characters stored of each ignored name, because log_ignored never forgets a name
+_MAX_NAMES = 512  # names in the value of IGNORED_HEADER; each needs three bytes or more
+_MAX_LOGGED = 1024  # names of ignored fields that a process logs; further names are not logged
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:\-\[\]]")
 _PLACE = re.compile(r"\[[0-9]+\]")
-_PART = re.compile(r"[.:\[]")  # separates the name of a field from that of a part of its value
+_PART = re.compile(r"[.:\[]")  # ends the name of a field in a path, before the name of a part
 _VERB = re.compile(r" (?:is|are|has|have|holds|names|needs) |[;:]")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Fields that are converted to another field without being its alias.
+# Fields whose values are converted to another field, though their names are not its aliases.
 _FORMS = {
     **dict.fromkeys(("grammar", "json_schema", "structural_tag"), "structured_outputs"),
     **dict.fromkeys(("reasoning_budget_tokens", "thinking_budget_tokens"), "thinking_token_budget"),
@@ -55,15 +55,16 @@ class Rules:
     """The options of a server that decide how bodies are read.
 
     Attributes:
-        strict: a body with unknown fields or optional wishes is refused; else they are ignored and named in a header.
-        max_logprobs: limit of the logprobs at each place; -1: as many as SamplingParams allows.
-        trust_templates: a body may bring a chat template, which is a program.
+        strict: True: unknown fields, and values of optional fields outside `only`, are refused. False: both are ignored
+            and named in a header.
+        max_logprobs: limit of the logprobs at each position; -1: as many as SamplingParams allows.
+        trust_templates: a body may contain a chat template. A chat template is a program.
         sampling: values of SamplingParams for bodies that do not set them.
         template: the server's chat template, in place of the model's.
         template_kwargs: variables of the chat template for bodies that do not set them.
-        verbose: answers that are not streamed have __verbose.
+        verbose: answers that are not streamed have the entry __verbose.
         enable_thinking: the template variable of this name for bodies that do not set it; None: the template's default.
-        timeout_s: seconds that the headers of the request allow.
+        timeout_s: seconds that the headers of the request allow; None: no limit.
         variables: names that the server's chat template reads; None: unknown.
         thinks: the model marks its thinking in a known way.
         media: kinds of media that the model reads.
@@ -98,10 +99,10 @@ class Field:
 
     Attributes:
         schema: JSON schema of its values.
-        doc: for the OpenAPI document.
-        only: the accepted values, which ask for the usual behaviour; None: the reader of the body checks the value.
-            null always means that the field is absent, also for unknown fields.
-        advice: the fix, for the error message about another value.
+        doc: the description in the OpenAPI document.
+        only: the accepted values; they ask for the usual behaviour. None: the reader of the body checks the value.
+            In every field, known or not, null means that the field is absent.
+        advice: how to fix the body, for the error message about a value outside `only`.
         optional: values outside `only` merely permit a service to do something. They are ignored and named in a
             header, or refused if the server is strict.
     """
@@ -155,13 +156,13 @@ def log_ignored(names: Iterable[str]) -> None:
 
 
 class Body:
-    """The values of a body, taken one by one. Fields with `only` are checked at once.
+    """The values of a body. A reader removes them one by one. The constructor checks fields with `only`.
 
     Args:
-        body: the JSON object. fields: the table of the endpoint.
+        body: the JSON object. fields: the endpoint's table of known fields.
 
     Attributes:
-        ignored: names of unknown fields, and of known things without effect here, 1,024 at most.
+        ignored: names of unknown fields, and of known fields and parts without effect here; 1,024 at most.
 
     Raises:
         ApiError: a field has an unsupported value, or a name is unknown and the rules are strict.
@@ -194,7 +195,7 @@ class Body:
 
     @staticmethod
     def _check_logprobs(body: Mapping[str, Any], fields: Fields, most: int) -> None:
-        """Raises ApiError for more logprobs at each place than `most`. Values of other types are left to the reader."""
+        """Raises ApiError for more logprobs at each position than `most`. The reader checks values of other types."""
         for name in _LOGPROBS if most >= 0 else ():
             given = body.get(name)
             count = len(given) if isinstance(given, list) else given
@@ -223,7 +224,7 @@ class Body:
         """Adds a known field to `ignored`, because its value has no effect here. Raises ApiError if strict.
 
         Args:
-            name: the path of a nested field has dots.
+            name: the name of the field; for a nested field, its path with dots.
         """
         if self._strict:
             message = f"{name} is {show(value)}, which has no effect: {why}; leave it out"
@@ -231,10 +232,10 @@ class Body:
         self._add_ignored(name)
 
     def ignore_kind(self, place: str, kind: str, why: str, code: str) -> None:
-        """Adds a part of a body to `ignored`, by its place and kind. Raises ApiError if strict.
+        """Adds a part of a body to `ignored`, as its path and type. Raises ApiError if strict.
 
         Args:
-            place: as tools[2]. code: of the error.
+            place: path of the part, such as tools[2]. code: the code of the error.
         """
         if self._strict:
             message = f"{place} is of type {show(kind)}; {why}"
@@ -252,45 +253,50 @@ class Body:
             self._values[name] = value
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        """Takes the value of a boolean field. Raises SamplingError."""
+        """Removes and returns the value of a boolean field. Raises SamplingError."""
         value = self.take(name)
         return default if value is None else boolean(SamplingError, name, value)
 
     def label(self, name: str) -> str | None:
-        """Takes the value of a text field that the answer repeats. Raises PromptError."""
+        """Removes and returns a text that the answer repeats. Raises PromptError, also for a text that is too long."""
         value = self.text(name)
         check_repeated(name, value)
         return value
 
     def integer(self, name: str, low: int, high: int) -> int | None:
-        """Takes the value of an integer field. Raises SamplingError."""
+        """Removes and returns the value of an integer field. Raises SamplingError."""
         value = self.take(name)
         return None if value is None else integer(SamplingError, name, value, low, high)
 
     def number(self, name: str, low: float, high: float) -> float | None:
-        """Takes the value of a number field. Raises SamplingError."""
+        """Removes and returns the value of a number field. Raises SamplingError."""
         value = self.take(name)
         return None if value is None else number(SamplingError, name, value, low, high)
 
     def choice(self, name: str, known: Iterable[str]) -> str | None:
-        """Takes the value of a field that must be one of `known`. Raises SamplingError."""
+        """Removes and returns a value that must be one of `known`. Raises SamplingError."""
         value = self.take(name)
         return None if value is None else choice(SamplingError, name, value, known)
 
     def text(self, name: str) -> str | None:
-        """Takes the value of a text field. Raises PromptError."""
+        """Removes and returns the value of a text field. Raises PromptError."""
         value = self.take(name)
         return None if value is None else string(name, value)
 
     def needed(self, name: str, what: str) -> Any:
-        """Takes the value of a required field. Raises ApiError if it is missing."""
+        """Removes and returns the value of a required field. Raises ApiError if the body has none.
+
+        Args:
+            what: describes a correct value, for the error message.
+        """
         value = self.take(name)
         if value is None:
             raise ApiError(400, f"the body has no {name}; give {what}", code="missing_required_parameter", param=name)
         return value
 
     def nested(self, name: str, known: Iterable[str]) -> Json:
-        """Takes the object of a field, and adds its unknown names to `ignored`. Raises PromptError."""
+        """Removes and returns the object of a field. Adds the object's unknown names to `ignored`. Raises PromptError,
+        and ApiError for an unknown name if strict."""
         value = self.take(name)
         if value is None:
             return {}
@@ -303,7 +309,7 @@ class Body:
         return {each: value[each] for each in known if value.get(each) is not None}
 
     def rest(self) -> Json:
-        """Returns the values that were not taken."""
+        """Returns the values that no reader has removed."""
         return dict(self._values)
 
 
@@ -324,8 +330,8 @@ R = TypeVar("R", bound=Callable[..., Any])
 
 
 def reads(read: R) -> R:
-    """Decorates a reader whose first argument is a body: turns an InputError into an ApiError. The `param` of the
-    ApiError is the field that the message is about, under the name that the body has for it."""
+    """Decorates a reader: an InputError becomes an ApiError. The first argument of the reader is a body. The `param` of
+    the ApiError is the field that the message is about, under the name that the body uses."""
 
     @functools.wraps(read)
     def call(body: Mapping[str, Any], *args: Any, **options: Any) -> Any:
@@ -338,8 +344,10 @@ def reads(read: R) -> R:
 
 
 def param_of(message: str, body: Mapping[str, Any]) -> str | None:
-    """Returns the field of a body that a message is about; None: no single field. The field is one of the first words
-    of the message, or the name that the body has for the parameter in these words."""
+    """Returns the field of a body that an error message is about; None: no single field.
+
+    One of the message's first words is the field's name, or the name of the parameter to which the field belongs.
+    """
     head = _VERB.split(message, maxsplit=1)[0]
     for word in _WORD.findall(head):
         if word in body:

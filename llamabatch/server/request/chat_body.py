@@ -1,4 +1,4 @@
-"""The body of /v1/chat/completions, read without HTTP."""
+"""The body of /v1/chat/completions and its reader, without HTTP."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from llamabatch.utils.checks import show
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 _REASONING_FORMATS = ("none", "auto", "deepseek")
-# Variables that programs send to every model, also if its template does not read them.
+# Template variables that programs send to every model, even to one whose template does not read them.
 _WISHES = ("enable_thinking", "thinking", "reasoning_effort", "preserve_reasoning")
 
 # Values of SamplingParams if neither the body nor the server sets them: a chat runs until the model stops.
@@ -143,8 +143,8 @@ class ChatBody(Generation):
     """A request for a chat completion.
 
     Attributes:
-        conversation, options: the chat template makes the prompt of these two.
-        include_reasoning: the answer holds the thinking.
+        conversation, options: the chat template makes the prompt from these two.
+        include_reasoning: the answer contains the thinking.
         functions: the caller uses the old form of tools, so the answer has function_call.
         before: token ids of the text before the conversation.
     """
@@ -196,7 +196,7 @@ def read_as_chat(body: Mapping[str, Any], rules: Rules, names: Mapping[str, str]
     """Reads a ChatBody from a chat body that was converted from another dialect. Raises ApiError.
 
     Args:
-        names: the dialect's names by the names of chat fields, for error messages.
+        names: maps a chat field to the dialect's name of the field, for error messages.
     """
     try:
         read = read_chat(body, rules)
@@ -211,7 +211,7 @@ def read_as_chat(body: Mapping[str, Any], rules: Rules, names: Mapping[str, str]
 
 
 def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
-    """Reads the ChatOptions of a body. The second value is True if the body has the old form of tools."""
+    """Reads the ChatOptions of a body. The second result is True if the body has functions, the old form of tools."""
     template = body.text("chat_template")
     if template is not None and not rules.trust_templates:
         raise ApiError(
@@ -222,7 +222,7 @@ def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
             param="chat_template",
         )
     if template is not None:
-        rules = replace(rules, variables=None)  # the body's own template is known when it is rendered
+        rules = replace(rules, variables=None)  # the variables of the body's own template are not known
     effort = body.choice("reasoning_effort", EFFORTS)
     wished = effort_kwargs(body, rules, "reasoning_effort", effort)
     usual = {name: value for name, value in rules.template_kwargs.items() if name not in _WISHES or rules.reads(name)}
@@ -251,7 +251,7 @@ def _options(body: Body, rules: Rules) -> tuple[ChatOptions, bool]:
 
 
 def _flat(body: Body, given: list[Any], choice: Any) -> tuple[list[Any] | None, Any]:
-    """Replaces each namespace in the tools by its functions, and the names in the choice by the offered names."""
+    """Returns the tools with functions in place of namespaces, and the choice with the names that the model knows."""
     tools: list[Any] = []
     namespaced: Namespaced = {}
     for place, tool in optional.own_tools(body, given, ("function", NAMESPACE)):
@@ -276,8 +276,11 @@ def _flat(body: Body, given: list[Any], choice: Any) -> tuple[list[Any] | None, 
 
 
 def _function(where: str, tool: object, namespace: str) -> tuple[str, Json]:
-    """Returns the plain name of a function in a namespace, and the function under the name that the model knows. The
-    function has the form of /v1/responses, whose API has namespaces, or that of a chat."""
+    """Returns the plain name of a function in a namespace, and the function under the name that the model knows.
+
+    Args:
+        tool: a function in the form of /v1/responses or in that of a chat.
+    """
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping):
         raise PromptError(f"{where} is {show(tool)}; give an object of type function")
@@ -287,17 +290,17 @@ def _function(where: str, tool: object, namespace: str) -> tuple[str, Json]:
 
 
 def is_begun(messages: list[Json]) -> bool:
-    """True if a conversation ends with the beginning of an answer, which Anthropic's API and ollama's continue."""
+    """True if a conversation ends with the beginning of an answer. Anthropic's API and ollama's continue the answer."""
     last = messages[-1] if messages else {}
     content = last.get("content")
     return last.get("role") == "assistant" and isinstance(content, str) and content != "" and not last.get("tool_calls")
 
 
 def template_kwargs(body: Body, rules: Rules) -> Json:
-    """Takes chat_template_kwargs of a body. Wishes that the template does not read are ignored and named in a header.
+    """Removes and returns chat_template_kwargs. Those of _WISHES that the template does not read are ignored.
 
     Raises:
-        PromptError: the value is no object. ApiError: a wish would change nothing, and the rules are strict.
+        PromptError: the value is no object. ApiError: a variable would be ignored, and the rules are strict.
     """
     kwargs = body.take("chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -311,10 +314,10 @@ def template_kwargs(body: Body, rules: Rules) -> Json:
 def effort_kwargs(body: Body, rules: Rules, name: str, effort: str | None) -> Json:
     """Returns the variables of the chat template for a reasoning effort, if the template reads them.
 
-    Programs send an effort to every model, so an effort without effect is ignored and its field is named in a header.
+    Programs send an effort to every model. An effort without effect is ignored, and a header names its field.
 
     Args:
-        name: of the field. effort: one of EFFORTS; None: no wish.
+        name: the name of the field. effort: one of EFFORTS; None: not given.
 
     Raises:
         ApiError: the effort would change nothing, and the rules are strict.
@@ -330,11 +333,11 @@ def effort_kwargs(body: Body, rules: Rules, name: str, effort: str | None) -> Js
 
 
 def thinking_kwargs(body: Body, rules: Rules, name: str, value: str) -> Json:
-    """Returns the template variables that turn thinking on or off; none if the model does so anyway. Raises as
-    effort_kwargs.
+    """Returns the template variables that turn thinking on or off; {}: the template has no variable for thinking.
+    Raises ApiError as effort_kwargs does.
 
     Args:
-        value: "enabled"; any other value: the model shall not think.
+        name: the name of the field. value: "enabled"; any other value: the model shall not think.
     """
     wanted = value == "enabled"
     if rules.reads("enable_thinking"):
@@ -346,9 +349,11 @@ def thinking_kwargs(body: Body, rules: Rules, name: str, value: str) -> Json:
 
 
 def _usual(rules: Rules) -> dict[str, Any]:
-    """Returns default variables for templates that read them. The day has llama-server's format and replaces a fixed
-    day in the template. An empty `functions` is for a template that only appends it to a text, because a message
-    describes the tools."""
+    """Returns default variables for templates that read them.
+
+    The dates have llama-server's formats and replace fixed dates in templates. `functions` is empty, because some
+    templates append `functions` to a text, and a message already describes the tools.
+    """
     now = datetime.datetime.now()
     found: dict[str, Any] = {
         "date_string": now.strftime("%d %b %Y"),
@@ -371,8 +376,8 @@ def _new_form(functions: object, call: object) -> tuple[Any, Any]:
 
 
 def _conversation(messages: object, body: Body) -> Conversation:
-    """Returns the checked messages, with old tool calls in the new form, and texts in place of the history's media.
-    Raises PromptError, ApiError."""
+    """Returns the checked messages. Old function calls get the new form. Texts replace media of the history that the
+    model does not read. Raises PromptError, ApiError."""
     if not isinstance(messages, list):
         raise PromptError(f"messages is {show(messages)}; give a list of messages")
     if not messages:
@@ -393,11 +398,11 @@ def _conversation(messages: object, body: Body) -> Conversation:
 
 
 def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool) -> Mapping[str, Any]:
-    """Converts the media of a message to one form, and replaces media that the model does not read by texts.
+    """Converts the media of a message to one form. Refuses media that the model cannot read, or replaces them by texts.
 
     Args:
-        shown: True: the caller asks about this message, so such media are refused. False: the message is history or
-            the result of a tool, which a program sends again with each request.
+        shown: True: the caller asks about this message, and unreadable media are refused. False: texts replace them,
+            because programs send history and results of tools again with each request.
     """
     content = message.get("content")
     if not isinstance(content, list):
@@ -428,10 +433,10 @@ def _in_text(index: int, message: Mapping[str, Any], body: Body, *, shown: bool)
 
 
 def _message_of(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a message without null entries, and with an old function_call as a tool call."""
+    """Returns a message without null entries. An old function_call becomes a tool call."""
     plain = {name: value for name, value in message.items() if value is not None or name == "content"}
     if plain.get("role") != "assistant" and plain.get("content", "") is None:
-        plain["content"] = ""  # a turn without a text
+        plain["content"] = ""  # the message has no text
     call = plain.pop("function_call", None)
     if call is not None:
         if "tool_calls" in plain:
@@ -440,7 +445,7 @@ def _message_of(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
     if plain.get("role") == "function":
         plain |= {"role": "tool", "tool_call_id": plain.get("tool_call_id", "call_0")}
     if plain.get("role") == "assistant" and "content" not in plain and "tool_calls" not in plain:
-        plain["content"] = None  # thinking alone
+        plain["content"] = None  # the message has thinking alone
     if isinstance(plain.get("content"), list):
         parts = plain["content"]
         known = (*_TEXTS, *PICTURE_TYPES, *SOUND_TYPES)

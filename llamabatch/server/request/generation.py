@@ -1,5 +1,5 @@
-"""Generation: the values of a body that asks for text. They are SamplingParams, under the names of vLLM, llama-server
-and OpenAI, and values about the answer."""
+"""Generation: the values of a body that asks for text. Some are sampling parameters, named as in vLLM, llama-server or
+OpenAI. The others describe the answer."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from llamabatch.server.request.body import Body, Json, Rules
 from llamabatch.server.request.generation_fields import TIERS
 from llamabatch.utils.checks import boolean, integer, number, pairs, show
 
-PRIORITY_TIER = -1  # SamplingParams.priority of service_tier "priority": before requests of the default tier
+PRIORITY_TIER = -1  # SamplingParams.priority of service_tier "priority": below the default, 0, and so served first
 
 _defaults: weakref.WeakKeyDictionary[Model, Defaults] = weakref.WeakKeyDictionary()
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
-_LONGEST_LIST = 4096  # characters of a text that is parsed as a list; a longer one is taken (and refused) as a breaker
+_LONGEST_LIST = 4096  # characters; a longer text is not parsed as a list, but counts as one breaker (and is refused)
 _OF_FORM = re.compile(r"(?:(?:json|regex|choice|grammar|structural_tag) of )?structured_outputs")
 _BAN = -100.0  # the bias for llama-server's `false`, which bans a token
 
@@ -47,21 +47,21 @@ class Generation(ABC):
     """The fields of a body except its prompt.
 
     Attributes:
-        params: sampling parameters, including tier and deadline.
+        params: sampling parameters, with the deadline and the effects of the tier.
         model: the requested name; None: any.
         adapters: names and scales of adapters; None: the body names none.
         lora: llama-server's ids (positions among the server's adapters) and scales; None: the body names none.
-        text_biases: entries of logit_bias for texts; they hold for each token of the text.
+        text_biases: pairs of a text and the bias of each of its tokens, from logit_bias.
         stream: the answer is streamed.
-        include_usage: a last event with the counts of tokens. continuous_usage: counts in each event.
+        include_usage: a last event has the token counts. continuous_usage: each event has the token counts.
         service_tier: as requested; None: not given.
-        request_id: id of the answer; None: a new one.
-        return_token_ids: the answer holds token ids. tokens_as_ids: logprobs name tokens as token_id:17.
+        request_id: id of the answer; None: a new id is made.
+        return_token_ids: the answer contains token ids. tokens_as_ids: logprobs name tokens as token_id:17.
         timings_per_token, return_progress, verbose: as in llama-server.
-        no_output: max_tokens is 0: the one token that is generated is left out of the answer.
-        form: the field that asks for structured output, as response_format; None: no field.
+        no_output: max_tokens is 0. One token is generated all the same, and the answer omits it.
+        form: name of the field that asks for structured output, such as response_format; None: no field does.
         ping_s: seconds of silence before a comment in a stream; 0: no comments; None: the server's setting.
-        ignored: names of unknown fields, and of known things without effect here.
+        ignored: names of unknown fields, and of known fields and parts without effect here.
     """
 
     params: SamplingParams
@@ -99,7 +99,7 @@ class Generation(ABC):
 
     @property
     def has_media(self) -> bool:
-        """True if a prompt has a picture or a sound, which takes time and memory to decode."""
+        """True if a prompt has a picture or a sound. Decoding media needs time and memory."""
         return False
 
     @property
@@ -109,11 +109,11 @@ class Generation(ABC):
 
     @property
     def answered_tier(self) -> str | None:
-        """The service_tier of the answer, with "default" for "auto"; None: the body names none."""
+        """The service_tier of the answer, with "default" for "auto"; None: the body names no tier."""
         return "default" if self.service_tier == "auto" else self.service_tier
 
     def params_for(self, processor: InputProcessor) -> SamplingParams:
-        """Returns the parameters with the biases of texts added for their token ids. Raises InputError."""
+        """Returns the parameters, with the biases of texts by token id in logit_bias. Raises InputError."""
         if not self.text_biases:
             return self.params
         biases = dict(self.params.biases)
@@ -123,23 +123,23 @@ class Generation(ABC):
         return dataclasses.replace(self.params, logit_bias=biases)
 
     def adapter_scales(self, loaded: Sequence[str]) -> Mapping[str, float] | None:
-        """Returns names and scales of the adapters that the body asks for; None: it names none.
+        """Returns names and scales of the adapters that the body asks for; None: the body names no adapters.
 
         Args:
-            loaded: names in the order of llama-server's ids.
+            loaded: names of the adapters in the order of llama-server's ids.
 
         Raises:
-            AdapterError: an id is not among them.
+            AdapterError: no loaded adapter has an id of the body.
         """
         return scales_of(self.adapters, self.lora, loaded)
 
 
 def read_generation(body: Body, rules: Rules, usual: Mapping[str, Any], *, chat: bool = False) -> dict[str, Any]:
-    """Reads the values of a Generation by name. The reader of the endpoint must have taken its own fields before.
+    """Reads the values of a Generation by name. The reader of the endpoint must remove its own fields first.
 
     Args:
-        usual: values of SamplingParams that neither the body nor the server's options set.
-        chat: logprobs is true or false, and top_logprobs is the number of logprobs.
+        usual: values of SamplingParams, used if neither the body nor the server's options set them.
+        chat: True: logprobs is a boolean, and top_logprobs is the number of logprobs, as in a chat.
 
     Raises:
         InputError, ApiError: a value is refused.
@@ -224,7 +224,7 @@ def _params(body: Body, tier: str | None, chat: bool) -> Json:
 
 
 def _each_once(values: Json) -> Json:
-    """Removes equal values under a second name: clients send max_tokens and max_completion_tokens."""
+    """Returns the values without repetitions under a second name: clients send max_tokens and max_completion_tokens."""
     seen: Json = {}
     for given, value in values.items():
         name = ALIASES.get(given, given)
@@ -236,7 +236,7 @@ def _each_once(values: Json) -> Json:
 
 
 def _form(body: Body) -> str | None:
-    """Stores the form that a body asks for as structured_outputs, and returns the field that it came from."""
+    """Stores the requested form as structured_outputs. Returns the field with the form; None: no field has a form."""
     forms: dict[str, Any] = {}
     keys = {
         **{name: name.removeprefix("guided_") for name in ("guided_json", "guided_regex", "guided_choice")},
@@ -249,7 +249,7 @@ def _form(body: Body) -> str | None:
     }
     for name, key in keys.items():
         value = body.take(name)
-        if value is None or (name == "grammar" and value == ""):  # llama-server's value for no grammar
+        if value is None or (name == "grammar" and value == ""):  # with llama-server, "" means no grammar
             continue
         forms[name] = _structure(name, {key: value})
     for name in ("response_format", "structured_outputs"):
@@ -286,7 +286,7 @@ def of_form(name: str, message: str) -> str:
 
 
 def _take_stops(body: Body) -> None:
-    """Drops empty stop strings: web pages send "" for no stop string."""
+    """Removes empty stop strings: web pages send "" if they want no stop string."""
     for name in ("stop", "stop_strings", "stop_sequences"):
         given = body.take(name)
         if isinstance(given, list):
@@ -295,7 +295,7 @@ def _take_stops(body: Body) -> None:
 
 
 def _take_breakers(body: Body) -> None:
-    """Parses dry_sequence_breakers that are a JSON list in a text, as SillyTavern sends them."""
+    """Parses dry_sequence_breakers if they are the text of a JSON list. SillyTavern sends them in this form."""
     for name in ("dry_sequence_breakers", "dry_sequence_breaker"):
         given = body.take(name)
         if isinstance(given, str) and given.startswith("[") and len(given) <= _LONGEST_LIST:
@@ -305,7 +305,7 @@ def _take_breakers(body: Body) -> None:
 
 
 def _take_limits(body: Body) -> None:
-    """Ignores max_tokens if max_completion_tokens has another value: OpenAI and vLLM take the newer name."""
+    """Ignores max_tokens if max_completion_tokens has another value, because OpenAI and vLLM use the newer name."""
     newer, older = body.take("max_completion_tokens"), body.take("max_tokens")
     if newer is not None and older is not None and older != newer:
         body.ignore("max_tokens", older, f"max_completion_tokens is {show(newer)}")
@@ -331,7 +331,10 @@ def _take_samplers(body: Body) -> None:
 
 
 def _take_text_biases(body: Body) -> tuple[tuple[str, float], ...]:
-    """Takes the biases of texts out of logit_bias and turns bans into numbers: llama-server allows both in bodies."""
+    """Removes the biases of texts from logit_bias and returns them. Replaces `false`, a ban, by a number.
+
+    llama-server accepts both texts and bans in bodies.
+    """
     given = body.take("logit_bias")
     if given is None:
         return ()
@@ -368,7 +371,7 @@ def _request_id(given: object) -> str | None:
 
 
 def _generates_nothing(body: Body) -> bool:
-    """Returns True for a limit of 0 tokens and sets it to 1: scoring a prompt takes one step."""
+    """Returns True if the limit of tokens is 0, and replaces the limit by 1: the scoring of a prompt needs one step."""
     for name in ("max_tokens", "max_completion_tokens", "n_predict", "max_new_tokens"):
         if name in body and (value := body.take(name)) is not None:
             limit = integer(SamplingError, name, value, -1, 2**31 - 1)
@@ -379,7 +382,7 @@ def _generates_nothing(body: Body) -> bool:
 
 
 def filled(params: SamplingParams, model: Model) -> FilledParams:
-    """Returns the parameters with a value in every field, from the defaults of the model."""
+    """Returns the parameters. Fields without a value get the defaults of the model."""
     defaults = _defaults.get(model)
     if defaults is None:
         defaults = _defaults[model] = defaults_of(model.metadata)

@@ -1,4 +1,4 @@
-"""GENERATION, the table of the fields of every body that asks for text, with their JSON schemas."""
+"""GENERATION: the fields that every body that asks for text may have, with their JSON schemas."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _parameters() -> dict[str, Field]:
     return fields
 
 
-# `named` checks the fields of AS_HERE, and has the advice about each.
+# `named` checks the values of the fields of AS_HERE.
 GENERATION: Fields = {
     **optional.GENERATION,
     **_parameters(),
@@ -136,12 +136,12 @@ GENERATION: Fields = {
     "timings_per_token": Field(BOOLEAN, "llama-server's timings in the answer, or behind the last piece of a stream"),
     "return_progress": Field(BOOLEAN, "stream events with the progress of the prompt"),
     "sse_ping_interval": Field(_whole(-1, 2**31 - 1), "seconds of silence before a comment; -1: none"),
-    # These fields mean nothing to a model.
+    # Services keep these fields for their own use. They mean nothing to a model.
     **{
         name: Field(_ANY, "kept by other services; without effect here")
         for name in ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
     },
-    # Most of these are accepted only with the value that is in force anyway.
+    # Most of the following fields are accepted only with the value that is in effect anyway.
     "logits_processors": Field(_ANY, "", ([], {}), "Python functions cannot be sent"),
     "min_keep": Field(_ANY, "", (0, 1), "samplers keep at least one token, whatever their values"),
     "n_discard": Field(_ANY, "", (0,), 'overflow="shift" drops the oldest tokens one by one'),

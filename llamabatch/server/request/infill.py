@@ -9,8 +9,8 @@ from llamabatch.entrypoints.input_processor import InputProcessor
 from llamabatch.errors import PromptError
 
 _FIM = ("fim_pre", "fim_suf", "fim_mid")
-_SNIPPET = "\n\n--- snippet ---\n\n"  # separates files if the vocabulary has no token for this
-_OUTPUT = 128  # tokens of the context that are kept free for an output without a limit
+_SNIPPET = "\n\n--- snippet ---\n\n"  # separates files if the vocabulary has no separator token
+_OUTPUT = 128  # tokens of the context that stay free for an output without a limit
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,20 @@ class Gap:
 
 
 def missing_marks(special_ids: Container[str]) -> list[str]:
-    """Returns the special tokens for filling a gap that the vocabulary lacks."""
+    """Returns the names of the fill-in-the-middle tokens that the vocabulary lacks."""
     return [name for name in _FIM if name not in special_ids]
 
 
 def infill_ids(gap: Gap, processor: InputProcessor, max_tokens: int | None, before: Sequence[int] = ()) -> list[int]:
-    """Returns the prompt of a gap, as llama-server's format_prompt_infill makes it.
+    """Returns the token ids of the prompt of a gap, as llama-server's format_prompt_infill makes it.
 
-    The vocabulary's marks separate the other files, the prefix with the beginning of the text in the gap, and the
-    suffix. If the context is too small, the beginning of the other files, the beginning of the prefix and the end of
-    the suffix are left out.
+    Special tokens separate the other files, the prefix with the beginning of the text in the gap, and the suffix. If
+    the context is too small, the prompt omits the beginning of the other files, the beginning of the prefix and the end
+    of the suffix.
 
     Args:
-        max_tokens: of the output; None: no limit, and 128 tokens of the context are kept free.
-        before: token ids in front of the prompt, which then has no BOS of its own.
+        max_tokens: limit of the output; None: no limit, and 128 tokens of the context stay free.
+        before: token ids in front of the prompt. If there are any, the prompt has no BOS of its own.
 
     Raises:
         PromptError: `before` and the beginning of the text in the gap leave no room.

@@ -1,5 +1,5 @@
-"""JSON bodies: reads the bytes of a request as an object, within limits of size, depth and digits. Of HTTP, this module
-knows only the bytes of a body and the headers."""
+"""JSON bodies: reads the bytes of a request as an object, within limits of size, depth and digits. This module knows
+nothing of HTTP but the bytes of a body and the headers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from llamabatch.server.http.errors import ApiError
 from llamabatch.server.request.body import Json
 from llamabatch.utils.checks import show
 
-SCOPE_BODY = "llamabatch.body"  # the key of a scope: the JSON object of the body, if it has been read before
-MAX_DEPTH = 128  # levels of lists and objects; Python's own limit is near 1,000, for all code that handles the value
+SCOPE_BODY = "llamabatch.body"  # key of an ASGI scope; the value is the JSON object of a body that was read before
+MAX_DEPTH = 128  # levels of lists and objects; Python's recursion limit is near 1,000 for all code on the stack
 MAX_DIGITS = 40  # digits of a whole number; the time to read a number grows with the square of its digits
-MAX_SIZE = 2**20  # values in a body; a list, an object and a named value each count as several
+MAX_SIZE = 2**20  # values in a body; a list, an object and a value with a name each count as several
 
-_OF_A_LIST = 4
-_OF_A_NAME = 8  # each name becomes a string, and is looked up
+_OF_A_LIST = 4  # values that a list or an object counts as
+_OF_A_NAME = 8  # values that a value with a name counts as: the name becomes a string and is looked up
 _MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # half a surrogate pair, unless the other half follows
 _HALF = re.compile("[\ud800-\udfff]")
 _CURL_TYPE = "application/x-www-form-urlencoded"
@@ -28,9 +28,11 @@ _JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
 
 
 class Pause:
-    """A callable that a worker thread calls between two steps: sleeps as long as the step before took. A step holds the
-    interpreter lock, and the event loop waits for the lock at each of its system calls. The sleep lets the event loop
-    make several of them."""
+    """A callable that sleeps as long as the step before the call took. A worker thread calls it between two steps.
+
+    A step holds the interpreter lock, and the event loop waits for the lock at each of its system calls. The sleep lets
+    the event loop make several system calls.
+    """
 
     def __init__(self) -> None:
         self._before = time.thread_time()
@@ -46,13 +48,13 @@ def read_json(
     """Returns the JSON object in the body of a request.
 
     Args:
-        headers: of the request, names in lower case; None: the content type is not checked.
-        pause: called between steps; a step takes some 20 ms for 20 MB.
+        headers: the headers of the request, with names in lower case; None: the content type is not checked.
+        pause: called between two steps. A step takes some 20 ms for a body of 20 MB.
 
     Raises:
-        ApiError: 415 if the type is not JSON in UTF-8; 413 for more than MAX_SIZE values; 400 if the body is not a
-            JSON object, repeats a name in an object, holds NaN, a number that is too long or too large, or half a
-            surrogate pair, or is nested more than MAX_DEPTH deep.
+        ApiError: 415: the content type is not JSON in UTF-8. 413: the body has more than MAX_SIZE values. 400: the body
+            is no JSON object in UTF-8; an object has a name twice; a number is NaN, too long or too large; a text has
+            half a surrogate pair; or lists and objects are nested more than MAX_DEPTH deep.
     """
     if headers is not None:
         _check_type(headers)
@@ -79,14 +81,14 @@ def read_json(
 
 
 def _check_size(data: bytes | bytearray) -> None:
-    """Raises ApiError for more than MAX_SIZE values. Reading more would block all other threads and take gigabytes: a
-    list of two bytes takes 64 as a Python object."""
+    """Raises ApiError for more than MAX_SIZE values. Parsing more values would block all other threads and need
+    gigabytes: a list of two bytes needs 64 bytes as a Python object."""
     if _size(data) <= MAX_SIZE:
         return
     size = end = 0
     while size <= MAX_SIZE and (start := data.find(b'"', end)) >= 0:
         size += _size(data[end:start])
-        end = _end_of_text(data, start)  # a string counts as one value, whatever is in it
+        end = _end_of_text(data, start)  # a string counts as one value, whatever its characters
     if size + _size(data[end:]) > MAX_SIZE:
         raise ApiError(
             413,
@@ -96,7 +98,7 @@ def _check_size(data: bytes | bytearray) -> None:
 
 
 def _end_of_text(data: bytes | bytearray, start: int) -> int:
-    """Returns the index behind a string whose quotation mark is at `start`."""
+    """Returns the index behind a string that begins with the quotation mark at `start`."""
     end = start
     while (end := data.find(b'"', end + 1)) >= 0:
         before = end
@@ -127,8 +129,11 @@ def _check_type(headers: Mapping[str, str]) -> None:
 
 
 def _is_of_curl(given: str, headers: Mapping[str, str]) -> bool:
-    """True for the type that `curl -d` sends by default, unless a page has sent the request. llama-server takes this
-    type. A page could send it to any server without a preflight; the headers reveal a page."""
+    """True for the content type that `curl -d` sends by default, unless a web page has sent the request.
+
+    llama-server accepts this type. A page can send this type to any server without a preflight, but the headers show
+    that a page has sent the request.
+    """
     from_page = "origin" in headers or any(name.startswith("sec-fetch-") for name in headers)
     return given.strip().lower() == _CURL_TYPE and not from_page
 

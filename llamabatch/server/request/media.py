@@ -14,8 +14,8 @@ from llamabatch.utils.checks import show
 
 
 def media_part(place: str, part: Mapping[str, Any], body: Body) -> Json:
-    """Converts a part with a picture or a sound to a part of a chat message. Raises ApiError for an address unless the
-    server reads addresses: a server that fetched any address or read any file would do so for strangers."""
+    """Converts a part with a picture or a sound to a part of a chat message. Raises ApiError for an address if the
+    server reads no addresses, because strangers could use the server to fetch any address or read any file."""
     is_sound = media_kind(part) == SOUND
     name = "audio_url" if is_sound else "image_url"
     source = part.get("input_audio" if is_sound else "source")
@@ -46,7 +46,7 @@ def media_part(place: str, part: Mapping[str, Any], body: Body) -> Json:
 
 
 def content_of(parts: Sequence[str | Json]) -> str | list[Json]:
-    """Returns the content of a message: one text, or a list of parts if one is a picture or a sound."""
+    """Returns the content of a message: one text, or a list of parts if one part is a picture or a sound."""
     texts = [part for part in parts if isinstance(part, str)]
     if len(texts) == len(parts):
         return "\n".join(texts)

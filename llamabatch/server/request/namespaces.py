@@ -30,8 +30,8 @@ def functions_in(
     """Yields the functions of a namespace as tools of a chat. The first one also gets the namespace's description.
 
     Args:
-        kinds: types of the caller's own tools, without namespaces: OpenAI's API does not nest them.
-        namespaced: the functions are added to this dict.
+        kinds: types of the caller's own tools, without NAMESPACE, because OpenAI's API does not nest namespaces.
+        namespaced: the dict to which the names of the functions are added.
     """
     of, tools = string(f"{place}.name", namespace.get("name")), namespace.get("tools")
     if tools is None:
@@ -51,10 +51,10 @@ def functions_in(
 
 
 def chosen_name(place: str, name: str, tools: Iterable[Any], namespaced: Namespaced) -> str:
-    """Returns the name under which the model knows a function that is chosen without its namespace.
+    """Returns the name under which the model knows a function. The caller chose the function without its namespace.
 
     Raises:
-        PromptError: several namespaces have a function of this name, and no tool outside of them has it.
+        PromptError: several namespaces have a function of this name, and no tool outside of namespaces has this name.
     """
     found = [each for each, (_, plain) in namespaced.items() if plain == name]
     if not found or any(_name_of(tool) == name for tool in tools):

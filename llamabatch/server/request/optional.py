@@ -1,7 +1,7 @@
 """Fields, tools and history items that permit a service to do something, but do not change the answer.
 
-They are ignored and named in a header, or refused if the server is strict. A field that changes the answer is not one
-of these: it has `only` without `optional`, and other values are refused."""
+All of them are ignored and named in a header, or refused if the server is strict. Fields that change the answer are
+declared without `optional`: values outside `only` are always refused."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from llamabatch.config.other_servers import SETTINGS
 from llamabatch.server.request.body import Body, Field, Fields
 
 BETA_HEADER = "anthropic-beta"
-# A line that programs put before the system prompt for a service. It holds a number that changes with each request, so
-# the prefix cache would never match.
+# A line for a service that programs put before the system prompt. The line contains a number that changes with each
+# request, and with such a prompt the prefix cache would never match.
 _FOR_A_SERVICE = re.compile(r"(x-anthropic-billing-header):[^\n]*\n*")
 
 
 def _allows(advice: str, *usual: object) -> Field:
-    """Returns a field without effect. The values in `usual` are not even named in the header."""
+    """Returns a field without effect. A header names the field, unless its value is one of `usual`."""
     return Field({}, f"without effect: {advice}", usual, advice, optional=True)
 
 
 def _settings(*names: str) -> Fields:
-    """Returns these SETTINGS as fields. The flags of the same names have the same policy."""
+    """Returns the SETTINGS of these names as fields. Command-line flags of the same names are treated alike."""
     return {
         name: _allows(each.advice, *each.usual) if each.optional else Field({}, "", each.usual, each.advice)
         for name, each in SETTINGS.items()
@@ -75,12 +75,12 @@ MESSAGES_BLOCKS = frozenset(
 def own_tools(
     given: Body, tools: Iterable[Any], kinds: Container[str], where: str = "tools"
 ) -> Iterator[tuple[str, Any]]:
-    """Yields the tools that the caller runs, each with its place. Tools of other types belong to a service that is not
-    there: they are ignored and named in a header. Raises ApiError if the server is strict.
+    """Yields the tools that the caller runs, each with its path. Tools of other types belong to services that this
+    server lacks. They are ignored and named in a header. Raises ApiError if the server is strict.
 
     Args:
         kinds: types of the caller's own tools.
-        where: the place of the list.
+        where: the path of the list, for the header and error messages.
     """
     for number, tool in enumerate(tools):
         place, kind = f"{where}[{number}]", tool.get("type") if isinstance(tool, Mapping) else None
@@ -106,8 +106,8 @@ def ignore_betas(given: Body, headers: Iterable[str]) -> None:
 
 
 def without_service_line(given: Body, place: str, text: str) -> str:
-    """Removes a first line for a service from a system prompt, and names it in a header. Raises ApiError if the server
-    is strict."""
+    """Returns a system prompt without a first line for a service. A header names the line. Raises ApiError if the
+    server is strict."""
     line = _FOR_A_SERVICE.match(text)
     if line is None:
         return text
@@ -116,15 +116,16 @@ def without_service_line(given: Body, place: str, text: str) -> str:
 
 
 def behind(answers: Iterable[int]) -> int:
-    """Returns the place behind the last answer of a history, where the caller's question begins.
+    """Returns the index after the last answer of a history. The caller's question begins there.
 
     Args:
-        answers: places of the model's answers, in any order.
+        answers: indexes of the model's answers, in any order.
     """
     return max(answers, default=-1) + 1
 
 
 def media_text(given: Body, place: str, kind: str) -> str:
-    """Returns the text in place of a medium of a history. Raises ApiError if the server is strict."""
+    """Returns the text that replaces a medium of a history. A header names the medium. Raises ApiError if the server is
+    strict."""
     given.ignore_kind(place, kind, "messages are text", "unsupported_content_part")
     return f"[{kind}: not shown, as this model reads text alone]"

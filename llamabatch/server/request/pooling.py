@@ -40,8 +40,9 @@ class PooledBody(ABC):
 
     Attributes:
         model, adapters, lora: as in Generation.
-        timeout_s: seconds until the request ends as an error.
-        longest: tokens of a text that are kept; -1: as many as the model takes; None: a longer text is an error.
+        timeout_s: seconds until the request fails with an error; None: no limit.
+        longest: number of tokens to which texts are cut; -1: as many as the model accepts; None: texts are not cut, and
+            a text that is too long is an error.
         ignored: names of unknown fields.
     """
 
@@ -53,7 +54,7 @@ class PooledBody(ABC):
     ignored: tuple[str, ...] = ()
 
     def adapter_scales(self, loaded: Sequence[str]) -> Mapping[str, float] | None:
-        """As Generation.adapter_scales."""
+        """Returns names and scales of adapters, as Generation.adapter_scales does."""
         return scales_of(self.adapters, self.lora, loaded)
 
     @property
@@ -82,10 +83,11 @@ def read_pooled(body: Body, rules: Rules) -> dict[str, Any]:
 
 
 def cut_ids(processor: InputProcessor, ids: Sequence[int], longest: int, *, keeps_end: bool = False) -> list[int]:
-    """Cuts a text to its first or last `longest` tokens. Special tokens that enclose every text are kept.
+    """Returns the first `longest` tokens of a text. The special tokens that enclose every text are kept.
 
     Args:
-        ids: of the whole text.
+        ids: token ids of the whole text.
+        keeps_end: True: returns the last tokens instead of the first.
     """
     if len(ids) <= longest:
         return list(ids)
@@ -99,7 +101,7 @@ def cut_ids(processor: InputProcessor, ids: Sequence[int], longest: int, *, keep
 
 
 def cut_prompts(processor: InputProcessor, prompts: Any, longest: int | None, *, keeps_end: bool = False) -> Any:
-    """Cuts each prompt of as_prompts to `longest` tokens; None: returns the prompts unchanged."""
+    """Cuts each prompt of as_prompts to `longest` tokens as cut_ids does; None: returns the prompts unchanged."""
     if longest is None:
         return prompts
     given = prompts if isinstance(prompts, list) else [prompts]
@@ -117,7 +119,7 @@ async def pooled_outputs(serving: Serving, body: PooledBody) -> list[RequestOutp
     """Returns the outputs of texts. The timeout is enforced here, since the engine has no deadline for such requests.
 
     Raises:
-        ApiError: a text failed; 504: the texts took longer than the header X-Request-Timeout allows; or raised by
+        ApiError: a text failed. 504: the texts took longer than the header X-Request-Timeout allows. Also the errors of
             Serving.submit.
     """
 
@@ -126,7 +128,8 @@ async def pooled_outputs(serving: Serving, body: PooledBody) -> list[RequestOutp
         body = replace(body, longest=most if body.longest == -1 else min(body.longest, most))
 
     async def found() -> list[RequestOutput]:
-        call = await serving.submit(partial(body.submission, loaded=adapter_ids(serving)), body.n_texts)
+        prepare = partial(body.submission, loaded=adapter_ids(serving))
+        call = await serving.submit(prepare, body.n_texts, cuts=body.longest is not None)
         return await call.outputs()
 
     try:

@@ -57,15 +57,16 @@ def as_prompts(
 ) -> Any:
     """Converts prompts to the form of InputProcessor.prompts: a single prompt, or a list of several.
 
-    Names of special tokens in a text, as <|im_end|>, become these tokens, as in vLLM and llama-server: callers of both
-    write a rendered chat template into a prompt. A text that begins with BOS gets no second one.
+    The name of a special token in a text, such as <|im_end|>, becomes this token. vLLM and llama-server do the same,
+    because callers send rendered chat templates as prompts. A text that begins with BOS gets no second BOS.
 
     Args:
         add_special: put BOS in front if the model wants it.
         longest: the limit of tokens in a text; None: no limit.
 
     Raises:
-        ContextLengthError: a text has more tokens. Checking each of a million tokens would delay other requests.
+        ContextLengthError: a text has more than `longest` tokens. Later checks would be too late: to check each of a
+            million tokens would delay other requests.
     """
     bos, found = processor.bos_text, []
     for place, prompt in enumerate(prompts):
@@ -84,7 +85,7 @@ def read_prompts(name: str, given: object) -> tuple[Prompt, ...]:
     """Reads one prompt or several, each a text or token ids. Raises PromptError.
 
     Args:
-        name: of the field, for error messages.
+        name: the name of the field, for error messages.
     """
     if isinstance(given, list) and given and not _is_ids(given):
         if len(given) > MAX_PROMPTS:
@@ -100,12 +101,12 @@ def _is_ids(given: list[Any]) -> bool:
 
 
 def read_mixed(given: object, name: str = "prompt") -> tuple[tuple[Mixed, ...], bool]:
-    """Reads prompts, and True if they were given as a list of prompts. Raises PromptError, ApiError.
+    """Returns the prompts, and True if `given` is a list of prompts. Raises PromptError, ApiError.
 
-    A list that holds a number is one prompt of texts and token ids.
+    A list that contains a number is one prompt of texts and token ids.
 
     Args:
-        name: of the field, for error messages.
+        name: the name of the field, for error messages.
     """
     if isinstance(given, list) and given and not any(isinstance(each, int) for each in given):
         if len(given) > MAX_PROMPTS:
@@ -132,7 +133,7 @@ def _mixed(name: str, given: object) -> Mixed:
 
 
 def read_with_media(given: object, name: str = "prompt") -> tuple[tuple[Mixed | MediaPrompt, ...], bool]:
-    """Reads prompts like read_mixed, but accepts pictures and sounds."""
+    """Reads prompts as read_mixed does, and accepts prompts with pictures and sounds."""
     listed = given if isinstance(given, list) and len(given) <= MAX_PROMPTS else [given]
     found = [_with_media(each) for each in listed]
     if not any(found):
@@ -144,7 +145,7 @@ def read_with_media(given: object, name: str = "prompt") -> tuple[tuple[Mixed | 
 
 
 def _with_media(given: object) -> MediaPrompt | None:
-    """Reads a prompt with media; None: the prompt has another form."""
+    """Returns a prompt with media; None: `given` has no media, or no text in prompt_string."""
     data = given.get("multimodal_data") if isinstance(given, dict) else None
     if not data or not isinstance(given, dict) or not isinstance(given.get("prompt_string"), str):
         return None
@@ -157,7 +158,7 @@ def _with_media(given: object) -> MediaPrompt | None:
 
 
 def _parts_of(name: str, content: object) -> str:
-    """Joins the texts of content parts, which have the form of a message's content."""
+    """Joins the texts of content parts. The parts have the form of a message's content."""
     if not isinstance(content, list) or not content:
         raise PromptError(f'content of {name} is {show(content)}; give parts, as [{{"type": "text", "text": "Hello"}}]')
     texts: list[str] = []

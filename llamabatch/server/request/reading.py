@@ -1,4 +1,4 @@
-"""Turns an HTTP request into the body of an endpoint: reads its bytes, checks its fields, finds its model."""
+"""Turns an HTTP request into the body of an endpoint: reads the bytes, checks the fields, finds the model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ async def read_body(request: HttpRequest, serving: Serving, read: Callable[[Json
         ApiError: the model is not available, the body is no JSON, or a field is refused.
     """
     serving.check_ready()
-    # request.body() would keep the bytes while the answer streams; joining a list of parts would need them twice
+    # request.body() would store the bytes while the answer streams. A list of parts would need twice the memory when
+    # its parts are joined.
     data = bytearray()
     async for part in request.stream():
         data += part
@@ -81,7 +82,7 @@ def rules_of(serving: Serving, timeout_s: float | None = None) -> Rules:
 
 @functools.lru_cache(4)
 def _variables_of(template: str | None) -> frozenset[str] | None:
-    """Returns the variables that a template reads; None: no template, or a broken one (each chat then fails)."""
+    """Returns the variables that a template reads; None: no template, or a broken template (each chat then fails)."""
     try:
         return None if template is None else template_variables(template)
     except ConfigError:
@@ -89,11 +90,11 @@ def _variables_of(template: str | None) -> frozenset[str] | None:
 
 
 def with_model(body: G, serving: Serving) -> G:
-    """Returns a Generation with adapters. If it names none, its model may be the name of an adapter; else the server's
-    default adapters are used.
+    """Returns a Generation or PooledBody with its adapters. If the body names no adapters, the name of its model may be
+    that of an adapter. Otherwise the server's default adapters are used.
 
     Raises:
-        ApiError: no model has this name (404). A server takes any name with any_model, or if it was given no names.
+        ApiError: 404: no model and no adapter has the name in the body.
     """
     given: Any = body
     if given.adapters is not None or given.lora is not None:
@@ -108,7 +109,8 @@ def with_model(body: G, serving: Serving) -> G:
 
 
 def check_model(name: str | None, serving: Serving) -> None:
-    """Raises ApiError (404) for a name that is not served."""
+    """Raises ApiError (404) if no model and no adapter has this name. With any_model, or without served_model_names,
+    the server accepts every name."""
     named = serving.options.served_model_names
     takes_any = not named or serving.options.any_model
     if name is not None and not takes_any and name not in named and name not in serving.client.adapters:
@@ -116,7 +118,8 @@ def check_model(name: str | None, serving: Serving) -> None:
 
 
 def adapter_ids(serving: Serving) -> list[str]:
-    """Returns the adapters in the order of llama-server's ids: first those of the start, then those loaded later."""
+    """Returns the names of the loaded adapters in the order of llama-server's ids. The adapters with which the server
+    started come before those that were loaded later."""
     loaded = serving.client.adapters
     first = [name for name, _ in serving.plan.config.adapters if name in loaded]
     return first + [name for name in loaded if name not in first]

@@ -16,7 +16,7 @@ PART = 2**17  # about the number of characters that are sent at once
 
 
 def json_response(value: Any, ignored: tuple[str, ...] = ()) -> Response:
-    """Returns a value as the response to a body with these ignored fields."""
+    """Returns a value as a JSON response. A header of the response names the ignored fields of the body."""
     return Response(dump(value).encode(errors="replace"), headers=ignored_of(ignored), media_type="application/json")
 
 
@@ -59,7 +59,7 @@ def in_parts(pieces: Iterable[str]) -> Iterator[bytes]:
 
 
 class ResponseInParts:
-    """An ASGI response of JSON that makes each part after the part before is sent.
+    """An ASGI response of JSON that makes each part after it has sent the previous part.
 
     Args:
         first: the first part. rest: the other parts.

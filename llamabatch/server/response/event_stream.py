@@ -1,6 +1,6 @@
 """Server-sent events: a response that streams the outputs of a RequestStream. Each list of outputs is one body part.
 
-uvicorn's `send` waits while a slow reader's socket is full. The RequestStream joins the outputs that come meanwhile.
+uvicorn's `send` waits while a slow reader's socket is full. The RequestStream joins the outputs that come then.
 Comments keep a silent connection open.
 """
 
@@ -34,10 +34,10 @@ class Chunks(Protocol):
     """Writes the events of one response. Calls may come on any thread, one at a time."""
 
     def takes_long(self, outputs: Sequence[SequenceOutput]) -> bool:
-        """True if `feed` would delay other requests too long, so that it must run on a worker thread."""
+        """True if `feed` would delay other requests too long on the event loop. It then runs on a worker thread."""
 
     def end_takes_long(self) -> bool:
-        """True if `end` would delay other requests too long."""
+        """True if `end` would delay other requests too long on the event loop."""
 
     def feed(self, outputs: list[SequenceOutput]) -> bytes:
         """Returns the events of outputs; may be empty."""
@@ -46,7 +46,7 @@ class Chunks(Protocol):
         """Returns the events after the last output, in parts."""
 
     def error(self, error: ApiError) -> bytes:
-        """Returns the event of an error. The stream ends with it."""
+        """Returns the event of an error. It is the last event of the stream."""
 
 
 class EventStream:
@@ -75,7 +75,7 @@ class EventStream:
         self._chunks = chunks
         self._ping_s = ping_s
         self._more = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
-        self._sent_s = 0.0  # the loop's time of the last body part
+        self._sent_s = 0.0  # time of the event loop at the last body part
         self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

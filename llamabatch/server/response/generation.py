@@ -1,4 +1,4 @@
-"""Answers a body that asks for text, whole or as a stream. A dialect writes both forms."""
+"""The response to a body that asks for generated text, whole or as a stream. Each dialect writes both forms itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def respond(
         chunks: makes the writer of a stream's events, after the requests are submitted.
         prepare: makes the requests; None: the body's `submission`.
         outputs: collects the outputs of a whole answer from the stream; None: waits for the whole outputs.
-        is_large: a whole answer takes long to write, whatever its outputs.
+        is_large: True if a whole answer takes long to write whatever its outputs are.
         stream: makes the streamed response, with the arguments of EventStream.
 
     Raises:
@@ -79,7 +79,7 @@ async def respond(
 
 
 def without_output(output: RequestOutput) -> RequestOutput:
-    """Removes the generated tokens from a whole output (max_tokens is 0)."""
+    """Returns a whole output without its generated tokens, for a body with max_tokens 0."""
     nothing: dict[str, Any] = {"text": "", "token_ids": (), "reasoning": None, "tool_calls": (), "logprobs": None}
     if output.error is None:
         nothing |= {"finish_reason": FinishReason.LENGTH, "stop_reason": None}
@@ -116,6 +116,6 @@ def _without_text(piece: SequenceOutput) -> SequenceOutput:
 
 
 def reasoning_tokens(outputs: Outputs, model: Model) -> int:
-    """Counts the tokens of the thinking in whole outputs, from its text: outputs do not mark these tokens."""
+    """Returns the number of tokens of thinking. Tokenizes the text of the thinking: outputs do not mark its tokens."""
     texts = [each.reasoning for output in outputs for each in output.outputs if each.reasoning]
     return sum(len(model.tokenize(text, add_special=False)) for text in texts)

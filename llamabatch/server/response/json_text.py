@@ -1,5 +1,5 @@
-"""JSON without blanks for answers of any size, and the work that it takes to write outputs. Large values are written in
-pieces, and the entries of the longest lists are made while they are written."""
+"""JSON without blanks for answers of any size, and estimates of the work to write outputs. Large values are written in
+pieces. The entries of the longest lists are made only when they are written."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ quoted = encode_basestring  # writes a str as JSON, in C
 
 
 class Rows(Sequence[Any]):
-    """A list for JSON whose entries are made when they are written.
+    """A list for JSON that makes its entries when they are written.
 
-    Entries of logprobs take ten times the memory of their sources.
+    This saves memory: entries of logprobs take ten times the memory of their sources.
 
     Args:
         given: the sources, one for each entry. make: makes an entry from its source.
@@ -70,7 +70,7 @@ def dump_in_pieces(value: Any) -> Iterator[str]:
         yield "}"
     elif not isinstance(value, (list, Rows)) or len(value) == 0:
         yield _dump(value)
-    elif isinstance(value, Rows) or _is_flat(value[0]):  # all entries of a list have one kind
+    elif isinstance(value, Rows) or _is_flat(value[0]):  # the first entry shows the kind of all entries
         step, before = _ROWS if isinstance(value, Rows) else _SLICE, "["
         for start in range(0, len(value), step):
             yield before + _dump(value[start : start + step])[1:-1]
@@ -96,7 +96,7 @@ LIGHT = 512  # outputs up to this `weight` are written in a few milliseconds at 
 
 
 def weight(outputs: Sequence[RequestOutput]) -> int:
-    """Returns the work to write outputs as JSON. A logprob or a token id counts as 1."""
+    """Returns the work to write outputs as JSON. A logprob, a token id or 64 characters of text count as 1."""
     found = 0
     for output in outputs:
         found += len(output.prompt_token_ids) + count(output.prompt_logprobs)

@@ -25,7 +25,7 @@ class FileFacts(NamedTuple):
 
     Attributes:
         n_params: number of parameters. n_bytes: bytes of the parameters.
-        weight_type: the type of most parameters, as Q8_0; "" if the file is gone.
+        weight_type: the type of most parameters, such as Q8_0; "" if the file is gone.
     """
 
     n_params: int = 0
@@ -34,7 +34,7 @@ class FileFacts(NamedTuple):
 
 
 def file_facts(model: Model) -> FileFacts:
-    """Returns the facts of a loaded model's file, which is read once; zeros if the file is gone."""
+    """Returns the facts of a loaded model's file; zeros if the file is gone. Reads the file once for each model."""
     found = _facts.get(model)
     if found is None:
         try:
@@ -58,12 +58,12 @@ def facts_of_file(path: Path) -> FileFacts:
 
 
 def architecture_of(model: Model) -> str:
-    """Returns the architecture that a file names; "": it names none."""
+    """Returns the architecture that the model's file names; "": the file names none."""
     return model.metadata.get("general.architecture", "")
 
 
 def model_names(serving: Serving) -> list[str]:
-    """Returns all names that requests may give as their model: the model's own, then those of adapters."""
+    """Returns all names that requests may give as their model: the model's own names, then names of adapters."""
     return [*serving.names, *serving.client.adapters]
 
 
@@ -78,7 +78,7 @@ def model_card(serving: Serving, name: str) -> Json:
 
 
 def card(name: str, facts: FileFacts, architecture: str, digest: str) -> Json:
-    """Returns the entry of a model_card for a model that may not be loaded."""
+    """Returns an entry as model_card does, for a model that may not be loaded."""
     return {
         "name": name,
         "model": name,
@@ -101,7 +101,7 @@ def details(architecture: str, facts: FileFacts) -> Json:
 
 
 def capabilities(serving: Serving) -> list[str]:
-    """Returns the uses of the model by ollama's names, and "rerank"."""
+    """Returns the abilities of the model by ollama's names, and "rerank"."""
     model = serving.model
     generates = model.cannot_generate is None
     media = media_kinds(model)
@@ -111,7 +111,7 @@ def capabilities(serving: Serving) -> list[str]:
         "rerank": model.cannot_classify is None,
         "vision": IMAGE in media,
         "audio": SOUND in media,
-        "tools": generates,  # a message describes them if the template cannot
+        "tools": generates,  # a message describes the tools if the chat template cannot
         "thinking": generates and rules_of(serving).thinks,
         "insert": generates and not missing_marks(model.special_ids),
     }

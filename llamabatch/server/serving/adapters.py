@@ -1,4 +1,4 @@
-"""Adapters of a server: the loaded ones, their files, and the files that requests may name."""
+"""Adapters of a server: the files of loaded adapters, and the files that requests may name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AdapterFiles:
         self._lock = threading.Lock()  # allows one load or unload at a time
 
     def path(self, name: str) -> str:
-        """Returns an adapter's path within the folder of adapters, or its file name; "" if the file is unknown."""
+        """Returns an adapter's path in the folder of adapters, its file name for another folder, or "" if unknown."""
         path, serving = Path(self._paths.get(name, "")), self._serving()
         folder = None if serving is None else serving.options.lora_dir
         is_below = folder is not None and Path(os.path.realpath(folder)) in path.parents
@@ -39,7 +39,7 @@ class AdapterFiles:
         """Loads an adapter from the folder of adapters, under a name that requests may give as their model.
 
         Args:
-            in_place: an adapter of this name is unloaded first.
+            in_place: True: a loaded adapter of this name is unloaded first. False: such an adapter is an error.
 
         Raises:
             ApiError: 400 for a name or a file that is refused, 403 for a file outside the folder or without a folder,
@@ -112,7 +112,7 @@ class AdapterFiles:
 
 
 def allowed_file(path: str, options: ServerOptions) -> Path:
-    """Returns the file that a request names. It must be in the folder of adapters, also after resolving links.
+    """Returns the file that a request names. With links resolved, the file must be in the folder of adapters.
 
     Args:
         path: relative to the folder of adapters, or absolute.

@@ -1,7 +1,7 @@
 """Estimates the wait before a new request, for Retry-After and for deadlines that would pass in the queue.
 
 The engine is not queried. The FrontClient reports requests that enter and end, and a model of the slots tells which of
-them run. Each estimate is rather too short, so that a request that might succeed is admitted. Pure Python.
+these requests run. Estimates are too short rather than too long: a request that might succeed is admitted. Pure Python.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from llamabatch.request.request import Request
 # OpenAI's clients obey a Retry-After of up to a minute, and fall back to their own short waits above it.
 MAX_RETRY_S = 60
 WINDOW_S = 30.0  # seconds over which the rate is measured
-# Measured requests before any deadline is refused: the first requests are slower, since they warm up the engine.
+# The number of measured requests before any deadline is refused: the first requests warm up the engine and are slower.
 MIN_MEASURED = 4
-_KEPT = 64  # the last measured requests; the speed of an engine changes with the requests in it
+_KEPT = 64  # number of measured requests; older requests do not tell the present speed of the engine
 
 _Tier = tuple[bool, int]
 
@@ -37,7 +37,7 @@ class EndRate:
         self._open_s = 0.0  # busy seconds since the last end
 
     def passed(self, seconds: float) -> None:
-        """Adds busy time."""
+        """Adds seconds of busy time."""
         self._open_s += seconds
 
     def ended(self, n: int) -> None:
@@ -53,7 +53,8 @@ class EndRate:
 
     @property
     def per_s(self) -> float | None:
-        """Ends per second; None: nothing measured. The rate sinks while nothing ends, as if an end were due now."""
+        """Ends per second; None: nothing measured. The rate sinks while nothing ends. Before the first end, it is the
+        rate that an end at this moment would give."""
         if not self._ended:
             return 1.0 / self._open_s if self._open_s > 0.0 else None
         seconds = self._busy_s + self._open_s
@@ -61,7 +62,13 @@ class EndRate:
 
 
 class _Measured(NamedTuple):
-    """Sums over successful requests: their number, the tokens of prompts and answers, and the seconds in a slot."""
+    """Sums over successful requests.
+
+    Attributes:
+        requests: number of requests. prompt_tokens: prompt tokens that were computed.
+        prefill_s, decode_s: seconds in a slot before and after the first token.
+        steps: tokens after the first one. output_tokens: tokens of the longest continuation of each request.
+    """
 
     requests: int
     prompt_tokens: int
@@ -88,7 +95,7 @@ class SlotSpeed:
         return len(self._last)
 
     def measure(self, output: RequestOutput) -> None:
-        """Adds a request that has ended. A failed request, or one without times or tokens, is ignored."""
+        """Adds a request that has ended. Ignores failed requests, and requests without times or tokens."""
         timings, times = output.timings, output.timings.token_times_s
         ended_well = output.error is None and output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         if not ended_well or not times or timings.queued_s is None or timings.ttft_s is None:
@@ -108,7 +115,8 @@ class SlotSpeed:
         return found
 
     def service_s(self, request: Request) -> float:
-        """Estimates the seconds of a request in a slot, with the usual length of an answer if it may end by itself."""
+        """Returns the estimated seconds of a request in a slot. If the request may end before max_tokens, the usual
+        length of an answer is assumed."""
         total = self._sum
         of_prompt = total.prefill_s / total.prompt_tokens if total.prompt_tokens else 0.0
         of_step = total.decode_s / total.steps if total.steps else 0.0
@@ -126,7 +134,12 @@ class SlotSpeed:
 
 @dataclass
 class _Entered:
-    """A request in flight. `started_s`: when it got its slots, by the model of the slots; None: it waits."""
+    """A request in flight.
+
+    Attributes:
+        number: number of the request in the order of arrival.
+        started_s: time when the model of the slots gave slots to the request; None: the request waits.
+    """
 
     request: Request
     number: int
@@ -154,7 +167,7 @@ class Admission:
         self._preempts = preempt
         self._counted = n_in_flight
         self._entered: dict[str, _Entered] = {}
-        self._waiting: list[tuple[tuple[_Tier, int], str]] = []  # a heap; may hold requests that have ended
+        self._waiting: list[tuple[tuple[_Tier, int], str]] = []  # a heap; may contain requests that have ended
         self._n_running = 0  # continuations that have slots
         self._n_entered = 0
         self._last_s: float | None = None  # the last time given by a caller
@@ -179,7 +192,11 @@ class Admission:
             self._start(now)
 
     def leave(self, request_id: str, output: RequestOutput | None, now: float) -> None:
-        """Removes a request that has ended with this output; None: it was never queued. Ignores ids not in flight."""
+        """Removes a request that has ended. Ignores ids that are not in flight.
+
+        Args:
+            output: the output of the request; None: the request was never queued.
+        """
         with self._lock:
             entered = self._entered.get(request_id)
             if entered is None:
@@ -212,7 +229,7 @@ class Admission:
     def wait_s(self, request: Request, now: float) -> float | None:
         """Returns the seconds until a request would get its first slot; None: too few requests were measured.
 
-        Only requests ahead of it count: those that run, and those that wait in its tier or a better one.
+        Only requests ahead of this one count: running requests, and waiting requests of the same or a better tier.
         """
         if request.embed or len(self.speed) < MIN_MEASURED:
             return None
@@ -235,7 +252,7 @@ class Admission:
         free_at = left_s[: self.n_slots]  # seconds until each slot is free
         free_at += [0.0] * (self.n_slots - len(free_at))
         heapq.heapify(free_at)
-        for seconds in left_s[self.n_slots :]:  # continuations of a request that does not have all its slots yet
+        for seconds in left_s[self.n_slots :]:  # a request may run before all its continuations have slots
             heapq.heapreplace(free_at, free_at[0] + seconds)
         for entered in sorted(ahead, key=lambda each: each.rank):
             service_s = self.speed.service_s(entered.request)
@@ -251,7 +268,7 @@ class Admission:
 
     def _start(self, now: float) -> None:
         """Gives free slots to the first waiting requests."""
-        if len(self._waiting) > 2 * len(self._entered) + 64:  # many have left while they waited
+        if len(self._waiting) > 2 * len(self._entered) + 64:  # many requests have ended while they waited
             self._waiting = [pair for pair in self._waiting if pair[1] in self._entered]
             heapq.heapify(self._waiting)
         while self._waiting and self._n_running < self.n_slots:

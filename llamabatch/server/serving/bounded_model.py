@@ -1,4 +1,5 @@
-"""Limits texts before they are tokenized: llama.cpp reads a text to its end, and takes 35 bytes of memory a byte."""
+"""Limits the length of texts before they are tokenized. llama.cpp reads a text to its end, and needs 35 bytes of memory
+for each byte of the text."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from llamabatch.engine.validation import check_length
 from llamabatch.errors import ContextLengthError, PromptError
 from llamabatch.llama.model import Model
 
-# Characters of a text that is only tokenized, or that may be cut to n_ctx.
+# The most characters of a text that is only tokenized, or that may be cut to n_ctx.
 MAX_TEXT = 2**20
-# Characters up to which a text that is too long is still tokenized, so that its refusal names the context it needs.
+# A text that is too long is still tokenized up to this number of characters, so that its refusal names its tokens.
 COUNTED = 2**18
-_MARKS = 2**14  # characters of all marks that a call tokenizes beside its prompts
+_MARKS = 2**14  # characters allowed for marks, which a call tokenizes beside its prompts
 
 
 class BoundedModel:
@@ -22,9 +23,9 @@ class BoundedModel:
     Args:
         longest: the limit of characters in a text.
         refusal: makes the exception for a number of characters.
-        n_texts: limits all texts together to this many of the longest texts; None: no limit.
-        n_ctx: the limit of tokens in a text. The first text that is too long but within COUNTED is tokenized, so that
-            its refusal names its tokens; None: all refusals name the characters.
+        n_texts: limits all texts together to n_texts * longest characters; None: no limit.
+        n_ctx: the limit of tokens in a text. The first text that is too long, but not above COUNTED, is tokenized, so
+            that its refusal names its tokens. None: all refusals name characters.
     """
 
     def __init__(
@@ -60,11 +61,11 @@ class BoundedModel:
 
 
 def for_prompts(model: Model, n_ctx: int, n_prompts: int, *, cuts: bool) -> Any:
-    """Returns a model for the prompts of a call. It refuses texts that certainly have more than n_ctx tokens, because a
+    """Returns a model for the prompts of a call. It refuses texts that certainly have more than n_ctx tokens: a
     character has at least one byte, and a token at most `longest_token` bytes.
 
     Args:
-        cuts: prompts that are too long are cut.
+        cuts: True if prompts that are too long are cut later, so that longer texts are accepted.
     """
     longest = n_ctx * model.longest_token
 
@@ -81,7 +82,7 @@ def for_prompts(model: Model, n_ctx: int, n_prompts: int, *, cuts: bool) -> Any:
 
 
 def for_tokens(model: Model) -> Any:
-    """Returns a model for texts that are only tokenized: MAX_TEXT characters together."""
+    """Returns a model for texts that are only tokenized. It accepts MAX_TEXT characters in all texts together."""
     return BoundedModel(
         model,
         MAX_TEXT,

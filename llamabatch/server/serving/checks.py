@@ -1,6 +1,5 @@
-"""Checks of requests before they queue, in addition to those of every entrypoint. They check the size of the call,
-logprobs, bad words, grammars, and deadlines that would pass in the queue. A request that is refused here gets its
-status before any work."""
+"""Checks that only the server makes, before requests queue. They concern the size of a call, logprobs, bad words,
+grammars, and deadlines that would pass in the queue. A request that is refused here gets its status before any work."""
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ from llamabatch.server.serving.admission import Admission
 from llamabatch.utils.checks import counted
 from llamabatch.utils.format import file_size
 
-# Default of max_queue, the prompts and continuations that may wait. OpenAI's embeddings endpoint takes as many texts in
-# one request; LangChain sends 1,000.
+# Default of max_queue, the number of prompts and continuations that may wait. OpenAI's embeddings endpoint accepts
+# 2,048 texts in one request, and LangChain sends 1,000.
 MAX_QUEUE = 2048
 
 LOGPROB_BYTES = 300  # memory of a logprob as a Python object
 
 
 def check_size(wanted: int, n_slots: int, max_queue: int | None) -> None:
-    """Raises ApiError for a call of more continuations than slots and an empty queue hold: waiting would not help."""
+    """Raises ApiError for a call of more continuations than fit in all slots and an empty queue."""
     if max_queue is not None and wanted > n_slots + max_queue:
         raise ApiError(
             400,
@@ -39,7 +38,7 @@ def check_size(wanted: int, n_slots: int, max_queue: int | None) -> None:
 
 
 def with_cure(error: ContextLengthError, model: Model, plan: Plan) -> ContextLengthError:
-    """Adds to the error the options that admit the prompt, and the memory that each slot then takes."""
+    """Returns the error with advice: the options that admit the prompt, and the memory of each slot with them."""
     config, architecture = plan.config, model.metadata.get("general.architecture", "")
     trained = model.metadata.get(f"{architecture}.context_length", "")
     most = int(trained) if trained.isdigit() else config.n_ctx
@@ -58,7 +57,7 @@ def with_cure(error: ContextLengthError, model: Model, plan: Plan) -> ContextLen
 
 def check_answer(requests: Sequence[Request], n_ctx: int, n_vocab: int, n_held: int, most: int) -> None:
     """Raises ApiError for logprobs that would take too much memory: 400 if this call alone asks for too many, 503 while
-    earlier answers take the memory.
+    earlier answers use the memory.
 
     Args:
         n_held: logprobs of answers that are not sent yet. most: bytes for logprobs.

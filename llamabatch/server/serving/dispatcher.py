@@ -29,7 +29,7 @@ _COMPACT_FROM = 64  # from this number on, outputs that wait for a slow reader a
 
 
 class OutputDispatcher:
-    """Takes outputs on threads of the engine, and gives them to the streams of one event loop.
+    """Accepts outputs on threads of the engine, and passes them to the streams of one event loop.
 
     Args:
         loop: the loop on which the streams are read.
@@ -50,12 +50,12 @@ class OutputDispatcher:
         self._streams: dict[str, RequestStream] = {}
 
     def add(self, stream: RequestStream, request_ids: Iterable[str]) -> None:
-        """Connects requests to a stream. Call it before they are submitted, on any thread."""
+        """Connects requests to a stream. Call it before the requests are submitted, on any thread."""
         self._streams.update(dict.fromkeys(request_ids, stream))
 
     def watch(self) -> None:
-        """Starts regular looks for outputs that came without a wake-up. Call it on the loop, after `add`."""
-        if self._timer is None or self._timer.when() < self._loop.time() - _LOOK_S:  # the last look has failed
+        """Starts regular checks for outputs that came without a wake-up. Call it on the loop, after `add`."""
+        if self._timer is None or self._timer.when() < self._loop.time() - _LOOK_S:  # the last check has failed
             self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def remove(self, request_ids: Iterable[str]) -> None:
@@ -69,7 +69,7 @@ class OutputDispatcher:
         return list(self._streams)
 
     def _take(self, outputs: list[SequenceOutput]) -> None:
-        """Takes outputs on a thread of the engine: this is the sink."""
+        """Adds outputs to the queue, on a thread of the engine. This method is the sink."""
         self._outputs.append(outputs)
         # No output is missed: _drain clears _is_due, and _rested clears _is_resting, before they look for outputs.
         if self._is_due:
@@ -87,12 +87,13 @@ class OutputDispatcher:
             self._abort(left)
         except BaseException:
             self._is_due = False
-            if self._outputs and self._outputs[-1] is outputs:  # else another thread wakes the loop for these, too
+            if self._outputs and self._outputs[-1] is outputs:  # otherwise another thread wakes the loop
                 self._outputs.pop()
-                raise  # the engine then hands the outputs over again, one by one
+                raise  # the engine then passes the outputs again, one by one
 
     def _drain(self) -> None:
-        """Gives all outputs to their streams, on the loop. During a rest, only those of requests that begin or end."""
+        """Passes outputs to their streams, on the loop. During a rest, outputs wait unless their request begins or
+        ends."""
         self._is_due = False
         outputs: list[SequenceOutput] = []
         later: list[SequenceOutput] = []
@@ -108,7 +109,7 @@ class OutputDispatcher:
                 self._loop.call_later(min(_MOST_REST_S, n_streams * _REST_PER_STREAM_S), self._rested)
                 self._is_resting = True
         except BaseException:
-            self._outputs.appendleft(outputs + later)  # _look gives them later
+            self._outputs.appendleft(outputs + later)  # _look passes them on later
             raise
         if later:
             self._outputs.appendleft(later)
@@ -126,7 +127,7 @@ class OutputDispatcher:
         return stream is not None and not stream.n_outputs
 
     def _rested(self) -> None:
-        """Ends the rest and gives the outputs that came meanwhile, on the loop."""
+        """Ends the rest, and passes on the outputs that came during the rest. Runs on the loop."""
         self._is_resting = False
         if self._outputs:
             self._drain()
@@ -140,7 +141,7 @@ class OutputDispatcher:
                 streams.pop(output.request_id, None)
 
     def _fail(self, output: SequenceOutput, error: BaseException) -> None:
-        """Ends a stream that could not take an output."""
+        """Ends a stream whose `feed` failed."""
         with contextlib.suppress(Exception):
             log_error("an output could not be given to its reader", error)
         stream = self._streams.pop(output.request_id, None)
@@ -148,7 +149,7 @@ class OutputDispatcher:
             stream.fail(error)
 
     def _look(self) -> None:
-        """Gives outputs that an exception left in the queue, every _LOOK_S while there are streams."""
+        """Passes on outputs that an exception left in the queue. Runs every _LOOK_S seconds while there are streams."""
         self._timer = self._loop.call_later(_LOOK_S, self._look) if self._streams else None
         self._is_resting = False
         if self._outputs:
@@ -158,9 +159,9 @@ class OutputDispatcher:
 class RequestStream:
     """The outputs of one submission, for one reader on the event loop.
 
-    `async for outputs in stream` gives all SequenceOutputs since the last list. Outputs of a continuation are joined if
-    that loses nothing. The list is empty after `poke`. The iteration ends after the last output; a reader that leaves
-    early must call `abort`.
+    `async for outputs in stream` yields lists, each with all SequenceOutputs since the previous list. Outputs of a
+    continuation are joined if that loses nothing. The list is empty after `poke`. The iteration ends after the last
+    output. A reader that leaves early must call `abort`.
 
     Attributes:
         submission: the requests; None until they are made.
@@ -181,7 +182,7 @@ class RequestStream:
         self._has_left = False
         self._is_poked = False
         self._failure: BaseException | None = None
-        self._spent: dict[str, int] = {}  # tokens by request
+        self._spent: dict[str, int] = {}  # tokens that `spend` was called with, by request id
         self._pending: list[SequenceOutput] = []
         self._compact_at = _COMPACT_FROM
         self._reader: asyncio.Future[None] | None = None
@@ -193,7 +194,7 @@ class RequestStream:
 
     @property
     def done(self) -> bool:
-        """True if every request has ended and the reader has its last output."""
+        """True if every request has ended and the reader has received the last output."""
         return self.submission is not None and self.submission.done
 
     @property
@@ -211,7 +212,7 @@ class RequestStream:
             self._end()
 
     def feed(self, output: SequenceOutput) -> None:
-        """Takes an output, on the loop."""
+        """Adds an output for the reader, on the loop."""
         self.n_outputs += 1
         if self.spend is not None:
             self._count(output, self.spend)
@@ -226,7 +227,7 @@ class RequestStream:
             reader.set_result(None)
 
     def _count(self, output: SequenceOutput, spend: Callable[[int], None]) -> None:
-        """Spends the new tokens of an output. The last output of a request accounts for all that were not spent yet."""
+        """Calls `spend` with the new tokens of an output; for the last output, with all tokens not counted so far."""
         name, n_tokens = output.request_id, len(output.token_ids)
         if output.finished is None:
             self._spent[name] = self._spent.get(name, 0) + n_tokens
@@ -242,7 +243,7 @@ class RequestStream:
             self._reader.set_result(None)
 
     def poke(self) -> None:
-        """Gives a waiting reader an empty list."""
+        """Makes a waiting reader receive an empty list."""
         if self._reader is not None and not self._reader.done() and not self._pending:
             self._is_poked = True
             self._reader.set_result(None)
@@ -286,7 +287,7 @@ class RequestStream:
         return outputs
 
     async def outputs(self) -> list[RequestOutput]:
-        """Returns the results in the order of the prompts. Cancelling it aborts the requests.
+        """Returns the results in the order of the prompts. Cancelling the call aborts the requests.
 
         Raises:
             EngineError: a request failed and its submission raises errors.
@@ -324,8 +325,8 @@ def _n_logprobs(output: RequestOutput) -> int:
 
 
 def before_failure(outputs: list[SequenceOutput]) -> tuple[list[SequenceOutput], list[SequenceOutput]]:
-    """Splits outputs at the first failed or aborted request. The first part has the last text of that request, so no
-    text is lost if its end raises an error."""
+    """Splits outputs at the first failed or aborted request. The first part contains the last text of that request, so
+    no text is lost if the end of the request raises an error."""
     for at, output in enumerate(outputs):
         finished = output.finished
         if finished is None or (finished.error is None and output.finish_reason is not FinishReason.ABORT):

@@ -71,7 +71,7 @@ _MESSAGES = {
     "draining": "the server is shutting down and takes no new work; send the request to another one",
     "failed": "the engine has ended",
 }
-# Options that change neither the text nor its probabilities.
+# Options of the engine that change neither the generated text nor its probabilities.
 _WITHOUT_EFFECT_ON_TEXT = (
     *("model", "draft_model", "max_queue", "log_file", "verbose", "isolate", "trial", "sha256", "profile"),
 )
@@ -96,7 +96,7 @@ class Part(Protocol):
 
 @dataclass
 class _Host:
-    """The parts of an engine that an InputProcessor reads, with another model."""
+    """The parts of an engine that an InputProcessor reads, with a BoundedModel in place of the model."""
 
     plan: Plan
     model: Any
@@ -116,7 +116,7 @@ class Serving:
         connect: starts the engine; tests pass their own.
 
     Attributes:
-        config, options: as given.
+        config: as given. options: as given, until set_options replaces them.
         load_error: the exception of the load; None: no exception so far.
         created: time.time() of the start, whole seconds.
         parts: work that starts and stops with the model.
@@ -165,7 +165,7 @@ class Serving:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the model: the served names of the options, else that of its file. Answers have the first."""
+        """The names of the model: served_model_names, or else the name of its file. Answers have the first name."""
         return self.options.served_model_names or (_plain_name(self.config.model),)
 
     @property
@@ -203,7 +203,7 @@ class Serving:
         if state == "failed" and error is not None:
             message = f"{message}: {error}"
         outage = self.outage
-        usual_s = min(_LONGEST_RETRY_S, max(1, math.ceil(self._load_s)))  # a new engine should load as fast
+        usual_s = min(_LONGEST_RETRY_S, max(1, math.ceil(self._load_s)))  # a new engine should load as fast as the last
         retry_s = _RETRY_AFTER_S.get(state, usual_s)
         if outage is not None and outage.retry_in_s is not None:
             retry_s = max(1, math.ceil(outage.retry_in_s))
@@ -242,15 +242,15 @@ class Serving:
         return self._admission
 
     def check_ready(self) -> None:
-        """Raises ApiError (503) unless requests are accepted, which is also true while an engine restarts. Starts the
-        load if no lifespan has done so, as in an app that is mounted in another app."""
+        """Raises ApiError (503) unless requests are accepted. They are also accepted while an engine restarts. Starts
+        the load if no lifespan has started it, as in an application that is mounted in another one."""
         if self._loaded is None:
             self.start()
         if self.state not in ("ready", "restarting"):
             raise self.unavailable()
 
     def start(self) -> Future[None]:
-        """Starts to load the model on a thread, unless it has been started. The future ends with the load."""
+        """Starts to load the model on a thread, unless the load has started. The future is done when the load ends."""
         with self._lock:
             if self._loaded is None:
                 self._state, self.load_error = "loading", None
@@ -303,15 +303,15 @@ class Serving:
                 if self._state == "ready":
                     for part in self.parts:
                         part.start()
-                if self._loaded is not loaded:  # closed since then
+                if self._loaded is not loaded:  # close() was called after the load
                     self._stop_parts()
-            else:  # closed meanwhile
+            else:  # close() was called during the load
                 client.close()
         finally:
             loaded.set_result(None)
 
     def _check_template(self, model: Model) -> None:
-        """Sets llama-server's default chat template if the model has none; logs a warning if the model's is broken."""
+        """Sets llama-server's default template if the model has no chat template. Warns if its template is broken."""
         if self.options.chat_template is not None:
             return
         name = _plain_name(self.config.model)
@@ -325,8 +325,8 @@ class Serving:
             self.set_options(chat_template=DEFAULT)
 
     def set_options(self, **changes: Any) -> None:
-        """Sets options of the server for later requests. Raises ConfigError for a bad value, and then sets none."""
-        # `api_keys` has the keys of the file since the start, and the file may be gone.
+        """Sets options of the server for later requests. Sets none and raises ConfigError if a value is bad."""
+        # `api_keys` already contains the keys of the file, and the file may be gone by now.
         self.options = replace(self.options, api_key_file=None, **changes)
 
     async def on_thread(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -373,11 +373,11 @@ class Serving:
         Unfinished requests are aborted when the task of the caller ends or is cancelled.
 
         Args:
-            prepare: makes the Submission; its errors policy also holds for the stream.
-            n_prompts, n: prompts, and continuations of each. A call of too many is refused before any work.
-            cuts: prompts that are too long are cut.
-            stream: the stream brings each token; otherwise whole outputs.
-            media: a prompt has media. Half of the threads may decode media, so the others stay free for text.
+            prepare: makes the Submission. The Submission's errors policy also applies to the stream.
+            n_prompts, n: number of prompts, and of continuations of each. Too many are refused before any work.
+            cuts: True if prompts that are too long are cut.
+            stream: True: the stream has the tokens of each step. False: it has only whole outputs.
+            media: True if a prompt has media. Half of the threads may decode media; the others stay free for text.
 
         Raises:
             ApiError: the model is not available (503). Also QueueFull, EngineClosedError, and the errors of `prepare`.
@@ -425,7 +425,8 @@ class Serving:
         dispatcher: OutputDispatcher,
         stream: bool,
     ) -> list[Structure]:
-        """Makes the requests, on a worker thread. Returns the forms to check first; submits the requests if none."""
+        """Makes the requests, on a worker thread. Returns the structured outputs to check before the requests are
+        submitted. Without structured outputs, submits the requests at once."""
         client = self.client
         host = _Host(client.plan, for_prompts(client.model, client.plan.config.n_ctx, n_prompts, cuts=cuts), client)
         try:
@@ -472,7 +473,7 @@ class Serving:
         """Aborts requests without waiting. May be called on any thread."""
         client, aborting = self._client, self._aborting
         if client is not None and aborting is not None and request_ids:
-            with contextlib.suppress(RuntimeError):  # closed: all requests have ended
+            with contextlib.suppress(RuntimeError):  # the pool is shut down, so all requests have ended
                 aborting.submit(client.abort, request_ids)
 
     async def drain(self, seconds: float) -> None:

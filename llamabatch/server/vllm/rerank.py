@@ -1,4 +1,4 @@
-"""/v1/rerank as in Jina, Cohere and vLLM or in text-embeddings-inference; /v1/score and /v1/classify as in vLLM."""
+"""/v1/rerank in the format of Jina, Cohere and vLLM or of text-embeddings-inference; vLLM's /v1/score, /v1/classify."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class RerankBody(PooledBody):
         query: the query, or a query for each document. documents: the texts to rank.
         given: the documents as in the body, for the response.
         top_n: number of results; None: all.
-        return_documents: results hold their document.
-        use_activation: scores from 0 to 1.
+        return_documents: results contain their document.
+        use_activation: True: scores are from 0 to 1. False: scores are those of the model's head.
         tei: the response is a list, as in text-embeddings-inference.
     """
 
@@ -209,7 +209,7 @@ def rerank_response(
     """Returns the response in the format that the body asks for.
 
     Args:
-        results: the most relevant first.
+        results: the results in order, the most relevant first.
     """
     if body.tei:
         return [

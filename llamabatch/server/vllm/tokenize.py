@@ -57,7 +57,7 @@ class TokenizeBody:
 
     Attributes:
         parts: texts and token ids, one after another.
-        chat: a conversation in place of `parts`.
+        chat: a conversation in place of `parts`; None: a request with `parts`.
         add_special, parse_special: as in Model.tokenize.
         pieces: llama-server's with_pieces. strs: vLLM's return_token_strs.
         llama_server: the response has llama-server's format; otherwise vLLM's.
@@ -76,7 +76,11 @@ class TokenizeBody:
 
 @dataclass(frozen=True)
 class DetokenizeBody:
-    """A request to turn token ids into text. `ignored` holds the names of unknown fields."""
+    """A request to turn token ids into text.
+
+    Attributes:
+        ignored: names of unknown fields.
+    """
 
     tokens: tuple[int, ...]
     ignored: tuple[str, ...] = ()
@@ -181,7 +185,7 @@ def _piece(model: Model, token_id: int) -> str | list[int]:
 
 
 def detokenize_response(serving: Serving, body: DetokenizeBody) -> Json:
-    """Returns the text under the field names of both servers. Special tokens appear as text. Raises PromptError."""
+    """Returns the text under llama-server's and vLLM's field names, with special tokens as text. Raises PromptError."""
     text = serving.model.detokenize(list(body.tokens), skip_special=False) if body.tokens else ""
     return {"content": text, "prompt": text}
 

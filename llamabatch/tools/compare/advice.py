@@ -9,12 +9,12 @@ from llamabatch.tools.compare.report import Advice, Row
 from llamabatch.utils.format import seconds, significant, times
 
 NOISE = 0.05  # two runs of the same work differ by this much
-_FAR = 0.5  # a short run does not recommend auto if another strategy is faster by more than this
-LEAST_ROUNDS, LEAST_S = 3, 60.0  # rounds or seconds of measuring before another strategy than auto is advised
+_FAR = 0.5  # after a short run, auto is not recommended if another strategy is faster by more than this
+LEAST_ROUNDS, LEAST_S = 3, 60.0  # with fewer rounds and fewer seconds, no other strategy than auto is advised
 EQUAL = 0.99  # the share of equal outputs that the project promises
 
-# Simplest first: one request at a time, then several, then several processes. At equal figures batched is better than
-# static, whose requests wait for a batch to fill and to end together.
+# The simplest first: one request at a time, then several, then several processes. batched comes before static, because
+# the requests of static wait until a batch is full, and again until the whole batch has ended.
 _SIMPLEST_FIRST = ("sequential", "length-sorted", "interleaved", "batched", "static", "multi-instance")
 _LOOP = "the loop over llama_cpp.Llama"
 
@@ -23,9 +23,9 @@ def advise(rows: Iterable[Row]) -> Advice | None:
     """Returns the advised strategy with its reasons, in one sentence; None if no row has figures.
 
     "auto" wins if it was measured, unless another row is more than 5 % faster and both were measured in three rounds or
-    for 60 s. Short runs differ by 5 % without a cause. Otherwise the row with the most generated tokens/s wins. Rows
-    within 5 % of the fastest row count as equally fast: the lowest median latency decides among them, and of the rows
-    within 5 % of this latency the simplest wins. The baseline wins if it is more than 5 % faster than all strategies.
+    for 60 s. (Short runs differ by 5 % without a cause.) Otherwise the baseline wins if it is more than 5 % faster than
+    all strategies. Otherwise one of the rows within 5 % of the most generated tokens/s wins: the simplest of those
+    within 5 % of their lowest median latency.
 
     Args:
         rows: the rows of one comparison; rows with errors are skipped.
@@ -88,8 +88,8 @@ def _named(row: Row) -> str:
 
 
 def _is_double(row: Row) -> bool:
-    """Returns True if the row is "auto" and repeats the row of the strategy that "auto" chose. No other row has several
-    engines in one process."""
+    """Returns True if the row is "auto" and another strategy's row would measure the same. With several engines in one
+    process, no other row measures the same."""
     return row.strategy == "auto" and (row.instances == 1 or row.chosen == "multi-instance")
 
 
@@ -128,7 +128,7 @@ def _among_equals(pick: Row, near: list[Row], best: Row) -> str:
 
 
 def _memory(pick: Row, ours: list[Row]) -> str:
-    """Compares the memory of "multi-instance" with the fastest strategy of one process; "" for other strategies."""
+    """Compares the memory of "multi-instance" with that of the fastest other strategy; "" if `pick` is another one."""
     single = [row for row in ours if row.strategy != "multi-instance" and row.peak_memory_bytes]
     if pick.strategy != "multi-instance" or not single or not pick.peak_memory_bytes:
         return ""
@@ -139,7 +139,7 @@ def _memory(pick: Row, ours: list[Row]) -> str:
 
 
 def _first_words(pick: Row, near: list[Row]) -> str:
-    """Names an equally fast row with a much shorter time to first token, for people who wait; "" without one."""
+    """Returns words about an equally fast row with at most half of the time to first token; "" without one."""
     if pick.ttft.p50 is None:
         return ""
     waits = [(row.ttft.p50, row.name) for row in near if row.ttft.p50 is not None]

@@ -1,11 +1,11 @@
 """The baseline as a child program, `python -m llamabatch.tools.compare.baseline FD`: a loop over `llama_cpp.Llama`.
 
 Programs without llamabatch usually have this loop: the high-level API of llama-cpp-python, one prompt after another.
-The loop uses the wire protocol of llamabatch.client.worker, so that it is measured like every strategy. For a fair
-comparison it has the same library, threads (also for prompts, where llama_cpp.Llama has another default), context,
-cache types, flash attention, devices and mapping as the engines. The calls do not stream, since streaming would decode
-each text twice. The loop may keep the prefix of its previous prompt. n_batch stays at the default of
-`llama_cpp.Llama`, since a larger value would only cost memory.
+The child uses the wire protocol of llamabatch.client.worker, so that it is measured like every strategy. For a fair
+comparison, the loop has the same library, threads, context, cache types, flash attention, devices and mapping as the
+engines. (llama_cpp.Llama has another default for the threads of prompts.) The calls do not stream, since streaming
+would decode each text twice. llama_cpp.Llama may reuse the prefix of the previous prompt. n_batch stays at its default,
+since a larger value would only cost memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Loop:
             self._llama = self._module.Llama(
                 str(path),
                 n_ctx=config.n_ctx,
-                n_threads=config.n_threads_batch,  # all cores make one row at a time faster
+                n_threads=config.n_threads_batch,  # steps of one row are also faster with all cores
                 n_threads_batch=config.n_threads_batch,
                 n_gpu_layers=config.n_gpu_layers,
                 main_gpu=config.main_gpu if config.devices is None else 0,
@@ -62,7 +62,7 @@ class Loop:
                 verbose=False,
                 **rope,
             )
-        except ValueError as error:  # llama_cpp.Llama raises this if it cannot load the file or make a context
+        except ValueError as error:  # llama_cpp.Llama cannot load the file or make a context
             raise ModelFileError(f"llama_cpp.Llama refuses {path}: {error}") from error
         self._generate = self._llama.generate
         self._llama.generate = self._timed
@@ -97,7 +97,7 @@ class Loop:
 
     def _complete(self, request: Request) -> tuple[str, FinishReason]:
         ids, params = list(request.prompt_token_ids), request.params
-        if params.ignore_eos:  # create_completion lacks this option, so its (slightly faster) inner loop is used alone
+        if params.ignore_eos:  # create_completion lacks this option, so only its (slightly faster) inner loop runs
             for _ in itertools.islice(self._timed(ids, temp=0.0), params.max_tokens):
                 pass
             return "", FinishReason.LENGTH
@@ -106,15 +106,15 @@ class Loop:
         return choice["text"], FinishReason(choice["finish_reason"])
 
     def _timed(self, *args: Any, **kwargs: Any) -> Iterator[int]:
-        """Replaces Llama.generate, and records the tokens and their times."""
+        """Yields the tokens of Llama.generate, and records them and their times. Replaces Llama.generate."""
         for token in self._generate(*args, **kwargs):
             self._times.append(time.perf_counter())
             self._tokens.append(int(token))
             yield token
 
     def _change_defaults(self, config: EngineConfig) -> None:
-        """Changes llama.cpp's defaults where llama_cpp.Llama has no option. Sets the extra buffers, the devices and the
-        places of tensors, and leaves flash attention to llama.cpp where the engines do."""
+        """Changes llama.cpp's defaults where llama_cpp.Llama has no option: for extra buffers, devices and places of
+        tensors. With flash_attn="auto", llama.cpp decides, as in the engines."""
         repacks = config.extra_bufts == "on" or (config.extra_bufts == "auto" and library.extra_bufts_safe())
         self._rules = tensor_array(config.tensor_overrides)
         chosen = None if config.devices is None else devices.used(config, self._module)
@@ -140,7 +140,11 @@ class Loop:
 
 
 def main(number: int) -> None:
-    """Serves like llamabatch.client.worker, until the parent sends close or ends."""
+    """Answers messages like llamabatch.client.worker, until the parent sends "close" or ends.
+
+    Args:
+        number: the program's argument, as for ParentLink.
+    """
     parent = ParentLink(number)
     try:
         loop = Loop(unpack_config(parent.receive()[1]))

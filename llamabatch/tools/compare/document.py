@@ -1,4 +1,5 @@
-"""Converts a report to JSON, as docs/compare.md describes. A change that breaks readers needs a new SCHEMA_VERSION."""
+"""Converts a report to the JSON document that docs/compare.md describes. An incompatible change needs a new
+SCHEMA_VERSION."""
 
 from __future__ import annotations
 
@@ -81,5 +82,5 @@ def _spread(spread: Spread) -> dict[str, float | None]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Rounds to microseconds. The clock is not more precise, and the files are half as long."""
+    """Rounds to microseconds, because the clock is not more precise, and the files become half as long."""
     return None if value is None else round(value, 6)

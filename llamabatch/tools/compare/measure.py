@@ -49,19 +49,19 @@ class Measurement:
 def measure(
     config: EngineConfig, prompts: tuple[tuple[int, ...], ...], max_tokens: int, on_done: OnDone, *, baseline: bool
 ) -> Measurement:
-    """Runs all prompts greedily, at once, in child processes of their own.
+    """Runs all prompts at once with greedy sampling, in new child processes.
 
     Args:
-        config: options of the engines; "multi-instance" starts its instances, every other strategy one child.
+        config: options of the engines; "multi-instance" starts several children, every other strategy one.
         prompts: token ids of each prompt.
-        on_done: called for each request that finishes.
+        on_done: called with the output of each request that finishes.
         baseline: run the loop over llama_cpp.Llama instead of an engine.
 
     Raises:
         EngineError: no request succeeded.
-        Other errors of an engine's start.
+        Other errors, if an engine cannot start.
     """
-    with contextlib.ExitStack() as stack, no_child_left():  # children are killed before the client is closed
+    with contextlib.ExitStack() as stack, no_child_left():  # after an error, kills the children before client.close
         client = _client(config, baseline)
         stack.callback(client.close)
         slots = 1 if baseline else slots_of(client.plan) * client.plan.config.instances
@@ -79,14 +79,15 @@ def measure(
 
 
 def slots_of(plan: Plan) -> int:
-    """Returns the number of sequences that one engine of this plan can hold at once."""
+    """Returns the number of sequences that one engine of this plan computes at once."""
     config = plan.config.for_one_engine()
     inner = config.instance_strategy if config.strategy == "multi-instance" else config.strategy
     return 1 if has_one_slot(inner) else config.n_slots
 
 
 def _stats(client: ChildClient | RouterClient, outputs: tuple[RequestOutput, ...]) -> EngineStats:
-    """Returns the counts of the engines. Raises EngineError, with the first error of the outputs, if one has ended."""
+    """Returns the counts of the engines. Raises EngineError, with the first error of `outputs`, if an engine has
+    ended."""
     try:
         return client.stats()
     except EngineClosedError as error:
@@ -95,7 +96,8 @@ def _stats(client: ChildClient | RouterClient, outputs: tuple[RequestOutput, ...
 
 
 def _client(config: EngineConfig, baseline: bool) -> ChildClient | RouterClient:
-    """Starts a client without restarts, so that a dead child is its row's error and no restart distorts a figure."""
+    """Starts a client that never restarts a child. So a dead child is an error of the row, and no restart distorts a
+    figure."""
     if baseline:
         return ChildClient(config, BASELINE_PROGRAM, NO_RESTART)
     if config.strategy == "multi-instance":
@@ -104,8 +106,8 @@ def _client(config: EngineConfig, baseline: bool) -> ChildClient | RouterClient:
 
 
 def _warm_up(prompts: tuple[tuple[int, ...], ...], most: int) -> list[Request]:
-    """Returns requests that touch weights, caches and buffers. Their prompts are reversed, which keeps the lengths, but
-    leaves no prefix for later requests."""
+    """Returns requests that load weights, caches and buffers into memory. Their prompts are reversed: later requests
+    have equal lengths, but find no prefix in the cache."""
     chosen = tuple(tuple(reversed(prompt)) for prompt in prompts[:most])
     return _requests(chosen, SamplingParams(temperature=0, max_tokens=_WARM_UP_TOKENS, ignore_eos=True))
 

@@ -38,7 +38,7 @@ _LOG_FROM = 4.0  # an axis is logarithmic if its largest figure is more than thi
 
 
 def figure(report: Report) -> Figure:
-    """Draws strategies on the left and their time lines on the right; only a title if nothing was measured."""
+    """Draws strategies on the left and their time lines on the right. If nothing was measured, draws only the title."""
     panels = shown(report)
     heights = lane_heights(panels)
     title = f"{report.model}: {counted(len(report.workload.prompts), 'prompt')} at once on {report.machine.summary}"
@@ -64,7 +64,7 @@ def figure(report: Report) -> Figure:
 
 
 def _scatter(ax: Any, report: Report) -> None:
-    """Draws a point for each strategy, with a line to its p95."""
+    """Draws a point for each strategy at its median latency, with a line to its p95."""
     rows = [row for row in report.rows if row.measured and row.latency.p50]
     if not rows:
         return
@@ -79,7 +79,7 @@ def _scatter(ax: Any, report: Report) -> None:
         p50, p95 = row.latency.p50 or 0.0, row.latency.p95 or 0.0
         ax.plot([p50, p95], [row.tokens_per_s] * 2, color=color(row), lw=2.5, alpha=0.35, solid_capstyle="round")
         face = "none" if row.strategy == "auto" else color(row)
-        size = 260 if row.strategy == "auto" else 110  # "auto" is a ring around the point of its chosen strategy
+        size = 260 if row.strategy == "auto" else 110  # "auto" is drawn as a ring around its chosen strategy's point
         ax.scatter([p50], [row.tokens_per_s], s=size, facecolor=face, edgecolor=color(row), linewidth=1.6, zorder=3)
     ax.margins(x=0.12, y=0.16)
     _ideal_corner(ax)
@@ -90,7 +90,7 @@ def _scatter(ax: Any, report: Report) -> None:
 
 
 def _finding(rows: list[Row]) -> str:
-    """Returns the title, which compares the fastest strategy with the baseline."""
+    """Returns a title that compares the fastest strategy with the baseline."""
     best = max(rows, key=lambda row: row.tokens_per_s)
     today = next((row for row in rows if row.strategy in (BASELINE, REFERENCE)), rows[0])
     if best.tokens_per_s < 1.05 * today.tokens_per_s:
@@ -129,9 +129,10 @@ def _label(ax: Any, rows: list[Row]) -> None:
 
 
 def spread_out(places: list[float], gap: float) -> list[float]:
-    """Moves rising places from 0 to 1 as little as possible so that they are `gap` apart.
+    """Returns places from 0 to 1 that are at least `gap` apart, moved as little as possible from the rising `places`.
 
-    Isotonic regression of places[i] - i * gap: neighbours that are too close move apart around their common middle.
+    This is the isotonic regression of places[i] - i * gap. Neighbours that are too close move apart around their common
+    middle.
     """
     groups: list[tuple[float, int]] = []  # (mean, members)
     for number, place in enumerate(places):
@@ -196,12 +197,12 @@ def _paying(knee: int | None, slots: list[int]) -> str:
     return f"More slots pay up to {knee}" if knee != slots[0] else f"More slots than {knee} do not pay"
 
 
-_MAGNIFIED_BELOW = 0.4  # a panel that ends before this share of the time axis has room for a magnified copy
+_MAGNIFIED_BELOW = 0.4  # if a row ends before this share of the time axis, a magnified copy fits beside its bars
 _ONE_LANE, _MANY_LANES = 1.0, 2.6  # heights of panels
 
 
 def shown(report: Report) -> list[Row]:
-    """Returns the rows that get a panel. "auto" gets none if its chosen strategy has a panel."""
+    """Returns the rows that get a panel. The row "auto" gets none if its chosen strategy has a panel."""
     measured = [row for row in report.rows if row.measurement is not None]
     names = {row.strategy for row in measured}
     return [row for row in measured if row.chosen not in names]
@@ -258,7 +259,7 @@ def _slots(row: Row) -> str:
 
 
 def lanes_of(spans: list[tuple[float, float]]) -> list[int]:
-    """Returns a lane for each (start, end): the lowest free one, as the engine assigns its slots."""
+    """Returns the lane of each span (start, end): the lowest free lane, as the engine gives each request its slot."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     lanes = [0] * len(spans)
@@ -279,7 +280,7 @@ def _good(row: Row) -> list[RequestOutput]:
 
 
 def _spans(row: Row) -> list[tuple[float, float]]:
-    """Returns the time of each good request from admission to the last token."""
+    """Returns admission and last token of each request without an error, in seconds since the submission."""
     return [(output.timings.queued_s or 0.0, output.timings.token_times_s[-1]) for output in _good(row)]
 
 

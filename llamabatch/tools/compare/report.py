@@ -1,4 +1,4 @@
-"""The figures of a comparison: a row per strategy, ratios of rows, the batched strategy for each number of slots."""
+"""The figures of a comparison: a row per strategy, ratios of rows, and the batched strategy by number of slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REFERENCE = "sequential"
 
 @dataclass(frozen=True)
 class Spread:
-    """The p50 and p95 of a time over requests or tokens, in seconds; None without values."""
+    """The p50 and p95 of a time, over requests or over tokens, in seconds; None without values."""
 
     p50: float | None = None
     p95: float | None = None
@@ -35,21 +35,21 @@ class Row:
     Attributes:
         strategy: name of the strategy as given, or "baseline".
         chosen: the strategy that "auto" chose, else None.
-        n_slots: sequences at once in one engine.
+        n_slots: number of slots of one engine.
         instances: number of engines.
         error: the reason for missing figures, or the number of failed requests; None if nothing failed.
         wall_s: seconds from the submission of all prompts to the last output.
-        requests_per_s, tokens_per_s: finished requests and generated tokens over wall_s.
-        ttft, latency: seconds from the submission to the first and the last token of each request, with the time in the
-            queue.
+        requests_per_s, tokens_per_s: finished requests and generated tokens, divided by wall_s.
+        ttft, latency: seconds from the submission to the first and to the last token of each request, including the
+            time in the queue.
         inter_token: seconds between neighbouring tokens of a request, over all requests.
         peak_memory_bytes: sum of the processes' peaks of resident memory.
-        rows_per_step: mean rows of the calls that only continue sequences.
-        passes_per_step: mean passes over the weights of these calls.
+        rows_per_step: mean rows of a decode call, which computes no prompts.
+        passes_per_step: mean passes over the weights of a decode call.
         equal: share of outputs with the same tokens as with "sequential", 0 to 1; None if "sequential" did not run.
         speed_up: tokens_per_s relative to the baseline, or to "sequential" without a baseline.
-        rounds: tokens_per_s of each round; the other figures are those of the median round.
-        measurement: the source of all figures.
+        rounds: tokens_per_s of each round; all other figures are from the median round.
+        measurement: the measurement of the median round.
     """
 
     strategy: str
@@ -110,8 +110,8 @@ class Advice:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole comparison. `created` is the time in UTC, ISO 8601. `others_cpu_percent` is the CPU that other processes
-    used meanwhile, 0 to 100 of all cores."""
+    """A whole comparison. `created`: the time in UTC, ISO 8601. `others_cpu_percent`: the share of all cores that other
+    processes used during the comparison, 0 to 100."""
 
     created: str
     machine: MachineFacts
@@ -131,7 +131,8 @@ class Report:
 
 
 def row(strategy: str, rounds: list[Measurement]) -> Row:
-    """Returns the figures of the round with the median tokens/s (the lower median of an even number of rounds)."""
+    """Returns the row of a strategy: the figures of the round with the median tokens/s. Of an even number of rounds,
+    the lower median counts."""
     speeds = [_tokens(measurement) / measurement.wall_s for measurement in rounds]
     measurement = sorted(zip(speeds, range(len(rounds)), rounds, strict=True))[(len(rounds) - 1) // 2][2]
     good = [output for output in measurement.outputs if output.error is None]
@@ -158,7 +159,7 @@ def row(strategy: str, rounds: list[Measurement]) -> Row:
 
 
 def compared(rows: Iterable[Row], against: Iterable[Row]) -> tuple[Row, ...]:
-    """Returns the rows with `equal` and `speed_up`, from "sequential" and the baseline in `against`."""
+    """Fills in `equal` and `speed_up` of the rows. `against` contains the rows of "sequential" and of the baseline."""
     by_name = {row.strategy: row for row in against if row.measured}
     reference = by_name.get(REFERENCE)
     slow = by_name.get(BASELINE) or reference
@@ -183,11 +184,11 @@ def _equal(row: Row, reference: Row) -> float | None:
     return sum(a.error is None and a.token_ids == b.token_ids for a, b in pairs) / len(pairs)
 
 
-MIN_GAIN = 0.10  # the gain in throughput for which doubling the slots is worth its memory and latency
+MIN_GAIN = 0.10  # doubling the slots is worth its memory and latency if the throughput gains at least this share
 
 
 def sweep(rows: Iterable[Row]) -> Sweep:
-    """Returns the sweep of rows of the batched strategy, one row per number of slots, in any order."""
+    """Returns the sweep. `rows`: the batched strategy with each number of slots, in any order."""
     ordered = tuple(sorted(rows, key=lambda row: row.n_slots))
     return Sweep(
         ordered, efficiency(ordered), knee([(row.n_slots, row.tokens_per_s) for row in ordered if row.measured])
@@ -197,8 +198,8 @@ def sweep(rows: Iterable[Row]) -> Sweep:
 def efficiency(rows: tuple[Row, ...]) -> tuple[float | None, ...]:
     """Returns tokens/s per slot, relative to the smallest measured size.
 
-    This is the parallel efficiency, T(n) n0 / (T(n0) n). 1 means that every slot is as fast as one slot alone. 1/n
-    means that n slots are no faster than one.
+    The result is the parallel efficiency, T(n) n0 / (T(n0) n), where n0 is the smallest size. 1 means that every slot
+    is as fast as one slot alone. 1/n means that n slots together are no faster than one.
     """
     first = next((row for row in rows if row.measured), None)
     if first is None:
@@ -208,11 +209,11 @@ def efficiency(rows: tuple[Row, ...]) -> tuple[float | None, ...]:
 
 
 def knee(points: list[tuple[int, float]]) -> int | None:
-    """Returns the last size with 10 % more throughput per doubling than the knee before it; None without points.
+    """Returns the number of slots beyond which more slots do not pay; None without points.
 
-    From the smallest size on, a size n becomes the knee k if T(n) >= T(k) * 1.1 ** log2(n / k). The distance from the
-    chord (Kneedle: Satopää et al., 2011) is not used for two reasons. Step time is a staircase, on which Kneedle finds
-    the first stair. And a curve that still rises at its end has no knee for Kneedle, though its last size is the best.
+    The smallest size is the first knee k. A larger size n becomes the knee if T(n) >= T(k) * 1.1 ** log2(n / k). The
+    distance from the chord (Kneedle: Satopää et al., 2011) is not used for two reasons. Step time is a staircase, and
+    Kneedle finds its first stair. And Kneedle finds no knee in a curve that still rises at its end.
 
     Args:
         points: (slots, tokens/s) by rising slots.

@@ -33,7 +33,7 @@ class Progress(Protocol):
     """A receiver of the progress of a comparison."""
 
     def start(self, label: str, total: int) -> None:
-        """Starts the next row, which has this name and number of requests."""
+        """Starts the next row. `label`: its name; `total`: its number of requests."""
 
     def advance(self) -> None:
         """Counts one request of the row as done."""
@@ -44,16 +44,16 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of a comparison, which are checked here. Raises ConfigError and SamplingError.
+    """The options of a comparison. The constructor checks them. Raises ConfigError and SamplingError.
 
     Attributes:
         model: path of a .gguf file, or "tiny".
         prompts: a file (see workload.load); None: the bundled prompts.
         strategies: names of strategies; () means all.
         max_tokens: the most tokens to generate for each prompt.
-        slots: (): the plan decides. One number: for every strategy with slots. Several numbers: the batched strategy
-            is also measured with each number, and the other strategies run with the largest.
-        baseline: measure the loop over llama_cpp.Llama as well.
+        slots: (): the plan decides. One number: the slots of every strategy with several slots. Several numbers: all
+            strategies run with the largest, and the batched strategy is also measured with each.
+        baseline: measure the loop over llama_cpp.Llama, too.
         rounds: measurements of each row; the median counts.
         engine: options of EngineConfig.
     """
@@ -110,7 +110,7 @@ class _Job:
 
 
 def run(settings: Settings, progress: Progress) -> Report:
-    """Measures all rows. A strategy that fails gives a row with its error, and the other strategies still run.
+    """Measures all rows. If a strategy fails, its row has the error, and the other strategies still run.
 
     Raises:
         InputError: model, prompts or options are refused.
@@ -142,7 +142,7 @@ def run(settings: Settings, progress: Progress) -> Report:
 
 def _measure_all(settings: Settings, workload: Workload, progress: Progress) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     """Returns the rows of the baseline and the strategies, and the rows of the batch sizes."""
-    # This is decided once here, since otherwise each child would find it out and warn again.
+    # extra_bufts="auto" is decided once here, since otherwise each child would decide, and repeat the warning.
     chosen = settings.engine.get("extra_bufts", "auto")
     buffers = ("on" if extra_bufts_safe() else "off") if chosen == "auto" else chosen
     settings = Settings(**{**vars(settings), "engine": {**settings.engine, "extra_bufts": buffers}})
@@ -152,7 +152,7 @@ def _measure_all(settings: Settings, workload: Workload, progress: Progress) -> 
     jobs += [_Job("batched", f"batched, n_slots = {n}", settings.config("batched", n)) for n in settings.sizes]
     done: list[list[Measurement]] = [[] for _ in jobs]
     errors: dict[int, str] = {}
-    for _ in range(settings.rounds):  # Each round runs all jobs, so that a machine that slows down slows all alike.
+    for _ in range(settings.rounds):  # each round runs all jobs, so that a machine that slows down slows all alike
         for number, job in enumerate(jobs):
             if number not in errors:
                 outcome = _measure(job, workload, settings.max_tokens, progress)

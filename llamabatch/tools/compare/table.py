@@ -57,7 +57,7 @@ def show(report: Report, console: Console) -> None:
 
 
 def _parted(report: Report) -> str:
-    """Returns the reason why texts differ from those of "sequential"; "" if none differs."""
+    """Returns the reason why some texts differ from the texts of "sequential"; "" if no text differs."""
     rows = (*report.rows, *(report.sweep.rows if report.sweep else ()))
     names = dict.fromkeys(row.name for row in rows if row.measured and row.equal is not None and row.equal < 1)
     if not names:
@@ -112,7 +112,7 @@ def _number(value: float | None, write: Callable[[float], str]) -> str:
 
 
 def _share(value: float | None) -> str:
-    """Formats a share in percent, never rounded up to 100 %."""
+    """Formats a share in percent. Never rounds up to 100 %."""
     if value is None:
         return "n/a"
     return "100 %" if value == 1 else f"{min(100 * value, 99.9):.1f} %"

@@ -1,1 +1,1 @@
-"""`llamabatch plan`: the engines that fit on this machine, computed before anything is loaded."""
+"""`llamabatch plan`: computes which engines fit on this machine, before anything is loaded."""

@@ -18,15 +18,17 @@ from llamabatch.scheduler.policies import has_one_slot
 from llamabatch.tools.plan.report import Change
 from llamabatch.utils.checks import counted
 
-_MANY_CORES = 16  # a guess of more cores than one context can use; benchmarks/results has no figure for it
+_MANY_CORES = 16  # a guess: one context cannot use so many cores; benchmarks/results has no figure
 _SMALLER = 4.85 / 8  # bytes per weight in Q4_K_M, from llama.cpp's own tables
-_FEW = 32  # the search for more slots ends here
+_FEW = 32  # the search for more slots stops at this number
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
 def lengths(facts: ModelFacts, *requested: int) -> tuple[int, ...]:
-    """Returns the context lengths for a table: powers of two, the longest of the model, and the requested lengths. The
-    longest is the length that the model was trained for, or that its scaled rotary embedding reaches."""
+    """Returns the context lengths for a table: powers of two, the model's longest context, and the requested lengths.
+
+    The longest context is the trained one, or the one that a scaled rotary embedding reaches.
+    """
     most = facts.n_ctx_most
     if most == MAX_CTX:  # rope_freq_base gives no upper bound
         most = max((facts.n_ctx_train, *requested))
@@ -36,8 +38,8 @@ def lengths(facts: ModelFacts, *requested: int) -> tuple[int, ...]:
 def slots_that_fit(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine, share: float, most: int = MAX_SLOTS
 ) -> int:
-    """Returns how many slots of one engine with a split cache fit in `share` of the free memory, 0 to `most`. A
-    strategy with one slot gets at most 1."""
+    """Returns the number of slots of one engine with a split cache that fit in `share` of the free memory: 0 to `most`.
+    For a strategy with one slot, returns at most 1."""
     split = replace(config, kv="split", kv_cells=0, instances=1)
     limit = 1 if has_one_slot(config.strategy) else min(most, config.n_batch)
     return bisect_right(
@@ -48,7 +50,7 @@ def slots_that_fit(
 def strategy(
     plan: Plan, machine: Machine, profile: Profile | None, load: int | None, latency_ms: float | None
 ) -> tuple[str, str]:
-    """Returns the best strategy for this machine and load, and the reason.
+    """Returns the recommended strategy for this machine and load, and the reason.
 
     Args:
         load: requests that come at once; None: many.
@@ -100,8 +102,8 @@ def _within(plan: Plan, profile: Profile, latency_ms: float) -> tuple[str, str]:
 
 
 def changes(facts: ModelFacts, config: ResolvedConfig, machine: Machine, fitting: bool) -> tuple[Change, ...]:
-    """Returns single changes after which the plan fits, or, if it fits already, that make room for more slots. The
-    smallest change comes first."""
+    """Returns changes that each make the plan fit, the smallest change first. If the plan fits already (`fitting`),
+    returns changes that each make room for more slots."""
     found = []
     if fitting:
         before, all_of_it = (slots_that_fit(facts, config, machine, share, _FEW) for share in (MEMORY_SHARE, 1.0))
@@ -131,7 +133,7 @@ def _slots(count: int) -> str:
 def _ways(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine
 ) -> Iterator[tuple[str, ResolvedConfig, ModelFacts]]:
-    """Yields each change in words, with the config and the model after the change."""
+    """Yields possible changes: each in words, and the config and the model's facts after the change."""
     yield from _fewer(facts, config, machine)
     if config.type_k == config.type_v == "f16":
         quantised: dict[str, Any] = {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}
@@ -156,7 +158,7 @@ def _ways(
 def _fewer(
     facts: ModelFacts, config: ResolvedConfig, machine: Machine
 ) -> Iterator[tuple[str, ResolvedConfig, ModelFacts]]:
-    """Yields changes to fewer slots, a shorter context, a unified cache, or one engine, each by itself."""
+    """Yields four possible changes, as _ways: fewer slots, a shorter context, a unified cache, and one engine."""
     n_ctx, n_slots, n = config.n_ctx, config.n_slots, config.instances
     split = replace(config, kv="split", kv_cells=0)
     slots = bisect_right(range(1, n_slots + 1), 0, key=lambda k: not fits(facts, replace(split, n_slots=k), machine))

@@ -11,7 +11,7 @@ from llamabatch.planning.memory import MIB, PROCESS_BYTES
 from llamabatch.tools.plan.report import Report
 from llamabatch.utils.paths import TINY
 
-SERVER_BYTES = 96 * MIB  # the process for HTTP, or for rows: 74 MiB, 83 MiB with 1,000 connections, and results
+SERVER_BYTES = 96 * MIB  # the process of `serve` or `run`: 74 MiB, 83 MiB with 1,000 connections, and room for results
 BODIES_BYTES = 256 * MIB  # 4 x --max-bodies-bytes; the highest measured is 200 MiB (benchmarks/results/bodies.json)
 MARGIN = 0.05  # the largest difference between predicted and measured peaks (docs/plan.md)
 NVIDIA = "nvidia.com/gpu"
@@ -21,17 +21,17 @@ _PINNED = ("strategy", "instances", "n_slots", "n_ctx", "kv", "n_threads", "n_th
 
 
 def model_in_pod(model: str) -> str:
-    """Returns the option --model for a container that mounts this model file in MODELS. The patch sets the option, so
-    that its memory limit cannot meet another model."""
+    """Returns the value of --model for a container that mounts this model file in MODELS. The patch sets this option,
+    because its memory limit fits this model only."""
     return model if model == TINY else f"{MODELS}/{resolve(model).name}"
 
 
 def patch(report: Report, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns a JSON patch (RFC 6902) for the first container of a Deployment or a Job.
 
-    The container must have a list `env`. Resource requests equal the limits, so that a pod has the quality of service
-    "Guaranteed": memory in MiB, a CPU for each thread, and the GPUs that the plan uses. Within these limits "auto"
-    would take half of the memory. So the patch also sets the options of the plan, as environment variables that
+    The container must have a list `env`. The patch sets memory in MiB, a CPU for each thread, and the GPUs that the
+    plan uses. Requests equal limits, so that a pod has the quality of service "Guaranteed". Within these limits "auto"
+    would take only half of the memory. So the patch also sets the options of the plan, as environment variables that
     `llamabatch serve` and `run` read.
 
     Args:
@@ -54,7 +54,7 @@ def patch(report: Report, given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def variables(report: Report, given: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the options of the plan as environment variables, also the options that the user left open."""
+    """Returns the user's options, and the plan's choices for open options, as environment variables."""
     config = report.requested.config
     chosen = {**given, **{name: getattr(config, name) for name in _PINNED}}
     if config.kv == "unified":
@@ -93,17 +93,17 @@ def _block(value: Mapping[str, Any], indent: int) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """Quotes a text for YAML as in JSON, and escapes the three characters that end a line in YAML but not in JSON."""
+    """Quotes a text for YAML as in JSON. Also escapes the three characters that end a line only in YAML."""
     quoted = json.dumps(text, ensure_ascii=False)
     return "".join(f"\\u{ord(each):04x}" if each in "\x85\u2028\u2029" else each for each in quoted)
 
 
 def _bytes(report: Report) -> int:
-    """Returns the main memory of a pod: the peak of the engines in child processes, the server, and request bodies."""
+    """Returns the main memory that a pod needs: for the engines at their peak, the server, and request bodies."""
     requested = report.requested
     own = requested.memory
     engines = requested.peak_bytes + (0 if requested.in_children else PROCESS_BYTES)
-    if own.kv_cache:  # Without a KV cache the context for embeddings is in peak_bytes already.
+    if own.kv_cache:  # without a KV cache, peak_bytes includes the context for embeddings already
         engines += own.embeddings * requested.config.instances
     return int(engines * (1 + MARGIN)) + SERVER_BYTES + BODIES_BYTES
 
@@ -114,7 +114,7 @@ def _cpus(report: Report) -> int:
 
 
 def _gpus(report: Report) -> int:
-    """Returns the number of GPUs: one for each engine with "multi-instance", else the GPUs of the model's layers."""
+    """Returns the number of GPUs that a pod needs: the GPUs with layers, times the engines with "multi-instance"."""
     used = sum(gpu.total > 0 for gpu in report.memory.gpus)
     children = report.requested.config.strategy == "multi-instance"
     return min(len(report.machine.gpus), used * report.requested.config.instances) if children else used

@@ -22,7 +22,13 @@ ENGINE = (
 
 @dataclass(frozen=True)
 class Lengths:
-    """The lengths of the prompts in a file, in tokens of the model. `output` counts the tokens of each output."""
+    """The lengths of the prompts in a file, in tokens of the model.
+
+    Attributes:
+        source: name of the file.
+        count: number of prompts.
+        output: tokens that each prompt may generate.
+    """
 
     source: str
     count: int
@@ -45,8 +51,8 @@ class Row:
         n_ctx: tokens that one request may use.
         slots: slots that fit in half of the free memory, the share that "auto" takes.
         most_slots: slots that fit in all of the free memory.
-        memory: memory of one engine with `slots` slots, or with one if `slots` is 0.
-        slot_bytes: memory of one more slot.
+        memory: memory of one engine with `slots` slots, or with one slot if `slots` is 0.
+        slot_bytes: memory of each additional slot, on all devices together.
     """
 
     n_ctx: int
@@ -58,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Change:
-    """A recommended change. `total_bytes` and `slots` are the values after the change."""
+    """A recommended change, in words. `total_bytes` and `slots`: memory and slots of the plan after the change."""
 
     what: str
     total_bytes: int
@@ -71,14 +77,14 @@ class Report:
 
     Attributes:
         model, file_bytes: name of the model, size of its file.
-        machine: the machine; its free memory is without this process.
-        given_bytes: free memory of another machine, with the process; None: the report is about this machine.
+        machine: the machine; its available_bytes do not include the memory of llamabatch's own process.
+        given_bytes: the free memory of --memory, including that process; None: the plan uses this machine's memory.
         plan: the options with which an engine would run; None: they do not fit.
         refusal: the reason why the options do not fit, else None.
         requested: the plan of the options as given, whether they fit or not.
         total_bytes: memory of all engines of `requested`, without the process itself.
         rows: one row per context length, rising.
-        instances: engines of the plan that fit as child processes, at most one for each core.
+        instances: number of engines of the plan that fit as child processes, at most one for each core.
         strategy, because: the recommended strategy, and the reason.
         changes: changes after which the options fit, or that make room for more slots.
         prompts: lengths of the prompts in --prompts.

@@ -1,4 +1,4 @@
-"""Answers a Question from the headers of a model, the machine and, with prompts, the vocabulary."""
+"""Answers a Question from the header of a model's file, the machine and, if prompts are given, the vocabulary."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def answer(question: Question) -> Report:
     profile = profile_for(path, config)
     machine = machine_here(config, computes_here=False)
     if question.memory_bytes is not None:
-        free = max(0, question.memory_bytes - PROCESS_BYTES)  # free memory of this machine is without the process, too
+        free = max(0, question.memory_bytes - PROCESS_BYTES)  # available_bytes must not include the process
         machine = replace(machine, available_bytes=free, address_space=None, data_bytes=None, gpus=())
     prompts = _lengths(question, path) if question.prompts is not None else None
     if prompts is not None and config.n_ctx == "auto":
@@ -101,12 +101,12 @@ def answer(question: Question) -> Report:
     except MemoryPlanError as error:
         refusal = str(error)
         least = replace(config, n_slots=1) if config.n_slots == "auto" else config
-        least = replace(least, cache_ram=0) if config.cache_ram == "auto" else least  # "auto" takes only spare memory
+        least = replace(least, cache_ram=0) if config.cache_ram == "auto" else least  # "auto" uses only spare memory
         roomy = replace(machine, available_bytes=_UNLIMITED, address_space=None, data_bytes=None, gpus=())
         requested = resolve(least, facts, roomy, profile)
     facts = facts.on(machine, requested.config.extra_bufts)
-    # The rows of the report count slots, so they need a strategy of several slots ("auto" may be "sequential"), all
-    # slots from the start, and no cache_ram of "auto", which takes only the memory that the cells leave.
+    # The rows of the report show how many slots fit. So they need a strategy with several slots (the plan for "auto"
+    # may be "sequential") and all slots from the start. cache_ram="auto" uses only memory that the cells leave free.
     many = replace(requested.config, start_slots=MAX_SLOTS)
     if config.cache_ram == "auto":
         many = replace(many, cache_ram=0)
@@ -132,7 +132,7 @@ def answer(question: Question) -> Report:
 
 
 def _context_for(prompts: Lengths, facts: ModelFacts) -> int:
-    """Returns the n_ctx for these prompts. Raises ConfigError if it exceeds the longest context of the model."""
+    """Returns the n_ctx for these prompts. Raises ConfigError if the model's longest context is too short."""
     if prompts.n_ctx > facts.n_ctx_most:
         raise ConfigError(
             f"the longest prompt of {prompts.source} has {prompts.longest} tokens and gets {prompts.output} more; "
@@ -165,7 +165,8 @@ def _row(facts: ModelFacts, requested: ResolvedConfig, machine: Machine, n_ctx: 
 
 
 def _children(facts: ModelFacts, requested: ResolvedConfig, machine: Machine) -> int:
-    """Returns how many engines of the plan fit as child processes in half of the free memory, at most one per core."""
+    """Returns the number of engines of the plan that fit as child processes in half of the free memory, at most one per
+    core."""
     config = replace(requested, strategy="multi-instance")
     most = 0
     for count in range(1, min(machine.cores, MAX_SLOTS) + 1):

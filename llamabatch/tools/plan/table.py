@@ -19,7 +19,7 @@ from llamabatch.utils.console import new_table, print_table, sentence
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints the sum, the slots that fit, the strategy, and the changes that help."""
+    """Prints the memory of the plan, the slots that fit, the strategy, and the changes that help."""
     line = partial(sentence, console)
     machine, config = report.machine, report.requested.config
     free = f"{mib(machine.available_bytes)} free here"

@@ -3,8 +3,9 @@
 The output of the model means nothing. But every tensor has the size and the type that llama.cpp's own quantiser would
 give it, so a step costs the same as with the real model.
 
-shapes (the numbers) -> architectures (metadata, names of tensors) -> types (the quantiser's choices) -> file, with
-blocks (random weights in the layouts of ggml-common.h) and vocab (made up, of the right kind and size).
+The modules in their order: shapes (the numbers) -> architectures (metadata, names of tensors) -> types (the quantiser's
+choices) -> file. file uses blocks (random weights in the layouts of ggml-common.h) and vocab (a made-up vocabulary of
+the right kind and size).
 """
 
 from llamabatch.tools.synth.blocks import BlockType as BlockType

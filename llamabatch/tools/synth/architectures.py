@@ -1,4 +1,4 @@
-"""The metadata, tensor names and tensor sizes that llama.cpp reads for each architecture (src/models/*.cpp)."""
+"""The metadata, tensor names and tensor sizes that llama.cpp expects for each architecture (src/models/*.cpp)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy as np
 
 from llamabatch.tools.synth.shapes import ATTENTION, FEED_FORWARD, RECURRENT, Shape, State
 
-# This factor on embeddings and output matrix spreads the logits about as in a trained model, for realistic sampling.
+# A factor on the embeddings and the output matrix. It spreads the logits about as in a trained model, so that sampling
+# is realistic.
 _GAIN = 3.0
-_PLAIN = ("llama", "qwen2")  # the common metadata of file.py is enough for these
+_PLAIN = ("llama", "qwen2")  # architectures that need no metadata beyond that of file.py
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A tensor without its type: random weights of standard deviation `std`, or given values."""
+    """A tensor without its type. Contains `values`, or else random weights with the standard deviation `std`."""
 
     name: str
     rows: int
@@ -32,8 +33,8 @@ class Weights:
 
 
 def metadata(shape: Shape) -> Iterator[tuple[str, Any]]:
-    """Yields the keys of the architecture, without its name in front, that not every file has. A list has one value per
-    layer."""
+    """Yields the metadata that only some architectures have, as keys and values. The architecture's name in front of
+    the keys is left out."""
     if shape.arch in _PLAIN:
         return
     yield "attention.key_length", shape.head_dim
@@ -72,14 +73,16 @@ def metadata(shape: Shape) -> Iterator[tuple[str, Any]]:
 
 
 def head_count_kv(shape: Shape) -> int | list[int]:
-    """Returns the number of KV heads as real files have it; a list per layer if some layers (0) lack attention."""
+    """Returns the number of KV heads as real files have it. For some architectures this is a list with a number for
+    each layer, 0 for a layer without attention."""
     if shape.arch in {"granitehybrid", "lfm2", "nemotron_h"}:
         return [shape.n_head_kv if shape.kind(layer) == ATTENTION else 0 for layer in range(shape.n_layer)]
     return shape.n_head_kv
 
 
 def feed_forward_length(shape: Shape) -> int | list[int]:
-    """Returns the length as real files have it; a list per layer for Nemotron-H, where most layers have no network."""
+    """Returns the feed-forward length as real files have it. For Nemotron-H this is a list with a number for each
+    layer, 0 for a layer without a feed-forward network."""
     if shape.arch == "nemotron_h":
         return [shape.n_ff if shape.kind(layer) == FEED_FORWARD else 0 for layer in range(shape.n_layer)]
     return shape.n_ff
@@ -87,7 +90,8 @@ def feed_forward_length(shape: Shape) -> int | list[int]:
 
 def weights_of(shape: Shape) -> Iterator[Weights]:
     """Yields the tensors, in the order of llama.cpp's own converter."""
-    # Some graphs multiply embeddings, or divide logits. The weights of a trained model make up for this, as do these.
+    # Some graphs multiply the embeddings or divide the logits by a constant. As in a trained model, the weights
+    # compensate for this.
     scale = shape.n_embd**0.5 if shape.arch == "gemma3" else shape.embedding_scale or 1.0
     if not shape.tied:
         yield _matrix("output", shape.n_vocab, shape.n_embd, gain=_GAIN)
@@ -125,7 +129,7 @@ def _layer(shape: Shape, at: str, kind: str) -> Iterator[Weights]:
 def _attention(shape: Shape, at: str) -> Iterator[Weights]:
     n_q, n_kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
     has_bias = shape.arch in {"gpt-oss", "qwen2"}
-    gated = 2 if shape.arch == "qwen35" else 1  # one matrix has Q and the gate of each head
+    gated = 2 if shape.arch == "qwen35" else 1  # its matrix for Q also computes a gate for each head
     for letter, rows in (("q", gated * n_q), ("k", n_kv), ("v", n_kv)):
         yield _matrix(f"{at}attn_{letter}", rows, shape.n_embd)
         if has_bias:
@@ -202,17 +206,18 @@ def _bias(name: str, columns: int) -> Weights:
 
 
 def _decays(state: State) -> Any:
-    """Returns the decays that Mamba-2's training starts with, -1 to -16. Negative, so that the state cannot grow."""
+    """Returns the decays at the start of Mamba-2's training: -1 to -16. Negative decays keep the state from growing."""
     return -np.linspace(1.0, 16.0, state.heads, dtype=np.float32)
 
 
 def _steps(state: State) -> Any:
-    """Returns biases that softplus turns into steps of 0.001 to 0.1, the values at the start of a training."""
+    """Returns biases that softplus converts to time steps of 0.001 to 0.1, as at the start of a training."""
     return np.log(np.expm1(np.geomspace(0.001, 0.1, state.heads))).astype(np.float32)
 
 
 def _rope_factors(shape: Shape) -> Any:
-    """Returns Llama 3's rope factors as llama.cpp's converter writes them: `rope_factor` stretches low frequencies."""
+    """Returns Llama 3's rope factors as llama.cpp's converter writes them. They divide low frequencies by
+    `rope_factor`."""
     low_wavelength, high_wavelength = 8192 / 1.0, 8192 / 4.0  # trained context / low and high frequency factor
     frequencies = shape.rope_base ** -(np.arange(0, shape.head_dim, 2, dtype=np.float32) / shape.head_dim)
     wavelengths = 2 * np.pi / frequencies

@@ -27,8 +27,9 @@ class RandomBits:
     def scales(self, count: int, mean: float, *, signed: bool = False) -> Halves:
         """Returns block scales from 0.5 to 1.5 times `mean`, unequal as in real models.
 
-        `signed` negates half of the scales. Four-bit numbers go from -8 to 7, so that with positive scales the negative
-        surplus would add up over the layers until every token had the same logits.
+        Args:
+            signed: negate half of the scales. Four-bit numbers range from -8 to 7, so their mean is negative. With
+                positive scales this would add up over the layers until every token had the same logits.
         """
         raw = self.bytes(count, 1).astype(np.float32)
         scales = mean * (0.5 + raw / 255.0)
@@ -38,7 +39,13 @@ class RandomBits:
 
 @dataclass(frozen=True)
 class BlockType:
-    """One of ggml's tensor types: the weights and bytes of a block. `fill(bits, rows, std)` returns `rows` blocks."""
+    """One of ggml's tensor types.
+
+    Attributes:
+        weights: number of weights in a block.
+        size: bytes of a block.
+        fill: called as fill(bits, rows, std); returns `rows` blocks of weights with this standard deviation.
+    """
 
     name: str
     weights: int
@@ -53,7 +60,7 @@ def _f32(bits: RandomBits, rows: int, std: float) -> Bytes:
 
 
 def _f16(bits: RandomBits, rows: int, std: float) -> Bytes:
-    """Returns numbers with random sign and fraction and one of two exponents, without float arithmetic."""
+    """Returns numbers with random sign and fraction and one of two exponents. Needs no float arithmetic."""
     raw = bits.bytes(rows, 2).view(np.uint16)
     low = int(np.floor(np.log2(std / 1.7))) + 15  # 15 is the bias of a half's exponent
     exponent = np.uint16(max(1, low) << 10)
@@ -84,14 +91,14 @@ def _q5_0(bits: RandomBits, rows: int, std: float) -> Bytes:
 
 
 def _q4_k(bits: RandomBits, rows: int, std: float) -> Bytes:
-    """Returns Q4_K blocks. A weight is d * s * q - dmin * m with q in 0..15; m = s and dmin = 7.5 d centre it at 0."""
+    """Returns Q4_K blocks. A weight is d * s * q - dmin * m with q in 0..15. m = s and dmin = 7.5 d give the mean 0."""
     blocks = np.empty((rows, 144), np.uint8)
     d = bits.scales(rows, std / 4.6 / 40)
     blocks[:, 0:2] = d.view(np.uint8)
     blocks[:, 2:4] = (d.astype(np.float32) * 7.5).astype(np.float16).view(np.uint8)
     s = 32 + (bits.bytes(rows, 8) & 15)  # eight six-bit scales of 32..47
     blocks[:, 4:8] = blocks[:, 8:12] = s[:, :4] | ((s[:, 4:] >> 4) << 6)
-    blocks[:, 12:16] = (s[:, 4:] & 15) * 17  # low 4 bits of the last four scales and, equal to them, minimums
+    blocks[:, 12:16] = (s[:, 4:] & 15) * 17  # low 4 bits of the last four scales, and of the equal minimums
     blocks[:, 16:] = bits.bytes(rows, 128)
     return blocks
 
@@ -105,9 +112,9 @@ def _q6_k(bits: RandomBits, rows: int, std: float) -> Bytes:
 
 
 def _mxfp4(bits: RandomBits, rows: int, std: float) -> Bytes:
-    """Returns MXFP4 blocks: a power of two, here one of two neighbours, and 32 numbers of four bits."""
+    """Returns MXFP4 blocks: a scale, which is one of two neighbouring powers of two, and 32 numbers of four bits."""
     blocks = np.empty((rows, 17), np.uint8)
-    low = 127 + round(np.log2(std / (2.93 * 1.58)))  # RMS of the 16 numbers, and of the powers 1 and 2
+    low = 127 + round(np.log2(std / (2.93 * 1.58)))  # 2.93: RMS of the 16 possible numbers; 1.58: RMS of 1 and 2
     blocks[:, :1] = low + (bits.bytes(rows, 1) & 1)
     blocks[:, 1:] = bits.bytes(rows, 16)
     return blocks

@@ -1,4 +1,4 @@
-"""Writes the file: header, vocabulary, and the weights, one chunk at a time."""
+"""Writes a GGUF file: header, vocabulary, and the weights, one chunk at a time."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ def write_model(
 ) -> int:
     """Writes a GGUF file and returns its size in bytes. The same arguments give the same file.
 
-    `progress(done, total)` is called with bytes of weights as they are written. The file gets its name when it is
-    complete. Raises InputError for a bad argument or a full disk, SetupError without the gguf package.
+    The file appears at `path` only when it is complete. Raises InputError if an argument is invalid or the disk is too
+    full, and SetupError without the gguf package.
+
+    Args:
+        progress: called as progress(done, total), in bytes of weights.
     """
     if quant.upper() not in QUANTS:
         raise InputError(f"unknown quantisation {quant!r}{nearest(quant, QUANTS)}")
@@ -45,7 +48,7 @@ def write_file(
     shape: Shape, path: Path, file_type: int, tensors: list[Tensor], seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:  # fmt: skip
-    """Writes a file as `write_model` does, but with the given tensors and types. `file_type` is the llama_ftype."""
+    """Writes a file as write_model does, but with the given tensors. `file_type`: llama.cpp's llama_ftype."""
     path = Path(absolute(path))
     total = sum(tensor.size for tensor in tensors)
     _check_target(path, total)
@@ -135,7 +138,7 @@ def _chunks(tensor: Tensor, bits: RandomBits) -> Iterator[memoryview]:
     if tensor.values is not None:
         yield memoryview(tensor.values.tobytes())
         return
-    step = _CHUNK_BYTES // tensor.kind.size // 8 * 8  # a chunk has whole blocks and whole words of the random stream
+    step = _CHUNK_BYTES // tensor.kind.size // 8 * 8  # blocks; a multiple of 8 uses whole words of the random stream
     for start in range(0, tensor.blocks, step):
         rows = min(step, tensor.blocks - start)
         yield memoryview(np.ascontiguousarray(tensor.kind.fill(bits, rows, tensor.std)).reshape(-1).data)

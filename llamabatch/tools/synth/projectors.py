@@ -1,5 +1,5 @@
-"""Writes mmproj files with random weights and the layout of real encoders, of pictures and sounds, for tests and
-measurements of speed."""
+"""Writes mmproj files for tests and measurements of speed: encoders of pictures and sounds in real layouts, with random
+weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llamabatch.utils.atomic_file import replacement
 from llamabatch.utils.paths import absolute
 
 _F16, _F32 = np.float16, np.float32
-_MEL, _FRAMES = 80, 3000  # frequency bands of Whisper's encoder, and the steps of 10 ms that it takes at once
+_MEL, _FRAMES = 80, 3000  # frequency bands of Whisper's encoder, and the steps of 10 ms in one pass of it
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class ProjectorShape:
             another), "mlp" (LLaVA: one image, causal), "idefics3" (SmolVLM: tiles, causal) or "qwen2vl_merger"
             (Qwen2-VL: any size, positions in two dimensions). For sounds: "ultravox" or "qwen2a" (Qwen2-Audio).
         image_size, patch_size: pixels along a side of the picture, and of a patch.
-        n_merge: patches along a side that become one token, or for "ultravox" steps in time; unused for "mlp".
+        n_merge: patches along a side that become one token; for "ultravox": steps in time that become one token;
+            unused for "mlp".
     """
 
     kind: str

@@ -15,8 +15,8 @@ class State:
     """The state that a recurrent layer keeps for a sequence: a delta net, Mamba-2, or a short convolution.
 
     Attributes:
-        conv: columns of the convolution over time, with the newest column.
-        heads: heads of V (time_step_rank in llama.cpp); 0 for a convolution alone.
+        conv: columns of the convolution over time, including the newest column.
+        heads: heads of V (time_step_rank in llama.cpp); 0: the layer is only a convolution.
         head_dim: elements of a head of V.
         size: columns of the state of a head.
         groups: heads of Q and K in a delta net; groups of B and C in Mamba-2.
@@ -30,7 +30,7 @@ class State:
 
     @property
     def inner(self) -> int:
-        """The columns of V, in all heads together."""
+        """The number of columns of V in all heads together."""
         return self.heads * self.head_dim
 
 
@@ -42,11 +42,12 @@ class Shape:
         arch: llama.cpp's name of the architecture.
         rope_factor: the factor of Llama 3's scaling of low rotary frequencies, or of YaRN in gpt-oss; 0: no scaling.
         rope_dim: elements of a head that are rotated; 0: all.
-        layers: one letter per layer, in Nemotron-H's notation: * attention, M recurrent, - feed-forward alone; "": all
+        tied: True if the output matrix is the embedding matrix.
+        layers: one letter per layer, in Nemotron-H's notation: * attention, M recurrent, - only feed-forward; "": all
             layers have attention.
         state: the state of the recurrent layers.
         window: tokens that a layer with a sliding window attends to; 0: no layer has a window. The architecture decides
-            the layers that have one.
+            which layers have a window.
         n_expert, n_expert_used: experts of a layer, and experts for each token; 0: a layer has one network.
         embedding_scale, attention_scale, residual_scale, logit_scale: Granite's factors; 0: the file has no such key.
     """
@@ -138,7 +139,8 @@ SHAPES: dict[str, Shape] = {
 
 
 def find_shape(name: str) -> Shape:
-    """Returns the shape of a name in upper or lower case. Raises InputError, with close names, for an unknown name."""
+    """Returns the shape with this name, in upper or lower case. Raises InputError, with similar names, if there is
+    none."""
     shape = SHAPES.get(name.lower())
     if shape is None:
         raise InputError(f"unknown shape {name!r}{nearest(name.lower(), SHAPES)}")

@@ -11,7 +11,13 @@ from llamabatch.tools.synth.shapes import Shape
 
 
 def _turns(before: str, after_role: str, after: str, role: str = "m['role']", assistant: str = "assistant") -> str:
-    """Returns a chat template. `role` is a jinja2 expression."""
+    """Returns a chat template.
+
+    Args:
+        before, after_role, after: texts of a turn around its role and its content.
+        role: jinja2 expression for the role of the message `m`.
+        assistant: the model's own role, for the start of an answer.
+    """
     turn = f"{{{{ '{before}' + {role} + '{after_role}' + m['content'] + '{after}' }}}}"
     return (
         f"{{% for m in messages %}}{turn}{{% endfor %}}"
@@ -25,14 +31,14 @@ _CHATML = _turns("<|im_start|>", "\\n", "<|im_end|>\\n")
 
 @dataclass(frozen=True)
 class _Tokenizer:
-    """A byte-level BPE whose special tokens come after all other tokens.
+    """A byte-level BPE vocabulary with its special tokens after all other tokens.
 
     Attributes:
-        pre: llama.cpp's name of the rule that cuts text into words.
+        pre: llama.cpp's name of the rule that splits text into words.
         n_behind: number of ids from the first special token to the end of the real vocabulary.
-        n_special: number of special tokens; unnamed ones are reserved tokens.
+        n_special: number of special tokens. Those without a name in `names` are reserved tokens.
         names: index among the special tokens -> name.
-        bos, eos, pad: indexes among the special tokens.
+        bos, eos, pad: indexes of these tokens among the special tokens.
     """
 
     pre: str
@@ -147,9 +153,9 @@ class Vocab:
 
 
 def make_vocab(size: int, special: Sequence[str], special_start: int) -> Vocab:
-    """Returns `size` tokens: the 256 bytes, frequent pairs of letters, made-up words, then `special`.
+    """Returns `size` tokens: the 256 bytes, pairs of frequent letters, made-up words, `special`, and padding.
 
-    `special` starts at id `special_start`. Ids after the special tokens are padding of type UNUSED, as in real files.
+    `special` starts at id `special_start`. The padding has the type UNUSED, as in real files.
     """
     tokens = [*_byte_tokens(), *_pairs()][:special_start]
     tokens += _words(special_start - len(tokens))
@@ -164,7 +170,7 @@ def make_vocab(size: int, special: Sequence[str], special_start: int) -> Vocab:
 
 
 def _byte_tokens() -> list[str]:
-    """Returns GPT-2's characters for the 256 bytes: printable bytes as themselves, the rest from U+0100 on."""
+    """Returns GPT-2's characters for the 256 bytes: printable bytes stand for themselves, the rest begin at U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     stand_ins = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(stand_ins)) for byte in range(256)]
@@ -175,7 +181,7 @@ def _pairs() -> list[str]:
 
 
 def _words(count: int) -> list[str]:
-    """Returns different strings of a space and three syllables, about as long as the tokens of a real vocabulary."""
+    """Returns different strings of a space and three syllables, about as long as tokens of a real vocabulary."""
     syllables = [c + v for c, v in product("bdfghjklmnprstvwyz", "aeiou")]
     words = (_SPACE + a + b + c for a, b, c in product(syllables, repeat=3))
     return [word for word, _ in zip(words, range(count), strict=False)]

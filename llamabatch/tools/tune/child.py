@@ -1,7 +1,7 @@
-"""Measures one model, job after job. A program, not a module to import: `python -m llamabatch.tools.tune.child`.
+"""The program of a measuring child process: `python -m llamabatch.tools.tune.child`.
 
-Each line of stdin is a job as JSON. Each line of stdout is the answer as JSON: figures, or an error. The program exits
-when stdin ends, so that it does not outlive its parent.
+The first line of stdin is a configuration as JSON, and each further line is a job. Each line of stdout is an answer as
+JSON: figures, or an error. The program exits when stdin ends, so that it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llamabatch.utils.lifetime import leave_signals_to_parent
 
 
 def main() -> None:
-    """Loads the model with the configuration in the first line, then answers jobs until stdin ends."""
+    """Loads the model with the configuration in the first line. Then answers jobs until stdin ends."""
     leave_signals_to_parent()
     try:
         config = ResolvedConfig(**json.loads(sys.stdin.readline()))

@@ -1,6 +1,6 @@
-"""Runs the processes that measure, one for each way to load a model, and a busy process beside them.
+"""Runs the processes that measure, one for each `Setting.load`, and the busy process beside them.
 
-Several processes run at once if memory allows.
+Several processes stay alive at once if memory allows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Children:
     """A pool of measuring processes, one for each `Setting.load`. A context manager that ends all processes.
 
     Args:
-        base: the model, and the devices of its layers.
+        base: options that name the model and the devices of its layers.
         room: number of processes with this model that fit in memory at once.
     """
 
@@ -49,8 +49,8 @@ class Children:
         """Returns the figures of Bench.measure for a job.
 
         Raises:
-            EngineError: the context is refused, or the process died; the next call starts another process.
-            Other errors of Model, from the load.
+            EngineError: llama.cpp refuses the context, or the process died. The next call starts another process.
+            Other errors of Model, if the load fails.
         """
         child = self._child(setting, job)
         try:
@@ -61,7 +61,7 @@ class Children:
             raise
 
     def spins_matter(self, setting: Setting, job: Job) -> bool:
-        """Returns True if the library uses libgomp, whose waiting threads obey GOMP_SPINCOUNT."""
+        """Returns True if GOMP_SPINCOUNT has an effect, because the library uses libgomp."""
         return self._child(setting, job).uses_libgomp
 
     def _child(self, setting: Setting, job: Job) -> _Child:
@@ -98,7 +98,7 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C reaches the parent alone
+            start_new_session=True,  # Ctrl-C reaches only the parent
             creationflags=system.NEW_GROUP,
             env={**inherited, **for_children(), **environment},
         )
@@ -126,7 +126,7 @@ class _Child:
         clock.daemon = True
         clock.start()
         try:
-            with contextlib.suppress(OSError):  # If the process died, readline returns "".
+            with contextlib.suppress(OSError):  # the process died; readline then returns ""
                 stdin.write(json.dumps(message) + "\n")
                 stdin.flush()
             line = stdout.readline()
@@ -160,7 +160,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
     process.kill()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            with contextlib.suppress(OSError):  # close() flushes stdin, which has no reader any more
+            with contextlib.suppress(OSError):  # close() flushes stdin, but its reader is dead
                 stream.close()
     process.wait()
 

@@ -16,20 +16,20 @@ Figures = Mapping[str, float]
 """Milliseconds by workload; less is better."""
 
 LEAST_ROUNDS = 2
-OUTPUT = 256  # max_tokens of a request that gives none
+OUTPUT = 256  # assumed number of output tokens of a request
 _P95 = 0.05
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidate to take, with all measurements.
+    """The chosen candidate, with all measurements.
 
     Attributes:
-        default: label of the candidate that the rule would take.
-        chosen: label of the candidate to take.
-        gains: speed of each candidate as a multiple of the default's, the median over the rounds; None: not measured.
-        noise: for each candidate, the median distance of a round's gain from the median gain.
-        rounds: figures of each candidate, one item per round.
+        default: label of the candidate that the rules choose without measurements.
+        chosen: label of the chosen candidate.
+        gains: label -> speed as a multiple of the default's speed, the median over the rounds; None: not measured.
+        noise: label -> median distance of a round's gain from the median gain.
+        rounds: label -> figures, one item per round.
     """
 
     default: str
@@ -53,11 +53,11 @@ def choose(rounds: Mapping[str, tuple[Figures, ...]], default: str, margin: floa
 
     The gain of a candidate in a round is the default's time divided by the candidate's time in the same round, as the
     geometric mean over the workloads. So a disturbance of both cancels out, and long and short workloads count alike.
-    Of the candidates with gains within the margin of the best, the first wins. A candidate with fewer rounds than the
-    default, or with one round, is not chosen.
+    The first candidate whose gain is within the margin of the best gain is chosen. A candidate with only one round, or
+    with fewer rounds than the default, is never chosen.
 
     Args:
-        rounds: figures by label, in the order of preference; the figures of one round were measured together.
+        rounds: label -> figures, the preferred candidates first; the figures of one round were measured together.
     """
     gains: dict[str, float | None] = {}
     noise: dict[str, float] = {}
@@ -84,7 +84,7 @@ def choose(rounds: Mapping[str, tuple[Figures, ...]], default: str, margin: floa
 
 
 def medians(rounds: tuple[Figures, ...]) -> dict[str, float]:
-    """Returns the median of each workload over the rounds that have it."""
+    """Returns the median of each workload over the rounds that measured the workload."""
     names = dict.fromkeys(name for figures in rounds for name in figures)
     return {name: statistics.median(figures[name] for figures in rounds if name in figures) for name in names}
 
@@ -96,7 +96,7 @@ def _gain(before: Figures, after: Figures) -> float:
 
 @dataclass(frozen=True)
 class Gap:
-    """The p95 of the time between two tokens, in milliseconds, with this many rows."""
+    """The p95 of the time between two tokens, in milliseconds, if `rows` sequences decode at once."""
 
     rows: int
     p95_ms: float
@@ -108,8 +108,8 @@ class Latency:
 
     Attributes:
         limit_ms: limit of the p95 of the time between two tokens, in milliseconds.
-        rows: the lowest number of slots within 3 % of the most tokens/s that the limit allows.
-        gaps: the measured numbers of rows, rising, each with its p95.
+        rows: number of slots: the smallest within 3 % of the most tokens/s that the limit allows.
+        gaps: the p95 for each measured number of rows, rising.
         prompt_ms: time of one prompt token, in milliseconds.
     """
 
@@ -125,15 +125,16 @@ class Latency:
 
 
 def gap_of(stair: Stair, prompt_ms: float) -> Gap:
-    """Returns the p95 of the time between two tokens of a row, while all of `stair.rows` decode all the time."""
+    """Returns the p95 of the time between two tokens of a row, if all `stair.rows` rows always decode."""
     step = stair.step_ms if stair.p95_ms is None else stair.p95_ms
-    # Each of the rows gets a new request every OUTPUT steps. Its prompt, if short, is computed within one step.
+    # Each row gets a new request every OUTPUT steps, and one step computes the new prompt. If more than 5 % of the
+    # steps compute a prompt, the p95 includes its time. The prompt is assumed to have SHORT tokens.
     return Gap(stair.rows, step + (SHORT * prompt_ms if stair.rows / OUTPUT > _P95 else 0.0))
 
 
 def choose_rows(stairs: Iterable[Stair], prompt_ms: float, limit_ms: float) -> Latency:
-    """Returns the number of slots for a latency limit. Raises ConfigError, which names the lowest possible latency, if
-    no number of rows keeps the limit."""
+    """Returns the number of slots for a latency limit. Raises ConfigError with the lowest possible latency if no number
+    of rows keeps the limit."""
     stairs = sorted(stairs, key=lambda stair: stair.rows)
     gaps = tuple(gap_of(stair, prompt_ms) for stair in stairs)
     within = [stair for stair, gap in zip(stairs, gaps, strict=True) if gap.p95_ms <= limit_ms]

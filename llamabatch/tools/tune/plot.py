@@ -40,7 +40,7 @@ def _throughput(ax: Any, report: Report) -> None:
 
 
 def _steps(ax: Any, report: Report) -> None:
-    """Draws step times as stairs, since one more row in a pass costs nothing, or as much as a whole group of rows."""
+    """Draws step times as stairs, because one more row costs either nothing or as much as a whole group of rows."""
     rows = [stair.rows for stair in report.stairs]
     steps = [stair.step_ms for stair in report.stairs]
     ax.step(rows, steps, where="pre", color=tint(OURS), lw=2)
@@ -66,8 +66,8 @@ def _by_rows(ax: Any, best: int) -> None:
 
 
 def _gain(ax: Any, report: Report) -> None:
-    """Draws two bars for each workload, scaled to the longer one. The workloads have no common scale, since their
-    tokens/s differ by orders of magnitude."""
+    """Draws two bars for each workload, scaled so that the longer one has length 1. There is no common scale, since the
+    tokens/s of the workloads differ by orders of magnitude."""
     names = report.gain.measures[::-1]
     medians = [report.gain.choice.median(label) for label in (report.gain.choice.default, CHOSEN)]
     for at, name in enumerate(names):

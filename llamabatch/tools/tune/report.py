@@ -14,7 +14,7 @@ from llamabatch.tools.tune.choose import Choice, Latency
 from llamabatch.utils.format import attributes
 
 SCHEMA_VERSION = 1
-CHOSEN, LLAMA_CPP = "chosen", "llama.cpp"  # labels of the two candidates of `gain`
+CHOSEN, LLAMA_CPP = "chosen", "llama.cpp"  # labels of the two candidates in Report.gain
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Result:
 
     Attributes:
         title, measures, only_on_request: as in Stage.
-        failures: label of a candidate that could not be measured -> its error.
+        failures: label of a candidate whose measurement failed -> its error.
     """
 
     title: str
@@ -42,11 +42,11 @@ class Report:
         stairs: decode steps with the chosen setting, by rising number of rows.
         gain: the chosen setting against llama.cpp's defaults.
         many: number of rows in the steps called "many".
-        file: file of the profile; None: not written, since other processes used the CPU meanwhile.
+        file: file of the profile; None: not written, since other processes used the CPU during the tuning.
         seconds: duration of the tuning.
-        cut_short: the time was over before everything was measured as often as planned.
-        others_cpu_percent: CPU that other processes used meanwhile, 0 to 100 of all cores.
-        latency: the slots for the latency limit; None without a limit.
+        cut_short: True if the time was over before everything was measured as often as planned.
+        others_cpu_percent: share of all cores that other processes used during the tuning, 0 to 100.
+        latency: the number of slots that keeps the latency limit; None without a limit.
     """
 
     machine: MachineFacts

@@ -34,11 +34,11 @@ _CELLS = 256  # cells of each measured sequence
 _PROMPT = 192  # cells for the prompt; the rest of _CELLS is for steps
 _MANY = 32
 _LONG_PROMPT = 1024
-_LONG_PROMPT_S = 4.0  # the long prompt is shortened on a slow machine, so that it takes no longer than this
+_LONG_PROMPT_S = 4.0  # on a slow machine the long prompt is shortened to take about so many seconds
 _STAIRS_SHARE, _GAIN_SHARE = 2.0, 2.0
 _STAIRS_ROUNDS, _GAIN_ROUNDS = 3, 3
 _HOPELESS = 0.67  # a candidate below this multiple of the default's speed is measured once only
-_MOST_GAIN = 4.0  # no choices gain more than this over the rules, so a latency limit out of this reach is refused early
+_MOST_GAIN = 4.0  # most speed-up that the choices can bring; a latency limit that needs more is refused early
 _STEP_SHARE = 1 / 600  # share of the time for the steps of one number of rows
 
 
@@ -46,13 +46,13 @@ class Progress(Protocol):
     """A display of the progress of tuning."""
 
     def start(self, title: str, share: float) -> None:
-        """Starts the next part, which takes this share of the whole."""
+        """Starts the next part. `share`: its share of the whole time."""
 
     def advance(self, share: float) -> None:
-        """Adds this share of the part as done."""
+        """Counts a further share of the current part as done."""
 
     def end(self, outcome: str) -> None:
-        """Ends the part with this result."""
+        """Ends the current part. `outcome`: its result in words."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Settings:
 
     Attributes:
         model: path of a .gguf file, or "tiny".
-        seconds: approximate duration. A slow model takes longer, since a minimum must be measured.
-        allow_numerics: True to choose also the types of the KV cache, which changes the output of a model.
+        seconds: approximate duration of the tuning. With a slow model the necessary measurements take longer.
+        allow_numerics: choose the types of the KV cache, too. This changes the outputs of a model.
         p95_inter_token_ms: limit of the p95 of the time between two tokens, for the number of slots; None: no limit.
         beside_load: write the profile even if other processes used the CPU meanwhile.
-        engine: options of EngineConfig for the devices of layers, and the cache types to start from.
+        engine: options of EngineConfig, for the devices of the layers and for the types of the KV cache at the start.
     """
 
     model: str = "tiny"
@@ -89,7 +89,8 @@ class Settings:
 
 
 def run(settings: Settings, progress: Progress) -> Report:
-    """Measures the candidates, chooses, and writes the profile, unless other processes used the CPU meanwhile.
+    """Measures the candidates, chooses, and writes the profile. Does not write it if other processes used the CPU
+    during the tuning.
 
     Raises:
         InputError: the model or an option is refused.
@@ -130,7 +131,7 @@ def run(settings: Settings, progress: Progress) -> Report:
 
 
 def _room(facts: ModelFacts, config: ResolvedConfig) -> int:
-    """Returns how many processes with this model and the most rows fit in half of the free memory."""
+    """Returns how many processes with this model and the largest number of rows fit in half of the free memory."""
     each = memory(facts, _with_rows(config, _CELLS, STAIRS[-1])).total
     return int(Machine.here().available_bytes // 2 // each)
 
@@ -141,8 +142,8 @@ def _profile(
     def differs(*names: str) -> bool:
         return any(getattr(chosen, name) != getattr(rule, name) for name in names)
 
-    threads = differs("n_threads", "n_threads_batch")  # keep both or none, since the rule of one reads the other
-    flash = differs("flash_attn") and chosen.type_v == rule.type_v  # another V type decides flash_attn itself
+    threads = differs("n_threads", "n_threads_batch")  # both go into the profile or neither: one's rule uses the other
+    flash = differs("flash_attn") and chosen.type_v == rule.type_v  # with another V type, the type decides flash_attn
     return Profile(
         key=profile_store.key_of(
             resolve(settings.model), replace(ruled, type_k=chosen.type_k, type_v=chosen.type_v, flash_attn="auto")
@@ -162,7 +163,7 @@ def _profile(
 
 
 class Tuner:
-    """The course of a tuning, stage by stage, with the choices so far and the clock."""
+    """Runs a tuning stage by stage, and stores the choices so far and the time used."""
 
     def __init__(
         self, settings: Settings, ruled: ResolvedConfig, facts: ModelFacts, children: Children, progress: Progress
@@ -187,7 +188,7 @@ class Tuner:
             amx="off" if amx_is_off() else "on",
         )
         self._start = time.monotonic()
-        self._used = 0.0  # sum of the shares of all parts so far, with the current one
+        self._used = 0.0  # sum of the shares of all parts so far, including the current part
         self.cut_short = False
         prompt_ms = self._figures(self.setting, ("prompt",))["prompt"]
         self._prompt_ms = prompt_ms  # for one prompt token, with the choices so far
@@ -197,7 +198,7 @@ class Tuner:
         self._shares = sum(stage.share for stage in self._stages) + _STAIRS_SHARE + _GAIN_SHARE
 
     def _check_limit(self) -> None:
-        """Raises ConfigError, before anything else is measured, for a latency limit that no choice can reach."""
+        """Raises ConfigError if no choice can reach the latency limit. Runs before the stages, to fail early."""
         limit = self._settings.p95_inter_token_ms
         if limit is not None:
             figures = self._children.measure(self.setting, self._job((1,)))
@@ -205,7 +206,8 @@ class Tuner:
             choose_rows([one], self._prompt_ms, limit * _MOST_GAIN)
 
     def latency(self, stairs: tuple[Stair, ...]) -> Latency | None:
-        """Returns the slots for the latency limit; None without a limit. Raises ConfigError if none keep the limit."""
+        """Returns the number of slots for the latency limit; None without a limit. Raises ConfigError if no number of
+        slots keeps the limit."""
         limit = self._settings.p95_inter_token_ms
         return None if limit is None else choose_rows(stairs, self._prompt_ms, limit)
 
@@ -243,9 +245,15 @@ class Tuner:
         rounds: dict[str, tuple[Figures, ...]],
         failures: dict[str, str],
     ) -> None:
-        """Measures all candidates in each round. Every other round goes backwards, so that a machine that slows down
-        slows all candidates alike. When the time is over, no further round starts, and in the first round only the
-        candidates in `must` are measured."""
+        """Measures all candidates in each round. Every other round runs backwards, so that a machine that slows down
+        slows all candidates alike.
+
+        When the time is over, no further round starts. In the first round, the candidates in `must` are still measured.
+
+        Args:
+            must: labels; the first is the default. Its EngineError is raised, but other candidates only fail.
+            rounds, failures: receive the figures and the errors.
+        """
         default = must[0]
         for turn in range(stage.rounds):
             if turn and self._late:
@@ -303,7 +311,7 @@ class Tuner:
 
     @property
     def _late(self) -> bool:
-        """True if the current part has used its time, and the time that earlier parts left over."""
+        """True if the current part has used its own time and the time that earlier parts did not use."""
         return self.elapsed > self._settings.seconds * self._used / self._shares
 
     def _job(self, rows: Iterable[int], time_prompt: bool = False) -> Job:
@@ -338,7 +346,7 @@ def _with_rows(config: ResolvedConfig, n_ctx: int, rows: int) -> ResolvedConfig:
 
 
 def _in_the_race(label: str, default: str, rounds: Mapping[str, tuple[Figures, ...]]) -> bool:
-    """Returns False for a candidate that was far slower than the default in its first round."""
+    """Returns False for a candidate that was far slower than the default in the first round."""
     first = {name: figures[:1] for name, figures in rounds.items() if name in (label, default)}
     gain = choose(first, default).gains[label] if all(first.values()) else None
     return gain is None or gain >= _HOPELESS

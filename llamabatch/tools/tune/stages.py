@@ -1,4 +1,4 @@
-"""The stages of tuning, each with its candidates, in the order of influence.
+"""The stages of tuning, each with its candidates. The stages with the most influence come first.
 
 A later stage is measured with the choices of the earlier stages.
 """
@@ -31,7 +31,7 @@ class Setting:
 
     Attributes:
         spins: the value of GOMP_SPINCOUNT.
-        amx: "off" if the extra buffers are for other kernels than AMX.
+        amx: "off": the extra buffers are used, but not for AMX kernels.
     """
 
     extra_bufts: str
@@ -46,7 +46,7 @@ class Setting:
 
     @property
     def load(self) -> tuple[str, str, int]:
-        """The part of the setting that is fixed when a process starts."""
+        """The part of the setting that is fixed once a process has loaded the model."""
         return self.extra_bufts, self.amx, self.spins
 
     def options(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Job:
         rows: numbers of sequences; a decode step is timed for each number.
         n_ctx, n_slots: as in EngineConfig, for the context.
         seconds: time to spend on each number of rows.
-        time_prompt: True if the prompt is timed, too.
+        time_prompt: True: measure the time of the prompt as well.
     """
 
     prompt: int
@@ -79,7 +79,7 @@ class Job:
 
 
 def config_of(base: EngineConfig, setting: Setting, job: Job) -> ResolvedConfig:
-    """Returns the options of a context for a job. `base` names the model, and the places of its layers."""
+    """Returns the options of a context for a job. `base`: the model, and the devices of its layers."""
     return ResolvedConfig(
         model=base.model,
         strategy="batched",
@@ -122,11 +122,11 @@ class Stage:
         name: the field of Setting that is tuned.
         title: the stage in words, for people.
         measures: the figures that count: "prompt", "one" (a step of one row), "many" (a step of many rows) and "long
-            prompt". "busy " in front: measured beside a process that keeps a core busy.
-        candidates: returns settings by label, made from the setting chosen so far, which comes first.
+            prompt". With "busy " in front, the figure is measured beside a process that keeps a core busy.
+        candidates: returns label -> setting. The first one is the given setting, which earlier stages have chosen.
         rounds: number of measurements of each candidate.
         share: approximate share of the time.
-        only_on_request: the figures are shown, but the first candidate stays unless the user allows other numerics.
+        only_on_request: True: keep the first candidate unless the user allows other numerics, but show the figures.
     """
 
     name: str
@@ -143,8 +143,8 @@ def stages(cores: int, config: ResolvedConfig, longest_prompt: int, amx: bool = 
 
     Args:
         config: the options, resolved by the rules, without a profile.
-        longest_prompt: tokens of the prompts in the stage for n_ubatch.
-        amx: AMX kernels are on, and can be turned off.
+        longest_prompt: tokens of the prompt in the stage for n_ubatch.
+        amx: True if AMX kernels are on and can be turned off.
     """
     return (
         Stage("extra_bufts", "extra buffers", ("prompt", "one", "many"), lambda s: _extra_bufts(s, amx), share=1.5),
@@ -164,8 +164,8 @@ def stages(cores: int, config: ResolvedConfig, longest_prompt: int, amx: bool = 
 
 
 def llama_cpp_defaults(setting: Setting, cores: int) -> Setting:
-    """Returns the setting of llama.cpp's own programs: flash attention "auto", libgomp's spin count, all cores. "auto"
-    turns flash attention on. Cache types and extra buffers are those of `setting`, which are safe here."""
+    """Returns the setting of llama.cpp's own programs: flash attention "auto" (on where possible), libgomp's spin
+    count, all cores. Cache types and extra buffers stay as in `setting`, because others may crash here."""
     return replace(
         setting, flash_attn="auto", spins=LIBGOMP_SPINS, n_ubatch=512, n_threads=cores, n_threads_batch=cores
     )
@@ -181,7 +181,7 @@ def _extra_bufts(setting: Setting, amx: bool) -> dict[str, Setting]:
 def _flash_attn(setting: Setting) -> dict[str, Setting]:
     ways = {setting.flash_attn: setting}
     if setting.type_v not in FLOAT_TYPES:
-        return ways  # a quantised V cache needs it
+        return ways  # a quantised V cache needs flash attention
     for other in ("off", "on"):
         if other != setting.flash_attn and (setting.flash_attn, other) != ("auto", "on"):  # "auto" is on where possible
             ways[other] = replace(setting, flash_attn=other)
@@ -202,7 +202,8 @@ def _kv_label(setting: Setting) -> str:
 
 
 def _threads(setting: Setting, name: str, cores: int) -> dict[str, Setting]:
-    """Returns the current count, 1, half the cores, all cores, and twice the cores if the process may use them."""
+    """Returns settings with the current number of threads, 1, half the cores, all cores, and twice the cores if the
+    process may use so many."""
     logical = affinity()
     counts = [getattr(setting, name), 1, max(1, cores // 2), cores, *([2 * cores] if 2 * cores <= logical else [])]
     return {str(count): replace(setting, **{name: count}) for count in dict.fromkeys(counts)}
@@ -214,7 +215,7 @@ def _spins(setting: Setting) -> dict[str, Setting]:
 
 
 def _ubatches(setting: Setting, n_batch: int, longest_prompt: int) -> dict[str, Setting]:
-    """Returns the sizes that a prompt of this length can fill."""
+    """Returns settings with the current n_ubatch, and with sizes that a prompt of this length can fill."""
     most = min(n_batch, longest_prompt, MAX_BATCH)
     counts = dict.fromkeys((setting.n_ubatch, *(count for count in _UBATCHES if count <= most)))
     return {str(count): replace(setting, n_ubatch=count) for count in counts}

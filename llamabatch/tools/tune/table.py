@@ -15,7 +15,7 @@ from llamabatch.utils.console import new_table, print_table, sentence
 from llamabatch.utils.format import significant
 
 _NONE = "–"
-_BAR, _SHORT_BAR = 32, 4  # characters of the longest bar, on a wide and on a narrow terminal
+_BAR, _SHORT_BAR = 32, 4  # characters of the longest bar on a wide terminal, and on a narrow one
 _BESIDE_BAR = 52
 
 
@@ -81,7 +81,7 @@ def _cells(figures: Mapping[str, float]) -> list[str]:
 
 
 def _stairs(report: Report, longest: int) -> Table:
-    """Returns the table of decode steps. `longest`: characters of the longest bar."""
+    """Returns the table of decode steps. `longest`: number of characters of the longest bar."""
     gaps = {} if report.latency is None else {gap.rows: gap.p95_ms for gap in report.latency.gaps}
     table = new_table("rows", "step\nms", *(["between\ntokens, p95"] if gaps else []), "tokens/s", left=0)
     mark = " ◀ more do not pay"

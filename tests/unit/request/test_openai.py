@@ -2,6 +2,7 @@
 
 import pytest
 
+from llamabatch.errors import PromptError
 from llamabatch.request.logprobs import Logprob
 from llamabatch.request.outputs import CompletionOutput, FinishReason, RequestOutput, SequenceOutput, chat_logprob
 from llamabatch.request.request import Request
@@ -72,7 +73,9 @@ def test_tokens_asked_for_by_id_are_listed_whatever_their_rank():
 def test_a_failure_keeps_its_reason():
     made = RequestOutput.failed(Request("r", (1,)), "too long").to_openai()
     assert made["choices"][0]["finish_reason"] == "error"
-    assert made["error"]["message"] == "too long"
+    assert made["error"] == {"message": "too long", "type": "server_error"}
+    refused = RequestOutput.failed(Request("r", (1,)), PromptError("too long")).to_openai()
+    assert refused["error"] == {"message": "too long", "type": "invalid_request_error"}
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -81,6 +84,8 @@ def test_pieces_of_a_stream(chat):
     assert piece["index"] == 1
     assert piece["finish_reason"] is None
     assert (piece["delta"]["content"] if chat else piece["text"]) == "Pa"
+    told = SequenceOutput("r", (5,), "Pa", None, 1, logprobs=({5: Logprob(-0.2, 1, "Pa")},)).to_openai(chat=chat)
+    assert told["choices"][0]["logprobs"]["content"] if chat else told["choices"][0]["logprobs"]["tokens"]
     last = SequenceOutput("r", (9,), "ris", OUTPUT, 1).to_openai(chat=chat)["choices"][0]
     assert last["finish_reason"] == "length"
 

@@ -57,6 +57,13 @@ def test_forms_logprobs_and_thinking():
     assert (chat(silent, think=True).ignored, chat(silent, think=False).ignored) == (("think",), ())
 
 
+def test_images_of_the_history_are_texts_for_a_model_that_reads_text_alone():
+    history = [{"role": "user", "content": "x", "images": ["aGk="]}, {"role": "assistant", "content": "y"}]
+    body = chat(messages=[*history, *HELLO])
+    assert body.ignored == ("messages[0].images[0]:image",)
+    assert body.conversation[0]["content"] == "[image: not shown, as this model reads text alone]\nx"
+
+
 def test_calls_and_their_results_get_ids():
     calls = [{"function": {"name": name, "arguments": {"x": name}}} for name in ("f", "g")]
     body = chat(

@@ -370,16 +370,18 @@ def test_models_that_have_come_are_found_and_those_that_have_gone_are_left_out()
         assert answer["choices"][0]["text"] == "blue"
         there[:] = ["green"]
         assert list(states(client)) == ["red", "blue"]
-        client.get("/models?reload=1")  # the first stays, as that of requests without a model, and so does a loaded one
-        assert list(states(client)) == ["red", "blue", "green"]
+        client.get("/models?reload=1")  # a loaded model stays
+        assert list(states(client)) == ["blue", "green"]
         client.post("/models/unload", json={"model": "blue"})
         client.get("/models?reload=true")
-        assert list(states(client)) == ["red", "green"]
+        assert list(states(client)) == ["green"]
+        answer = client.post("/v1/completions", json={"prompt": "x"}).json()
+        assert answer["choices"][0]["text"] == "green"  # the first that is left answers requests without a model
         there.clear()
         refused = client.get("/models?reload=1")
         assert refused.status_code == 503
         assert "the folder is gone" in refused.json()["error"]["message"]
-        assert list(states(client)) == ["red", "green"]
+        assert list(states(client)) == ["green"]
 
 
 def test_a_name_that_is_taken_stops_a_second_look():

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from llamabatch.testing.fake_model import FakeModel
 from tests.unit.server.serving_clients import fake_client, ready_client
 
 ADAPTERS = {"pirate": "p.gguf", "poet": "q.gguf"}
@@ -51,7 +52,8 @@ def test_inputs_in_llama_servers_forms(client):
     assert len(vectors("one", "")) == 2  # the token that begins a text
 
 
-def test_long_texts_are_cut_where_the_body_allows_it(client):
+def test_long_texts_are_cut_where_the_body_allows_it(client, monkeypatch):
+    monkeypatch.setattr(FakeModel, "longest_token", 4)
     long = "one two three four " * 1500
     assert "tokens" in refused(client, "/v1/embeddings", input=long)["message"]
     for most, kept in ((-1, None), (5, 5), (10**6, None)):

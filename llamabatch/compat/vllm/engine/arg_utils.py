@@ -11,7 +11,7 @@ ABSENT = dict.fromkeys(("add_cli_args", "from_cli_args"), "the options of vLLM's
 
 
 class _WithAdvice(type):
-    """The class of EngineArgs. vLLM's programs ask the class, not an instance, for what is missing here."""
+    """The metaclass of EngineArgs. It gives advice about missing names, because programs look them up on the class."""
 
     def __getattr__(cls, name: str) -> Any:
         raise absent(cls, name, ABSENT, kind="EngineArgs")
@@ -28,8 +28,8 @@ class EngineArgs(metaclass=_WithAdvice):
     model: str
 
     def __new__(cls, model: str, **options: Any) -> EngineArgs:
-        # vLLM's class has fields with defaults for all options. This one has the given options only, so that asdict()
-        # gives nothing that the caller did not choose.
+        # vLLM's class has fields with defaults for all options. Here only the given options are fields: asdict() must
+        # return nothing that the caller did not choose.
         values = {"model": model, **options}
         self: EngineArgs = object.__new__(make_dataclass("EngineArgs", list(values), bases=(cls,), init=False))
         vars(self).update(values)

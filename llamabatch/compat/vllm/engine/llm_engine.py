@@ -74,14 +74,14 @@ class LLMEngine:
     The engine computes in a thread of its own, also between the calls of step().
 
     Attributes:
-        llm: the LLM behind it.
+        llm: the LLM that computes the requests.
     """
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
         self._events: queue.SimpleQueue[list[SequenceOutput]] = queue.SimpleQueue()
         self._running: dict[str, _Running] = {}  # by the id of the engine's request
-        self._errors: list[Exception] = []  # of requests that failed, for the next calls of step()
+        self._errors: list[Exception] = []  # errors of failed requests, which the next calls of step() raise
         self._process = ForkGuard()
 
     @classmethod
@@ -105,9 +105,9 @@ class LLMEngine:
         """Adds a request and returns its id.
 
         Args:
-            prompt: one prompt, as for LLM.generate. params, lora_request, tokenization_kwargs: as there.
+            prompt, params, lora_request, tokenization_kwargs: one prompt and its arguments, as for LLM.generate.
             arrival_time, trace_headers: change nothing.
-            priority: lower goes first.
+            priority: requests with a lower number run first.
 
         Raises:
             PromptError, SamplingError, AdapterError (ValueError): an argument is refused, or the id is in use.
@@ -135,14 +135,14 @@ class LLMEngine:
         return request_id
 
     def step(self) -> list[RequestOutput]:
-        """Waits for new tokens, and returns the requests that have some; [] if no request runs.
+        """Waits for new tokens, and returns the outputs that have changed; [] if no request runs.
 
-        An output has the whole text so far; with RequestOutputKind.DELTA the new part only; with FINAL_ONLY there is an
-        output at the end of the request only, which may take several steps.
+        An output contains the whole text so far; with RequestOutputKind.DELTA, only the new part. With FINAL_ONLY, a
+        request has one output, when it ends.
 
         Raises:
-            EngineError: a request failed. The other requests continue; outputs of the same step were returned before.
-            EngineClosedError (EngineError): this process is a fork of the engine's.
+            EngineError: a request failed; the others continue. Outputs of the same step are returned first.
+            EngineClosedError (EngineError): this process is a fork of the engine's process.
         """
         if self._errors:
             raise self._errors.pop(0)
@@ -155,7 +155,7 @@ class LLMEngine:
         changed: dict[str, RequestOutput] = {}
         for event in events:
             running = self._running.get(event.request_id)
-            if running is None:  # aborted
+            if running is None:  # the request was aborted
                 continue
             if event.finished is not None:
                 del self._running[event.request_id]
@@ -171,7 +171,7 @@ class LLMEngine:
         return outputs
 
     def abort_request(self, request_ids: Iterable[str]) -> None:
-        """Ends requests, without an output. Ids that are unknown are left out."""
+        """Ends requests without an output. Unknown ids are ignored."""
         wanted = {request_ids} if isinstance(request_ids, str) else set(request_ids)
         found = [key for key, each in self._running.items() if each.output.request_id in wanted]
         for key in found:

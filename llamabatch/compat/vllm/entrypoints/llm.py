@@ -146,7 +146,7 @@ class LLM:
             sampling_params: one for all prompts, or one for each; None: the file's parameters, else vLLM's defaults.
             use_tqdm: show a progress bar on a terminal; a function counts as True.
             lora_request: one for all prompts, or a list with a LoRARequest or None for each.
-            priority: a number for each prompt; lower goes first.
+            priority: a number for each prompt; lower numbers run first.
             prompt_token_ids: an argument of earlier vLLM versions, which replaces `prompts`.
             tokenization_kwargs: truncate_prompt_tokens; truncation and max_length are refused.
 
@@ -185,7 +185,7 @@ class LLM:
         priority: list[int] | None,
         tokenization_kwargs: Mapping[str, Any] | None,
     ) -> tuple[list[Any], list[EngineParams]]:
-        """Returns the prompts with their token ids, and the engine's parameters of each."""
+        """Returns the prompts with their token ids, and the engine's parameters for each prompt."""
         plain, salts = without_salts(given)
         params = [
             one if salt is None else replace(one, cache_salt=salt)
@@ -209,7 +209,7 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answers one conversation or a list of them. The text contains thinking and tool calls as they are.
+        """Answers one conversation or a list of them. The text contains thinking and tool calls unparsed.
 
         Args:
             messages: a list of {"role": …, "content": …}, or a list of such lists.
@@ -248,7 +248,7 @@ class LLM:
         return self._outputs(outputs, each, loras)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Returns the parameters of a call that gives none: the file's own (general.sampling), else vLLM's defaults."""
+        """Returns the parameters of calls without sampling_params: the file's (general.sampling), else vLLM's."""
         of_file = given_by(self.llm._client.model.metadata) if self._defaults.from_file else {}
         found = {name: of_file[name] for name in _OF_FILE if name in of_file} | dict(self._defaults.sampling)
         if "max_new_tokens" in found:
@@ -276,7 +276,7 @@ class LLM:
             raise InputError(
                 f"priority has {len(priority)} numbers for {counted(len(each), 'prompt')}; give one for each"
             )
-        made: dict[tuple[int, int], EngineParams] = {}  # a cache, since most calls share one object for all prompts
+        made: dict[tuple[int, int], EngineParams] = {}  # by (id(params), priority); most calls share one object
         found = []
         for params, rank in zip(each, priority or [0] * len(each), strict=True):
             key = (id(params), integer(InputError, "priority", rank, -(2**31), 2**31 - 1))
@@ -315,7 +315,7 @@ class LLM:
         """Returns a vector for each text, scaled to length 1 unless its PoolingParams say otherwise.
 
         Raises:
-            ConfigError, InputError (ValueError): the model gives none, or one for each token. Also as generate.
+            ConfigError, InputError (ValueError): the model gives no vectors, or one for each token. Also as generate.
         """
         if token_vectors(self.llm._client.model) is not None:
             raise InputError("this engine gives a vector for each token (pooling 'none'); encode() returns them")
@@ -394,8 +394,10 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
-        """Returns the score of each pair of texts: the relevance, 0 to 1, from a model that ranks (a cross-encoder), or
-        the cosine of the two vectors from any other model.
+        """Returns the score of each pair of texts.
+
+        A model that ranks (a cross-encoder) gives the relevance, 0 to 1. Any other model gives the cosine of two
+        vectors.
 
         Args:
             data_1, data_2: the texts of the pairs: one and one, one and many, or n and n.
@@ -502,10 +504,12 @@ class LLM:
         return self.llm.reset_prefix_cache()
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Frees the model until the next use or wake_up(). Levels 1 and 2 do the same: they free the weights, which are
-        loaded from the file again. All calls must have ended, whatever the mode."""
+        """Frees the model until the next use or wake_up(). All calls must have ended, whatever the mode.
+
+        Levels 1 and 2 do the same: the weights are freed, and are later loaded from the file. Level 0 does nothing.
+        """
         integer(InputError, "level", level, 0, 2)
-        if level:  # at level 0 vLLM frees nothing and only holds new requests back
+        if level:  # at level 0 vLLM frees nothing and only delays new requests
             self.llm.sleep()
 
     def wake_up(self, tags: list[str] | None = None) -> None:

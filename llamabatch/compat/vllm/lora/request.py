@@ -12,7 +12,7 @@ from llamabatch.utils.checks import integer, show
 
 @dataclass(eq=False)
 class LoRARequest:
-    """An adapter. The first request that uses it loads it.
+    """A LoRA adapter. The first request with this adapter loads the file.
 
     Attributes:
         lora_name: the adapter's name; a second adapter with the same name is refused.

@@ -1,1 +1,1 @@
-"""vLLM's module of its current engine, of which the metrics are here."""
+"""vLLM's module of its current engine. Only the metrics exist here."""

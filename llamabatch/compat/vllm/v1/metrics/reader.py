@@ -41,7 +41,7 @@ class Vector(Metric):
 
 @dataclass
 class Histogram(Metric):
-    """A metric of durations: their count, their sum in seconds, and for each limit the number that are not longer."""
+    """A metric of durations: their count, their sum in seconds, and the number of durations up to each limit."""
 
     count: int = 0
     sum: float = 0.0
