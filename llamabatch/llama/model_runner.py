@@ -232,11 +232,12 @@ class ModelRunner:
         began = self._began = time.perf_counter()
         self._encoder_share = batch.encoder_share
         self._has_rows = bool(batch.calls) and batch.calls[0].media is None
-        self._context.use_threads(self._thread_choice.threads)
+        rows = batch.plain_rows
+        self._context.use_threads(self._thread_choice.threads_of(rows))
         self._moves.execute(batch)
         run_call = self._run_filled if self._moves.unfilled else self._run_call
         results = [result for call in batch.calls for result in run_call(call)]
-        if rows := batch.plain_rows:
+        if rows:
             self._thread_choice.observe(rows, time.perf_counter() - began)
         return results
 

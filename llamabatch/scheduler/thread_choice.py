@@ -43,6 +43,13 @@ class ThreadChoice:
         self._trial: list[tuple[int, float]] = []
         self._went_up = False
 
+    def threads_of(self, rows: int) -> int:
+        """Returns the number of threads for a step of `rows` decoding sequences; 0: a step of any other kind.
+
+        Such a step takes no part in a trial: a long prompt would take twice as long with half of the threads.
+        """
+        return self.threads if rows or self._before is None else self._before
+
     def observe(self, rows: int, seconds: float) -> None:
         """Records the duration of a step of `rows` decoding sequences. May change `threads`."""
         if not self._tries:

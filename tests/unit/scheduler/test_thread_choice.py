@@ -24,7 +24,7 @@ class Machine:
         spent = dict.fromkeys(factors, 0.0)
         n_steps = 0
         while sum(spent.values()) < seconds:
-            threads = self.choice.threads
+            threads = self.choice.threads_of(rows)
             took = self.step_s * factors[threads] * self.random.uniform(0.9, 1.1)
             self.choice.observe(rows, took)
             spent[threads] += took
@@ -87,6 +87,15 @@ def test_threads_stay_where_fewer_are_not_to_be_tried():
     single = Machine(0.01, most=1)
     single.run(30, {1: 1.0})
     assert single.choice.threads == 1
+
+
+def test_a_prompt_within_a_trial_has_all_threads():
+    choice = ThreadChoice(2)
+    while choice.threads_of(8) == 2:
+        choice.observe(8, 0.02)
+    assert choice.threads_of(0) == 2
+    choice.observe(8, 0.04)
+    assert choice.threads_of(8) == 1, "the trial goes on"
 
 
 def test_a_trial_lasts_longer_than_a_slice_of_the_systems_scheduler():
